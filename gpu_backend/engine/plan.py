@@ -1,0 +1,61 @@
+# What the step loop hands the runner, and what it gets back: the seam between scheduling and computing.
+# Only numbers cross it, so a runner may live on another device, in a CUDA graph or across ranks.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_backend.engine.sequence import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """One sequence's share of a step: compute ``token_ids`` at positions ``start``, ``start + 1``, ….
+
+    ``block_table[i]`` is the KV block that holds positions ``i * block_size`` to ``(i + 1) * block_size - 1``; it covers
+    every position up to and including the last one computed here. ``samples`` is true when the last token's logits are to
+    be turned into the sequence's next token: always for a decode, and for the last chunk of a prefill.
+    """
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+    start: int
+    block_table: tuple[int, ...]
+    samples: bool
+    sampling: SamplingParams
+    reply_index: int  # which of the request's n replies; part of the noise
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Everything one step computes: running decodes first, then chunks of prefills, within the token budget."""
+
+    step: int
+    sequences: tuple[SequenceStep, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this step computes."""
+        return sum(len(s.token_ids) for s in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of a token, and of the most likely alternatives in falling order."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One next token for each sequence of the plan that ``samples``, in the plan's order.
+
+    ``failed`` names sequences whose numbers were not finite: they fail alone. ``seconds`` is the device time of the step.
+    """
+
+    step: int
+    token_ids: tuple[int, ...]
+    seconds: float
+    logprobs: tuple[TokenLogprob | None, ...] = ()
+    failed: frozenset[int] = frozenset()
