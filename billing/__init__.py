@@ -1,1 +1,1 @@
-
+# Who owes what: money, prices, holds, journal, ledger, statements.

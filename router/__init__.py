@@ -1,1 +1,1 @@
-
+# Which model answers; no network, no database.

@@ -1,0 +1,112 @@
+# The hold: what is set aside for a call before any upstream hears of it. Shapes only; quotas.py does the work.
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from protocol.usage import Usage
+
+
+class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The limits of one scope. ``None`` is no limit. Money is nano-dollars."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+    tokens_per_day: int | None = None
+    nanousd_per_day: int | None = None
+    nanousd_per_month: int | None = None
+
+
+class Scope(Struct, frozen=True):
+    """Whose limits: a team, or one of its keys. All scopes of a team share one hash tag in Redis."""
+
+    kind: str  # "team" or "key"
+    id: str
+    limits: Limits
+
+
+class Leg(Struct, frozen=True):
+    """The most that one target of the route could use and cost."""
+
+    target: str  # Target.key
+    tokens: int
+    cost_nanousd: int
+
+
+class HoldRequest(Struct, frozen=True, kw_only=True):
+    """What a call asks to set aside: the dearest leg. After ``valid_until`` the hold may no longer be opened."""
+
+    request_id: str
+    team_id: str
+    scopes: tuple[Scope, ...]
+    legs: tuple[Leg, ...]
+    valid_until: float  # unix seconds
+
+    @property
+    def tokens(self) -> int:
+        """Tokens held: the most of any leg."""
+        return max((leg.tokens for leg in self.legs), default=0)
+
+    @property
+    def cost_nanousd(self) -> int:
+        """Nano-dollars held: the most of any leg."""
+        return max((leg.cost_nanousd for leg in self.legs), default=0)
+
+
+class LimitName(StrEnum):
+    """Which limit refused."""
+
+    REQUESTS_PER_MINUTE = "requests_per_minute"
+    TOKENS_PER_MINUTE = "tokens_per_minute"
+    CONCURRENT_REQUESTS = "concurrent_requests"
+    TOKENS_PER_DAY = "tokens_per_day"
+    USD_PER_DAY = "usd_per_day"
+    USD_PER_MONTH = "usd_per_month"
+
+
+class Remaining(Struct, frozen=True):
+    """One limited quantity after the hold, for x-ratelimit headers. ``reset`` is seconds until it is whole again."""
+
+    limit: int
+    remaining: int
+    reset: float
+
+
+class Hold(Struct, frozen=True, kw_only=True):
+    """Set aside, until settled or released. Its owner renews the lease while the call runs."""
+
+    request: HoldRequest
+    opened_at: float  # unix seconds
+    requests: Remaining | None = None  # the tightest per-minute request limit
+    tokens: Remaining | None = None  # the tightest per-minute token limit
+    standalone: bool = False  # opened against this gateway's own share while Redis is away
+
+
+class RefusedHold(Struct, frozen=True, kw_only=True):
+    """No room. ``retry_after`` is seconds from the very bucket that refused; ``None`` when waiting cannot help today.
+
+    ``is_settled`` is true when what is settled alone leaves no room; ``alone_exceeds`` when this request would not fit
+    even into an empty limit.
+    """
+
+    scope: Scope
+    limit: LimitName
+    cap: int
+    used: int  # settled
+    held: int
+    wanted: int
+    retry_after: float | None
+    is_settled: bool
+    alone_exceeds: bool
+    requests: Remaining | None = None
+    tokens: Remaining | None = None
+
+
+class Settlement(Struct, frozen=True):
+    """What a call really used, booked in place of its hold."""
+
+    usage: Usage
+    cost_nanousd: int

@@ -1,0 +1,30 @@
+# Money as whole billionths of a dollar. Entries are only added; a balance is a sum; one function rounds.
+
+from __future__ import annotations
+
+from decimal import ROUND_HALF_EVEN, Decimal
+from typing import NewType
+
+NanoDollars = NewType("NanoDollars", int)
+
+NANO = 1_000_000_000
+
+
+def to_nano(dollars: Decimal | str | int | float) -> NanoDollars:
+    """Return dollars as whole nano-dollars, rounded half to even.
+
+    A float is read as the decimal that it prints as (0.1 is a tenth), so that prices in YAML mean what they say.
+    """
+    exact = Decimal(str(dollars)) if isinstance(dollars, float) else Decimal(dollars)
+    return NanoDollars(int((exact * NANO).to_integral_value(rounding=ROUND_HALF_EVEN)))
+
+
+def to_decimal(nano: int) -> Decimal:
+    """Return nano-dollars as an exact decimal number of dollars."""
+    return Decimal(nano).scaleb(-9)
+
+
+def to_text(nano: int) -> str:
+    """Return nano-dollars as a plain decimal text, at least two places and no more than needed: ``0.000123``, ``12.00``."""
+    whole, part = f"{to_decimal(nano):f}".split(".") if nano % NANO else (f"{nano // NANO}", "")
+    return f"{whole}.{part.rstrip('0').ljust(2, '0')}"

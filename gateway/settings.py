@@ -1,0 +1,94 @@
+# Everything tollgate.yaml can say, as frozen structs. gateway/config_file.py reads the file into these.
+# Durations are seconds, money nano-dollars; nothing here reads the environment.
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network, IPv6Network
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct, field
+
+from router.targets import Endpoint, ModelSpec
+
+
+class Timeouts(Struct, frozen=True, kw_only=True):
+    connect: float = 2.0
+    first_token: float = 20.0
+    between_tokens: float = 30.0
+    total: float = 600.0
+
+
+class Retries(Struct, frozen=True, kw_only=True):
+    attempts: int = 2
+    budget: float = 0.1  # extra attempts per request over a window, all calls together
+
+
+class BreakerPolicy(Struct, frozen=True, kw_only=True):
+    window: float = 30.0
+    min_requests: int = 10
+    failure_ratio: float = 0.5
+    open_for: float = 15.0
+    probes: int = 2
+
+
+class ProviderSettings(Struct, frozen=True, kw_only=True):
+    name: str
+    format: Literal["openai", "anthropic"]
+    api_keys: tuple[str, ...] = ()
+    endpoints: tuple[Endpoint, ...]
+    self_hosted: bool = False
+    timeouts: Timeouts = Timeouts()
+    retries: Retries = Retries()
+    breaker: BreakerPolicy = BreakerPolicy()
+    allow_fields: frozenset[str] = frozenset()  # request fields unknown to us that this provider may be sent
+
+
+class AutoRoute(Struct, frozen=True, kw_only=True):
+    """What `"model": "auto"` means: the cheapest that the complexity model trusts with the request."""
+
+    small: tuple[str, ...]
+    large: tuple[str, ...]
+    quality: float = 0.8
+
+
+class Safety(Struct, frozen=True, kw_only=True):
+    input: Literal["block", "flag", "off"] = "off"
+    output: Literal["block", "flag", "off"] = "off"
+
+
+class QuotaSettings(Struct, frozen=True, kw_only=True):
+    standalone_share: float = 0.25
+
+
+class QueueSettings(Struct, frozen=True, kw_only=True):
+    per_team: int = 64
+    wait: float = 10.0
+
+
+class Retention(Struct, frozen=True, kw_only=True):
+    usage: float = 400 * 86400.0
+    batch_files: float = 30 * 86400.0
+    idempotency: float = 86400.0
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """One gateway's, worker's or command's configuration."""
+
+    database_url: str  # postgresql://…
+    redis_url: str
+    data_dir: Path
+    admin_keys: tuple[str, ...]
+    key_pepper: str
+    providers: dict[str, ProviderSettings]
+    models: dict[str, ModelSpec]
+    auto: dict[str, AutoRoute] = field(default_factory=dict)  # route name, usually "auto"
+    fallbacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    safety: Safety = Safety()
+    quotas: QuotaSettings = QuotaSettings()
+    queue: QueueSettings = QueueSettings()
+    callbacks_allow: tuple[IPv4Network | IPv6Network, ...] = ()
+    journal_fsync: Literal["never", "interval", "always"] = "never"
+    retention: Retention = Retention()
+    drain: float = 60.0

@@ -1,0 +1,173 @@
+# A chat completion: what is asked and what is answered, in the field's own names.
+# Requests decode strictly and encode again from what was decoded; nothing else of a client's body travels on.
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from msgspec import Raw, Struct, field
+
+
+class FinishReason(StrEnum):
+    """Why a reply ended."""
+
+    STOP = "stop"  # the model was done, or a stop string came
+    LENGTH = "length"  # the output limit or the context is full
+    TOOL_CALLS = "tool_calls"  # the model waits for the results of tools
+    CONTENT_FILTER = "content_filter"  # the rest was withheld
+
+
+class TextPart(Struct, frozen=True, tag="text", omit_defaults=True):
+    text: str
+
+
+class ImageUrl(Struct, frozen=True, omit_defaults=True):
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ImagePart(Struct, frozen=True, tag="image_url", omit_defaults=True):
+    image_url: ImageUrl
+
+
+class RefusalPart(Struct, frozen=True, tag="refusal", omit_defaults=True):
+    refusal: str
+
+
+ContentPart = TextPart | ImagePart | RefusalPart
+
+
+class FunctionCall(Struct, frozen=True):
+    name: str
+    arguments: str  # a JSON text; "{}" when there are none
+
+
+class ToolCall(Struct, frozen=True):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class Message(Struct, frozen=True, omit_defaults=True):
+    """One turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | tuple[ContentPart, ...] | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+
+    def text(self) -> str:
+        """Return the words of the message, parts joined; images count as nothing."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content or () if isinstance(part, TextPart))
+
+
+class Function(Struct, frozen=True, omit_defaults=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, frozen=True):
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(Struct, frozen=True):
+    name: str
+
+
+class NamedTool(Struct, frozen=True):
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+class TextFormat(Struct, frozen=True, tag="text"):
+    pass
+
+
+class JsonObjectFormat(Struct, frozen=True, tag="json_object"):
+    pass
+
+
+class JsonSchema(Struct, frozen=True, omit_defaults=True):
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Struct, frozen=True, tag="json_schema"):
+    json_schema: JsonSchema
+
+
+class StreamOptions(Struct, frozen=True, omit_defaults=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ChatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A chat completion as asked. ``None`` means that the caller did not say."""
+
+    model: str
+    messages: tuple[Message, ...]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: tuple[Tool, ...] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+    seed: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+
+    @property
+    def output_limit(self) -> int | None:
+        """The most tokens a reply may have, by whichever of its two names it was given."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+class ReplyMessage(Struct, frozen=True, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = field(default=None)
+    reasoning_content: str | None = None
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    index: int
+    message: ReplyMessage
+    finish_reason: FinishReason
+    logprobs: Raw | None = None
+    token_ids: tuple[int, ...] | None = None
+
+
+class ChatReply(Struct, frozen=True, kw_only=True):
+    """A whole answer, before it is put in a dialect's shape."""
+
+    id: str
+    created: int  # unix seconds
+    choices: tuple[Choice, ...]
+    system_fingerprint: str | None = None

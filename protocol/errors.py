@@ -1,0 +1,75 @@
+# The root of every error a client may see, and the two shapes that the API dialects give it.
+#
+#   ServiceError
+#   ├── BadRequest            400  invalid_request_error
+#   │   └── UnsupportedParameter   code unsupported_parameter
+#   ├── NotFound              404
+#   ├── TooLarge              413
+#   └── …                     each package's errors.py adds its own
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class ServiceError(Exception):
+    """Something went wrong that the caller should hear of.
+
+    The message says what happened and what the caller can do. ``type`` and ``code`` are stable words of the OpenAI
+    dialect (WIRE conventions); ``param`` names the field at fault; ``headers`` travel with the answer.
+    """
+
+    status: int = 500
+    type: str = "server_error"
+    code: str | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        type: str | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status if status is not None else self.status
+        self.type = type if type is not None else self.type
+        self.code = code if code is not None else self.code
+        self.param = param
+        self.headers: dict[str, str] = dict(headers or {})
+
+    def body(self) -> dict[str, object]:
+        """Return the error object of the OpenAI dialect; all four keys are always there."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class BadRequest(ServiceError):
+    """The request cannot be understood or breaks a rule of the API."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnsupportedParameter(BadRequest):
+    """A parameter that no target of the route can honour."""
+
+    code = "unsupported_parameter"
+
+
+class NotFound(ServiceError):
+    """What was asked for does not exist, or belongs to somebody else: the two look alike."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class TooLarge(ServiceError):
+    """The body is longer than we read."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"

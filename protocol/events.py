@@ -1,0 +1,48 @@
+# The pieces of a streamed reply, the same for every upstream format.
+
+from __future__ import annotations
+
+from msgspec import Raw, Struct
+
+from protocol.chat import FinishReason
+from protocol.usage import Usage
+
+
+class ToolCallDelta(Struct, frozen=True):
+    """A piece of one tool call. The first piece of a call carries its id and name; later ones carry arguments."""
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+class Delta(Struct, frozen=True, tag="delta"):
+    """What was added to one choice: text, a refusal, reasoning, pieces of tool calls, or its end."""
+
+    index: int = 0
+    text: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    refusal: str = ""
+    reasoning: str = ""
+    finish_reason: FinishReason | None = None
+    logprobs: Raw | None = None
+    token_ids: tuple[int, ...] = ()
+
+    @property
+    def has_content(self) -> bool:
+        """Whether this is a first token: a role alone, a ping or a comment is not."""
+        return bool(self.text or self.tool_calls or self.refusal or self.reasoning)
+
+
+class UsageReport(Struct, frozen=True, tag="usage"):
+    """The upstream's own count. A later report replaces an earlier one."""
+
+    usage: Usage
+
+
+class ReplyEnd(Struct, frozen=True, tag="end"):
+    """The upstream said, in its format's way, that the reply is whole."""
+
+
+Event = Delta | UsageReport | ReplyEnd

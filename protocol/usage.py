@@ -1,0 +1,35 @@
+# How many tokens a call used. Usages add up; the shape knows no price.
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Usage(Struct, frozen=True, omit_defaults=True):
+    """Tokens of one call or of many.
+
+    ``input_tokens`` counts the whole prompt: ``cached_input_tokens`` (read from a prompt cache) and
+    ``cache_write_tokens`` (written to one) are parts of it. ``reasoning_tokens`` is a part of ``output_tokens``.
+    """
+
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    cache_write_tokens: int = 0
+    gpu_seconds: float = 0.0  # device time, told by our own engine only
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens in and out."""
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.cached_input_tokens + other.cached_input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+            self.gpu_seconds + other.gpu_seconds,
+        )
