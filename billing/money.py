@@ -25,6 +25,6 @@ def to_decimal(nano: int) -> Decimal:
 
 
 def to_text(nano: int) -> str:
-    """Return nano-dollars as a plain decimal text, at least two places and no more than needed: ``0.000123``, ``12.00``."""
+    """Return nano-dollars as a plain decimal text, two places or as many as needed: ``0.000123``, ``12.00``."""
     whole, part = f"{to_decimal(nano):f}".split(".") if nano % NANO else (f"{nano // NANO}", "")
     return f"{whole}.{part.rstrip('0').ljust(2, '0')}"

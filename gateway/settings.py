@@ -9,6 +9,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from router.catalog import AutoRoute, Catalog
 from router.targets import Endpoint, ModelSpec
 
 
@@ -42,14 +43,6 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     retries: Retries = Retries()
     breaker: BreakerPolicy = BreakerPolicy()
     allow_fields: frozenset[str] = frozenset()  # request fields unknown to us that this provider may be sent
-
-
-class AutoRoute(Struct, frozen=True, kw_only=True):
-    """What `"model": "auto"` means: the cheapest that the complexity model trusts with the request."""
-
-    small: tuple[str, ...]
-    large: tuple[str, ...]
-    quality: float = 0.8
 
 
 class Safety(Struct, frozen=True, kw_only=True):
@@ -92,3 +85,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     journal_fsync: Literal["never", "interval", "always"] = "never"
     retention: Retention = Retention()
     drain: float = 60.0
+
+    def catalog(self) -> Catalog:
+        """Return what the router chooses from."""
+        endpoints = {name: provider.endpoints for name, provider in self.providers.items()}
+        return Catalog(self.models, endpoints, self.auto, self.fallbacks, self.aliases)

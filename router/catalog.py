@@ -1,0 +1,33 @@
+# The models, their endpoints, and what a name may mean: a model, an alias, or an automatic choice.
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from router.targets import Endpoint, ModelSpec, Target
+
+
+class AutoRoute(Struct, frozen=True, kw_only=True):
+    """What ``"model": "auto"`` means: the cheapest that the complexity model trusts with the request."""
+
+    small: tuple[str, ...]
+    large: tuple[str, ...]
+    quality: float = 0.8
+
+
+class Catalog(Struct, frozen=True):
+    """Everything the router may choose from. A running call keeps the catalogue it started with."""
+
+    models: dict[str, ModelSpec]
+    endpoints: dict[str, tuple[Endpoint, ...]]  # by provider, in order of preference
+    auto: dict[str, AutoRoute]
+    fallbacks: dict[str, tuple[str, ...]]
+    aliases: dict[str, str]
+
+    def targets_of(self, model: ModelSpec) -> tuple[Target, ...]:
+        """Return the model at each endpoint of its provider, in order of preference."""
+        return tuple(Target(model, endpoint) for endpoint in self.endpoints[model.provider])
+
+    def names(self) -> tuple[str, ...]:
+        """Return every name a client may ask for: models, automatic routes, aliases."""
+        return (*self.models, *self.auto, *self.aliases)
