@@ -1,0 +1,38 @@
+# What a team's key looks like and how it is kept: 256 bits of dice shown once, and only their HMAC-SHA-256 under the
+# house's pepper stored. Whoever reads the table can neither use a digest as a key nor try keys against it.
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+KEY_PREFIX = "tg-"
+ADMIN_KEY_PREFIX = "tgadmin-"
+
+_SHOWN = 8  # characters of the secret part that people may see, so that they can tell keys apart
+
+
+def new_key() -> str:
+    """Return a fresh team key: ``tg-`` and 43 URL-safe characters."""
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def new_admin_key() -> str:
+    """Return a fresh admin key: ``tgadmin-`` and 43 URL-safe characters."""
+    return ADMIN_KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def key_digest(pepper: str, key: str) -> bytes:
+    """Return the 32 bytes under which ``key`` is stored and looked up: the whole key, never a part of it."""
+    return hmac.digest(pepper.encode(), key.encode("utf-8", "surrogateescape"), "sha256")
+
+
+def shown_prefix(key: str) -> str:
+    """Return the beginning of ``key`` that lists and logs may show; it says nothing about the rest."""
+    return key[: len(KEY_PREFIX) + _SHOWN]
+
+
+def fingerprint(key: str) -> str:
+    """Return a short name for an admin key, the same at every start, from which the key cannot be found."""
+    return hashlib.sha256(b"tollgate admin key\0" + key.encode("utf-8", "surrogateescape")).hexdigest()[:12]
