@@ -1,0 +1,124 @@
+# The gateway's own errors.
+#
+#   ServiceError
+#   ├── InvalidKey            401  invalid_api_key
+#   ├── Forbidden             403
+#   │   └── TeamSuspended          team_suspended
+#   ├── Overloaded            503  overloaded, with retry-after
+#   ├── Unavailable           503  a part of the house does not answer
+#   └── UpstreamFailure            an upstream did not give an answer
+#       ├── UpstreamError     502  upstream_error: 5xx, reset, cut, our key refused, nonsense
+#       ├── UpstreamTimeout   504  upstream_timeout
+#       ├── UpstreamBusy      429  its rate limit, with retry-after
+#       └── UpstreamRefused   4xx  the request itself is at fault: no other target is tried
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from protocol.errors import ServiceError
+
+
+class InvalidKey(ServiceError):
+    """No key, or one that we do not know."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(ServiceError):
+    """A known caller may not do this."""
+
+    status = 403
+    type = "permission_error"
+    code = "permission_denied"
+
+
+class TeamSuspended(Forbidden):
+    """The team exists and may not call."""
+
+    code = "team_suspended"
+
+
+class Overloaded(ServiceError):
+    """No target can take the request in time."""
+
+    status = 503
+    type = "server_error"
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message, headers={"retry-after": str(retry_after)})
+
+
+class Unavailable(ServiceError):
+    """A part of the house that this request needs does not answer."""
+
+    status = 503
+    type = "server_error"
+    code = "service_unavailable"
+
+    def __init__(self, message: str, retry_after: int = 2) -> None:
+        super().__init__(message, headers={"retry-after": str(retry_after)})
+
+
+class UpstreamFailure(ServiceError):
+    """An upstream did not give an answer. ``outcome`` is the word for metrics and the attempt's record."""
+
+    outcome = "error"
+    moves_on = True  # whether the next target of the route may be tried
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        outcome: str | None = None,
+        status: int | None = None,
+        type: str | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, status=status, type=type, code=code, param=param, headers=headers)
+        self.outcome = outcome or self.outcome
+
+
+class UpstreamError(UpstreamFailure):
+    """The upstream broke, cut the answer, spoke nonsense, or refused our own key."""
+
+    status = 502
+    type = "server_error"
+    code = "upstream_error"
+
+
+class UpstreamTimeout(UpstreamFailure):
+    """The upstream took longer than its deadline."""
+
+    status = 504
+    type = "server_error"
+    code = "upstream_timeout"
+    outcome = "timeout"
+
+
+class UpstreamBusy(UpstreamFailure):
+    """The upstream's rate limit refused us. ``retry_after`` is seconds, when it said."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    outcome = "rate_limited"
+
+    def __init__(self, message: str, *, retry_after: float | None = None, outcome: str | None = None) -> None:
+        wait = 1 if retry_after is None else max(1, -int(-retry_after // 1))
+        super().__init__(message, outcome=outcome, headers={"retry-after": str(wait)})
+        self.retry_after = retry_after
+
+
+class UpstreamRefused(UpstreamFailure):
+    """The upstream says that the request itself is at fault; the caller is told so in the upstream's words."""
+
+    status = 400
+    type = "invalid_request_error"
+    outcome = "refused"
+    moves_on = False

@@ -1,0 +1,1 @@
+# One file per wire format, and the one module that calls upstreams.

@@ -1,0 +1,69 @@
+# What a wire format must know: how to ask, and how to read what comes back.
+# Values in, values out; client.py does the I/O.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from gateway.errors import UpstreamFailure
+from protocol.chat import ChatReply, ChatRequest
+from protocol.completions import CompletionReply, CompletionRequest
+from protocol.embeddings import EmbeddingReply, EmbeddingRequest
+from protocol.events import Event
+from protocol.usage import Usage
+from router.targets import Target
+
+Request = ChatRequest | CompletionRequest | EmbeddingRequest
+WholeReply = ChatReply | CompletionReply | EmbeddingReply
+
+
+class Asking(Struct, frozen=True, kw_only=True):
+    """One attempt: a request for one target. ``extra`` holds fields unknown to us that this provider may be sent."""
+
+    request: Request
+    target: Target
+    api_key: str | None
+    streams: bool
+    self_hosted: bool = False
+    extra: Mapping[str, Any] = {}
+    tenant: str = ""  # told to our own engine only, as are the two below
+    weight: float = 1.0
+    tier: str = "interactive"
+
+
+class UpstreamRequest(Struct, frozen=True):
+    """What goes over the wire. Nothing in it comes from the client's headers."""
+
+    method: str
+    url: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class EventStream(Protocol):
+    """Reads one streamed reply. It holds the state of that reply and nothing else."""
+
+    def feed(self, piece: bytes) -> list[Event]:
+        """Take in bytes, cut anywhere, and return what they complete. Raises UpstreamFailure for an error frame."""
+
+    def finish(self) -> list[Event]:
+        """The bytes have ended. Return what that completes; raise UpstreamError when the reply is not whole."""
+
+
+class Provider(Protocol):
+    """One wire format."""
+
+    def build_request(self, asking: Asking) -> UpstreamRequest:
+        """Return the request as this format has it. Raises UnsupportedParameter for what it cannot say."""
+
+    def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
+        """Return a whole reply and the upstream's own count. Raises UpstreamError when the body makes no sense."""
+
+    def open_events(self, request: Request) -> EventStream:
+        """Return a reader for one streamed reply to ``request``."""
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
+        """Return what an answer with a failing status means to us."""

@@ -1,0 +1,363 @@
+# The OpenAI wire format: OpenAI itself, every compatible service, and our own engine.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused
+from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
+from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, ReplyMessage, StreamOptions, ToolCall
+from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
+from protocol.embeddings import EmbeddingReply
+from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
+from protocol.sse import EventReader, EventStreamTooLong
+from protocol.usage import Usage
+
+PATHS: dict[type, str] = {ChatRequest: "/chat/completions", CompletionRequest: "/completions"}
+
+
+class OpenAIFormat:
+    """Speaks OpenAI's dialect to an upstream."""
+
+    def build_request(self, asking: Asking) -> UpstreamRequest:
+        """Return the request: the decoded fields encoded again, the model under its upstream name."""
+        request = msgspec.structs.replace(asking.request, model=asking.target.model.upstream_model)
+        if not isinstance(request, ChatRequest | CompletionRequest):
+            path = "/embeddings"
+        else:
+            path = PATHS[type(request)]
+            options = StreamOptions(include_usage=True) if asking.streams else None
+            request = msgspec.structs.replace(request, stream=asking.streams or None, stream_options=options)
+        if isinstance(request, ChatRequest) and request.max_tokens is not None and not asking.self_hosted:
+            # The older name is refused by newer models; the newer one is understood by all that know both.
+            request = msgspec.structs.replace(request, max_tokens=None, max_completion_tokens=request.output_limit)
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if asking.api_key:
+            headers["authorization"] = f"Bearer {asking.api_key}"
+        extra: dict[str, Any] = dict(asking.extra)
+        if asking.self_hosted:
+            headers |= {"x-tenant": asking.tenant, "x-weight": str(asking.weight), "x-tier": asking.tier}
+            if path != "/embeddings":
+                extra["return_token_ids"] = True
+        return UpstreamRequest("POST", asking.target.endpoint.base_url + path, headers, _encode_with(request, extra))
+
+    def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
+        """Return the reply that ``body`` holds, whichever kind ``request`` asked for."""
+        try:
+            match request:
+                case ChatRequest():
+                    chat = _chat_decoder.decode(body)
+                    return chat.reply(), _count(chat.usage)
+                case CompletionRequest():
+                    completion = _completion_decoder.decode(body)
+                    return completion.reply(), _count(completion.usage)
+                case _:
+                    vectors = _embedding_decoder.decode(body)
+                    return vectors.reply(), _count(vectors.usage)
+        except msgspec.DecodeError as exc:
+            raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
+
+    def open_events(self, request: Request) -> EventStream:
+        """Return a reader for a streamed chat completion or completion."""
+        return OpenAIEvents()
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
+        """Return what a failing answer means: whose fault it is, and whether another target may be tried."""
+        error = _read_error_body(body)
+        if status in (401, 403):
+            return UpstreamError("The upstream refused the gateway's own credentials.", outcome="refused_key")
+        if status == 429 and error.code == "insufficient_quota":
+            return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")
+        if status == 429:
+            return UpstreamBusy("The upstream's rate limit is reached.", retry_after=read_retry_after(headers))
+        if status in (400, 404, 409, 413, 422):
+            # A 404 says that our catalogue names a model the upstream does not have: ours to mend, not the caller's.
+            if status == 404:
+                return UpstreamError("The upstream does not know the model or the path.", outcome="not_found")
+            return UpstreamRefused(
+                error.message or "The upstream refused the request.",
+                status=413 if status == 413 else 400,
+                code=error.code if isinstance(error.code, str) else None,
+                param=error.param,
+            )
+        return UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}")
+
+
+class OpenAIEvents:
+    """Reads one streamed reply in OpenAI's dialect."""
+
+    def __init__(self) -> None:
+        self._reader = EventReader()
+        self._is_done = False
+        self._has_finished = False
+
+    def feed(self, piece: bytes) -> list[Event]:
+        """Take in bytes and return the deltas, the usage and the end that they complete."""
+        events: list[Event] = []
+        try:
+            for event in self._reader.feed(piece):
+                if self._is_done:
+                    break
+                if event.data == b"[DONE]":
+                    self._is_done = True
+                    events.append(ReplyEnd())
+                else:
+                    self._read_chunk(event.data, events)
+        except EventStreamTooLong as exc:
+            raise UpstreamError("The upstream sent an event that is too long.", outcome="malformed") from exc
+        return events
+
+    def finish(self) -> list[Event]:
+        """Return the end that a finish reason without [DONE] stands for; refuse a stream that was cut before one."""
+        if self._is_done:
+            return []
+        if not self._has_finished:
+            raise UpstreamError("The upstream's answer was cut off.", outcome="cut")
+        self._is_done = True
+        return [ReplyEnd()]
+
+    def _read_chunk(self, data: bytes, events: list[Event]) -> None:
+        try:
+            chunk = _chunk_decoder.decode(data)
+        except msgspec.DecodeError as exc:
+            raise UpstreamError("The upstream sent a chunk that is not JSON.", outcome="malformed") from exc
+        if _present(chunk.error) is not None:
+            raise UpstreamError("The upstream reported an error.", outcome="error_frame")
+        for choice in chunk.choices:
+            if choice.finish_reason is not None:
+                self._has_finished = True
+            events.append(choice.delta_event())
+        if chunk.usage is not None:
+            events.append(UsageReport(chunk.usage.usage()))
+
+
+def read_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that an upstream asks to wait, from any of the three ways it may say so."""
+    if (milliseconds := headers.get("retry-after-ms")) is not None:
+        try:
+            return max(0.0, float(milliseconds) / 1000)
+        except ValueError:
+            pass
+    if (value := headers.get("retry-after")) is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+def read_finish_reason(word: str) -> FinishReason:
+    """Return the reason that an upstream's word means; older words and strangers count as a plain stop."""
+    if word == "function_call":
+        return FinishReason.TOOL_CALLS
+    try:
+        return FinishReason(word)
+    except ValueError:
+        return FinishReason.STOP
+
+
+def _encode_with(request: Struct, extra: Mapping[str, Any]) -> bytes:
+    body = msgspec.json.encode(request)
+    return body[:-1] + b"," + msgspec.json.encode(extra)[1:] if extra else body
+
+
+# The upstream's shapes. Only what we read is named; the rest is skipped without being built.
+
+NOTHING = Raw()  # msgspec takes no union of Raw with None
+
+
+class _TokenDetails(Struct, frozen=True):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Usage(Struct, frozen=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _TokenDetails | None = None
+    completion_tokens_details: _TokenDetails | None = None
+    gpu_seconds: float = 0.0
+
+    def usage(self) -> Usage:
+        cached = (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
+        reasoning = (self.completion_tokens_details and self.completion_tokens_details.reasoning_tokens) or 0
+        return Usage(
+            input_tokens=max(0, self.prompt_tokens),
+            cached_input_tokens=max(0, min(cached, self.prompt_tokens)),
+            output_tokens=max(0, self.completion_tokens),
+            reasoning_tokens=max(0, min(reasoning, self.completion_tokens)),
+            gpu_seconds=max(0.0, self.gpu_seconds),
+        )
+
+
+class _Message(Struct, frozen=True):
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(Struct, frozen=True):
+    message: _Message
+    index: int = 0
+    finish_reason: str | None = None
+    logprobs: Raw = NOTHING
+    token_ids: tuple[int, ...] | None = None
+
+
+class _Chat(Struct, frozen=True):
+    choices: tuple[_Choice, ...]
+    id: str = ""
+    created: int = 0
+    usage: _Usage | None = None
+    system_fingerprint: str | None = None
+
+    def reply(self) -> ChatReply:
+        choices = tuple(
+            Choice(
+                index=choice.index,
+                message=ReplyMessage(
+                    content=choice.message.content,
+                    refusal=choice.message.refusal,
+                    tool_calls=choice.message.tool_calls or None,
+                    reasoning_content=choice.message.reasoning_content,
+                ),
+                finish_reason=read_finish_reason(choice.finish_reason or "stop"),
+                logprobs=_present(choice.logprobs),
+                token_ids=choice.token_ids,
+            )
+            for choice in self.choices
+        )
+        return ChatReply(id=self.id, created=self.created, choices=choices, system_fingerprint=self.system_fingerprint)
+
+
+class _TextChoice(Struct, frozen=True):
+    text: str
+    index: int = 0
+    finish_reason: str | None = None
+    logprobs: Raw = NOTHING
+    token_ids: tuple[int, ...] | None = None
+
+
+class _Completion(Struct, frozen=True):
+    choices: tuple[_TextChoice, ...]
+    id: str = ""
+    created: int = 0
+    usage: _Usage | None = None
+
+    def reply(self) -> CompletionReply:
+        choices = tuple(
+            CompletionChoice(
+                index=choice.index,
+                text=choice.text,
+                finish_reason=read_finish_reason(choice.finish_reason or "stop"),
+                logprobs=_present(choice.logprobs),
+                token_ids=choice.token_ids,
+            )
+            for choice in self.choices
+        )
+        return CompletionReply(id=self.id, created=self.created, choices=choices)
+
+
+class _Vector(Struct, frozen=True):
+    embedding: tuple[float, ...] | str
+    index: int = 0
+
+
+class _Embeddings(Struct, frozen=True):
+    data: tuple[_Vector, ...]
+    usage: _Usage | None = None
+
+    def reply(self) -> EmbeddingReply:
+        return EmbeddingReply(tuple(item.embedding for item in sorted(self.data, key=lambda item: item.index)))
+
+
+class _DeltaFunction(Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _DeltaToolCall(Struct, frozen=True):
+    index: int = 0
+    id: str | None = None
+    function: _DeltaFunction = _DeltaFunction()
+
+
+class _Delta(Struct, frozen=True):
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: tuple[_DeltaToolCall, ...] | None = None
+    reasoning_content: str | None = None
+
+
+class _ChunkChoice(Struct, frozen=True):
+    index: int = 0
+    delta: _Delta = _Delta()
+    text: str | None = None  # completions
+    finish_reason: str | None = None
+    logprobs: Raw = NOTHING
+    token_ids: tuple[int, ...] | None = None
+
+    def delta_event(self) -> Delta:
+        calls = tuple(
+            ToolCallDelta(call.index, call.function.arguments or "", call.id, call.function.name)
+            for call in self.delta.tool_calls or ()
+        )
+        return Delta(
+            self.index,
+            self.delta.content or self.text or "",
+            calls,
+            self.delta.refusal or "",
+            self.delta.reasoning_content or "",
+            read_finish_reason(self.finish_reason) if self.finish_reason is not None else None,
+            _present(self.logprobs),
+            self.token_ids or (),
+        )
+
+
+class _Chunk(Struct, frozen=True):
+    choices: tuple[_ChunkChoice, ...] = ()
+    usage: _Usage | None = None
+    error: Raw = NOTHING
+
+
+class _Error(Struct, frozen=True):
+    message: str | None = None
+    code: str | int | None = None
+    param: str | None = None
+
+
+class _ErrorBody(Struct, frozen=True):
+    error: _Error
+
+
+def _count(usage: _Usage | None) -> Usage | None:
+    return None if usage is None else usage.usage()
+
+
+def _read_error_body(body: bytes) -> _Error:
+    try:
+        return _error_decoder.decode(body).error
+    except msgspec.DecodeError:
+        return _Error()
+
+
+def _present(raw: Raw) -> Raw | None:
+    return None if bytes(raw) in (b"", b"null") else raw.copy()
+
+
+_chat_decoder = msgspec.json.Decoder(_Chat)
+_completion_decoder = msgspec.json.Decoder(_Completion)
+_embedding_decoder = msgspec.json.Decoder(_Embeddings)
+_chunk_decoder = msgspec.json.Decoder(_Chunk)
+_error_decoder = msgspec.json.Decoder(_ErrorBody)
