@@ -1,0 +1,147 @@
+# Strict decoding of JSON bodies: what two readers could understand differently is refused, with words that help.
+# A duplicate key is the classic case: a gateway that counts the first value and an upstream that obeys the last.
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from functools import cache
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from protocol.errors import BadRequest
+
+MAX_DEPTH = 128  # objects and arrays inside one another
+
+T = TypeVar("T")
+
+
+def decode(body: bytes, type: type[T]) -> T:
+    """Decode a JSON ``body`` as ``type``; fields that the type does not know are ignored.
+
+    Raises ``BadRequest``, with ``param`` naming the field at fault, for malformed JSON, a wrong or missing field, a key
+    that appears twice in one object, NaN and infinities, numbers too large to keep, invalid UTF-8, half of a surrogate
+    pair, and more than ``MAX_DEPTH`` levels of nesting; wherever in the body these are.
+    """
+    return decode_with_extra(body, type)[0]
+
+
+def decode_with_extra(body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
+    """Decode as ``decode`` does, and return beside it the top-level fields that ``type`` does not know."""
+    shape: Any = type
+    decoder, known = _decoder(shape)
+    plain = _parse(body)
+    try:
+        value: T = decoder.decode(body)
+    except msgspec.ValidationError as exc:
+        raise _wrong_field(str(exc)) from exc
+    except msgspec.DecodeError as exc:  # the standard library read it, msgspec did not
+        raise _not_json(str(exc)) from exc
+    extra = {name: plain[name] for name in plain.keys() - known} if isinstance(plain, dict) else {}
+    return value, extra
+
+
+@cache
+def _decoder(type: Any) -> tuple[msgspec.json.Decoder[Any], frozenset[str]]:
+    known = frozenset(getattr(type, "__struct_encode_fields__", ()))
+    return msgspec.json.Decoder(type), known
+
+
+def _parse(body: bytes) -> Any:
+    """Read the body whole, without types, to see what a typed decoder skips."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as exc:
+        raise BadRequest(f"The body is not valid UTF-8 at byte {exc.start}. Send JSON encoded as UTF-8.") from exc
+    try:
+        plain = _reader.decode(text)
+        if text.count("{") + text.count("[") > MAX_DEPTH:
+            _refuse_depth(plain)
+        msgspec.json.encode(plain)  # what could not travel on is refused here: it costs 2 µs and looks everywhere
+    except json.JSONDecodeError as exc:
+        raise _not_json(f"{exc.msg} at line {exc.lineno}, column {exc.colno}") from exc
+    except RecursionError as exc:
+        raise _too_deep() from exc
+    except UnicodeEncodeError as exc:
+        raise BadRequest(
+            "The body holds half of a surrogate pair (\\ud800 to \\udfff), which is no character."
+        ) from exc
+    except ValueError as exc:  # what the interpreter refuses to read: thousands of digits
+        raise BadRequest("The body holds an integer that is too large.", code="invalid_value") from exc
+    return plain
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        _refuse_duplicate(pairs)
+    return found
+
+
+def _refuse_duplicate(pairs: list[tuple[str, Any]]) -> NoReturn:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise BadRequest(
+                f"The key {key!r} appears twice in one object. Send it once.", param=key, code="duplicate_key"
+            )
+        seen.add(key)
+    raise AssertionError("no key appears twice")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _not_json(f"{name} is not a JSON number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise BadRequest(f"The number {digits[:24]} is too large.", code="invalid_value")
+    return number
+
+
+_reader = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def _refuse_depth(plain: Any) -> None:
+    level, depth = [plain], 0
+    while level:
+        inner = [item for item in level if isinstance(item, (dict, list))]
+        depth += bool(inner)
+        if depth > MAX_DEPTH:
+            raise _too_deep()
+        level = [child for item in inner for child in (item.values() if isinstance(item, dict) else item)]
+
+
+def _not_json(why: str) -> BadRequest:
+    return BadRequest(f"The body is not valid JSON: {why}.", code="invalid_json")
+
+
+def _too_deep() -> BadRequest:
+    return BadRequest(f"The body is nested more than {MAX_DEPTH} levels deep.", code="invalid_json")
+
+
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `([^`]+)`")
+_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+
+
+def _wrong_field(complaint: str) -> BadRequest:
+    """Turn msgspec's complaint and path, ``Expected `int`, got `str` - at `$.n```, into one of ours."""
+    match = _PATH.match(complaint)
+    what, path = (match["what"], match["path"] or "") if match else (complaint, "")
+    param = path.removeprefix(".")
+    missing = _MISSING.fullmatch(what)
+    if missing:
+        param = f"{param}.{missing[1]}".removeprefix(".")
+        return BadRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    code = "invalid_type" if what.startswith("Expected `") else "invalid_value"
+    words = re.sub(r"`(\w+)( \| \w+)*`", _plain_words, what)
+    where = f"'{param}'" if param else "the body"
+    return BadRequest(f"Invalid {where}: {words[:1].lower()}{words[1:]}.", param=param or None, code=code)
+
+
+def _plain_words(match: re.Match[str]) -> str:
+    return " or ".join(_WORDS.get(word, word) for word in match[0].strip("`").split(" | "))

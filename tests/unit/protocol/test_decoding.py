@@ -1,0 +1,111 @@
+# Bodies are read one way or not at all.
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.chat import ChatRequest
+from protocol.decoding import MAX_DEPTH, decode, decode_with_extra
+from protocol.errors import BadRequest
+
+CHAT = '{"model": "m", "messages": [{"role": "user", "content": "hi"}]%s}'
+
+
+def refusal(fields: str) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        decode((CHAT % fields).encode(), ChatRequest)
+    return caught.value
+
+
+def test_a_sound_request_decodes() -> None:
+    """Known fields land in the struct."""
+    request = decode((CHAT % ', "temperature": 0.5').encode(), ChatRequest)
+
+    assert (request.model, request.messages[0].content, request.temperature) == ("m", "hi", 0.5)
+
+
+def test_unknown_fields_are_returned_beside_the_request() -> None:
+    """Only top-level fields that the type lacks are extra."""
+    _, extra = decode_with_extra((CHAT % ', "n": 1, "top_k": 4, "x": {"n": [1]}').encode(), ChatRequest)
+
+    assert extra == {"top_k": 4, "x": {"n": [1]}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code", "words"),
+    [
+        (', "temperature": "hot"', "temperature", "invalid_type", "expected number or null, got string"),
+        (', "n": 1.5', "n", "invalid_type", "expected integer or null, got number"),
+        (', "n": true', "n", "invalid_type", "got boolean"),
+        (', "logit_bias": {"5": "x"}', "logit_bias[...]", "invalid_type", "expected number, got string"),
+        (', "reasoning_effort": "huge"', "reasoning_effort", "invalid_value", "'huge'"),
+        (', "tools": [{"function": {}}]', "tools[0].function.name", "missing_required_parameter", "Missing required"),
+        (', "model": "n"', "model", "duplicate_key", "twice"),
+        (', "a": {"b": [{"c": 1, "\\u0063": 2}]}', "c", "duplicate_key", "twice"),
+        (', "a": NaN', None, "invalid_json", "NaN"),
+        (', "a": -Infinity', None, "invalid_json", "-Infinity"),
+        (', "a": 1e999', None, "invalid_value", "too large"),
+        (', "a": ' + "9" * 5000, None, "invalid_value", "too large"),
+        (', "a": "\\ud800"', None, None, "surrogate"),
+        (', "a": "\\ude00\\ud83d"', None, None, "surrogate"),
+        (', "a": "\\ud83d\\\\ude00"', None, None, "surrogate"),
+        (', "a": ' + "[" * 200 + "]" * 200, None, "invalid_json", "nested"),
+        (', "a": ' + '{"a":' * 200 + "1" + "}" * 200, None, "invalid_json", "nested"),
+        (', "a": ' + "[" * 100_000 + "]" * 100_000, None, "invalid_json", "nested"),
+        (', "a": [1,]', None, "invalid_json", "line 1"),
+        (', "a": "\t"', None, "invalid_json", "control character"),
+        ("} {", None, "invalid_json", "line 1"),
+    ],
+)
+def test_what_could_be_misunderstood_is_refused(fields: str, param: str | None, code: str | None, words: str) -> None:
+    """Each fault has a stable code, names its field where there is one, and says what is wrong."""
+    error = refusal(fields)
+
+    assert (error.status, error.param, error.code) == (400, param, code)
+    assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [(b"", "not valid JSON"), (b"[1]", "expected object, got array"), (b"\xff{}", "UTF-8 at byte 0"), (b"{", "JSON")],
+)
+def test_bodies_that_are_no_object_are_refused(body: bytes, words: str) -> None:
+    """Nothing at all, another type and other encodings are all a 400."""
+    with pytest.raises(BadRequest, match=words):
+        decode(body, ChatRequest)
+
+
+def test_missing_fields_are_named() -> None:
+    """The param of a missing field is its path."""
+    with pytest.raises(BadRequest) as caught:
+        decode(b'{"model": "m"}', ChatRequest)
+
+    assert (caught.value.param, caught.value.code) == ("messages", "missing_required_parameter")
+
+
+def test_nesting_is_allowed_up_to_the_limit() -> None:
+    """The body's own object counts as the first level."""
+    depth = MAX_DEPTH - 1
+    _, extra = decode_with_extra((CHAT % f', "a": {"[" * depth}{"]" * depth}').encode(), ChatRequest)
+
+    assert "a" in extra
+
+
+@given(st.text())
+def test_every_text_survives_however_it_is_escaped(text: str) -> None:
+    """Escaped or not, a string of real characters decodes to itself."""
+    for ascii_only in (True, False):
+        body = json.dumps({"model": "m", "messages": [], "user": text}, ensure_ascii=ascii_only).encode()
+        assert decode(body, ChatRequest).user == text
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(), st.lists, max_leaves=20))
+def test_sound_json_is_never_refused(value: object) -> None:
+    """Whatever the standard library writes of finite values is read back as an extra field."""
+    body = json.dumps({"model": "m", "messages": [], "anything": value}).encode()
+
+    assert decode_with_extra(body, ChatRequest)[1] == {"anything": value}
