@@ -1,0 +1,114 @@
+# The tables of the money: one row per call, and their daily sums. Also the MetaData that all our tables share.
+# A change here needs a file in migrations/versions/; a test compares the two.
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Date,
+    DateTime,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "%(table_name)s_pkey",
+        "fk": "%(table_name)s_%(column_0_name)s_fkey",
+        "uq": "%(table_name)s_%(column_0_N_name)s_key",
+        "ix": "%(table_name)s_%(column_0_N_name)s_idx",
+        "ck": "%(table_name)s_%(constraint_name)s_check",
+    }
+)
+
+ZERO = text("0")
+
+# Partitioned by ``day``, the UTC day inside the request id, so that a record delivered twice meets itself in one
+# partition, and retention drops whole partitions. Days without a partition of their own fall into usage_records_rest.
+usage_records = Table(
+    "usage_records",
+    metadata,
+    Column("day", Date, primary_key=True),
+    Column("request_id", Uuid, primary_key=True),
+    Column("team_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("model_asked", Text, nullable=False),
+    Column("model_used", Text, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("provider_endpoint", Text, nullable=False),
+    Column("tier", Text, nullable=False),
+    Column("priority", Text, nullable=False),
+    Column("status", Text, nullable=False),  # billing.records.Status
+    Column("input_tokens", Integer, nullable=False),
+    Column("cached_input_tokens", Integer, nullable=False),
+    Column("cache_write_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
+    Column("reasoning_tokens", Integer, nullable=False),
+    Column("cost_nanousd", BigInteger, nullable=False),
+    Column("gpu_cost_nanousd", BigInteger, nullable=False),
+    Column("queue_ms", Double),
+    Column("first_token_ms", Double),
+    Column("prefill_ms", Double),
+    Column("decode_ms", Double),
+    Column("total_ms", Double, nullable=False),
+    Column("route_reason", Text, nullable=False),
+    Column("complexity", Double),
+    Column("attempts", JSONB, nullable=False),  # [{"target", "outcome", "ms"}]
+    Column("client_request_id", Text),
+    Column("user_tag", Text),
+    Column("metadata", JSONB),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("booked_on", Date),  # the day of booking, when ``day`` was already closed; else null
+    Index("usage_records_team_id_created_at_idx", "team_id", "created_at"),
+    postgresql_partition_by="RANGE (day)",
+)
+
+# Sums over usage_records, kept in the transaction that inserts the rows. ``booked_on`` equals ``day`` but for rows that
+# came after the day was closed: those are corrections, with sums of their own.
+usage_daily = Table(
+    "usage_daily",
+    metadata,
+    Column("team_id", Text, primary_key=True),
+    Column("day", Date, primary_key=True),
+    Column("booked_on", Date, primary_key=True),
+    Column("key_id", Text, primary_key=True),
+    Column("model_used", Text, primary_key=True),
+    Column("tier", Text, primary_key=True),
+    Column("status", Text, primary_key=True),
+    Column("calls", BigInteger, nullable=False, server_default=ZERO),
+    Column("input_tokens", BigInteger, nullable=False, server_default=ZERO),
+    Column("cached_input_tokens", BigInteger, nullable=False, server_default=ZERO),
+    Column("cache_write_tokens", BigInteger, nullable=False, server_default=ZERO),
+    Column("output_tokens", BigInteger, nullable=False, server_default=ZERO),
+    Column("reasoning_tokens", BigInteger, nullable=False, server_default=ZERO),
+    Column("cost_nanousd", BigInteger, nullable=False, server_default=ZERO),
+    Column("gpu_cost_nanousd", BigInteger, nullable=False, server_default=ZERO),
+    Index("usage_daily_day_idx", "day"),
+)
+
+# How far each flusher has carried its journal: every call that it opened before ``watermark`` is in usage_records.
+flushers = Table(
+    "flushers",
+    metadata,
+    Column("id", Text, primary_key=True),  # one per process that ever flushed
+    Column("watermark", DateTime(timezone=True), nullable=False),
+    Column("backlog", Integer, nullable=False, server_default=ZERO),
+    Column("seen_at", DateTime(timezone=True), nullable=False),
+)
+
+# Days whose books are closed: rows that come later carry ``booked_on``.
+closed_days = Table(
+    "closed_days",
+    metadata,
+    Column("day", Date, primary_key=True),
+    Column("closed_at", DateTime(timezone=True), nullable=False),
+)

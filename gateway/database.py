@@ -1,0 +1,64 @@
+# The way into Postgres: one engine per process, short transactions, a deadline on everything.
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+from sqlalchemy import make_url
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+CONNECT_TIMEOUT = 3.0  # seconds
+COMMAND_TIMEOUT = 10.0  # seconds, for one statement as the client sees it
+POOL_TIMEOUT = 3.0  # seconds to wait for a free connection
+
+
+class Database:
+    """Postgres, through a small pool. One object per process, closed by whoever made it."""
+
+    def __init__(self, url: str, *, pool_size: int = 5, application_name: str = "tollgate") -> None:
+        self.url = url
+        self.engine = create_engine(url, pool_size=pool_size, application_name=application_name)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        """Give a connection inside one short transaction: committed at the end, rolled back by an exception.
+
+        Never wait for an upstream, a client or a lock of your own inside it.
+        """
+        async with self.engine.begin() as connection:
+            yield connection
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.engine.dispose()
+
+
+def create_engine(url: str, *, pool_size: int = 5, application_name: str = "tollgate") -> AsyncEngine:
+    """Return an engine on asyncpg for a ``postgresql://`` URL.
+
+    The server ends what the client has given up: statements past the command timeout, and transactions left open.
+    """
+    server_settings = {
+        "application_name": application_name,
+        "jit": "off",
+        "timezone": "UTC",
+        "statement_timeout": f"{round(COMMAND_TIMEOUT * 1000)}",
+        "lock_timeout": f"{round(COMMAND_TIMEOUT * 500)}",
+        "idle_in_transaction_session_timeout": f"{round(COMMAND_TIMEOUT * 3000)}",
+    }
+    return create_async_engine(
+        make_url(url).set(drivername="postgresql+asyncpg"),
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_timeout=POOL_TIMEOUT,
+        pool_recycle=900,
+        connect_args={
+            "timeout": CONNECT_TIMEOUT,
+            "command_timeout": COMMAND_TIMEOUT,
+            "server_settings": server_settings,
+        },
+        json_serializer=lambda value: msgspec.json.encode(value).decode(),
+        json_deserializer=msgspec.json.decode,
+    )

@@ -1,0 +1,218 @@
+# The tables of the service: teams and their keys, batches and files, callbacks, the audit log, idempotency.
+# A change here needs a file in migrations/versions/; a test compares the two.
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+from billing.tables import ZERO, metadata
+
+NOW = text("now()")
+
+
+def moment(name: str) -> Column:
+    """Return a column for a moment that may not have come yet."""
+    return Column(name, DateTime(timezone=True))
+
+
+def since() -> Column:
+    """Return the column that says when a row was made."""
+    return Column("created_at", DateTime(timezone=True), nullable=False, server_default=NOW)
+
+
+teams = Table(
+    "teams",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("weight", Double, nullable=False, server_default=text("1")),
+    Column("allowed_models", ARRAY(Text)),  # null: all
+    Column("allow_smaller", Boolean, nullable=False, server_default=text("true")),
+    Column("safety", JSONB),  # gateway.settings.Safety; null: the house's
+    Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.holds.Limits
+    moment("suspended_at"),
+    since(),
+    Column("updated_at", DateTime(timezone=True), nullable=False, server_default=NOW),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Text, primary_key=True),  # "key_…"
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False, index=True),
+    Column("name", Text, nullable=False, server_default=text("''")),
+    Column("digest", LargeBinary, nullable=False, unique=True),  # HMAC-SHA-256 of the key under the pepper
+    Column("prefix", Text, nullable=False),  # "tg-ab12": enough for people to tell keys apart
+    Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.holds.Limits
+    since(),
+    moment("expires_at"),
+    moment("revoked_at"),
+)
+
+files = Table(
+    "files",
+    metadata,
+    Column("id", Text, primary_key=True),  # "file-…"
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("purpose", Text, nullable=False),  # "batch" or "batch_output"
+    Column("bytes", BigInteger, nullable=False, server_default=ZERO),
+    Column("status", Text, nullable=False),  # "uploaded", "processed" or "error"
+    since(),
+    moment("expires_at"),
+    Index("files_team_id_created_at_idx", "team_id", "created_at"),
+    Index("files_expires_at_idx", "expires_at"),
+)
+
+# The bytes of a file, in order; their concatenation is the file.
+file_chunks = Table(
+    "file_chunks",
+    metadata,
+    Column("file_id", Text, ForeignKey("files.id", ondelete="CASCADE"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", Text, primary_key=True),  # "batch_…"
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False),
+    Column("key_id", Text, ForeignKey("api_keys.id"), nullable=False),
+    Column("endpoint", Text, nullable=False),  # "/v1/chat/completions"
+    Column("model", Text),  # when all items name the same
+    Column("status", Text, nullable=False),
+    Column("priority", Text, nullable=False, server_default=text("'normal'")),
+    Column("completion_window", Text, nullable=False, server_default=text("'24h'")),
+    Column("callback_url", Text),
+    Column("input_file_id", Text, ForeignKey("files.id", ondelete="SET NULL")),
+    Column("output_file_id", Text, ForeignKey("files.id", ondelete="SET NULL")),
+    Column("error_file_id", Text, ForeignKey("files.id", ondelete="SET NULL")),
+    Column("errors", JSONB),  # [{"code", "line", "message", "param"}]
+    Column("metadata", JSONB),
+    Column("total", Integer, nullable=False, server_default=ZERO),
+    Column("completed", Integer, nullable=False, server_default=ZERO),
+    Column("failed", Integer, nullable=False, server_default=ZERO),
+    Column("usage", JSONB),  # protocol.usage.Usage of the finished items
+    since(),
+    moment("estimated_completion"),
+    moment("in_progress_at"),
+    moment("expires_at"),
+    moment("finalizing_at"),
+    moment("completed_at"),
+    moment("failed_at"),
+    moment("expired_at"),
+    moment("cancelling_at"),
+    moment("cancelled_at"),
+    Index("batches_team_id_created_at_idx", "team_id", "created_at"),
+    Index(
+        "batches_open_idx",
+        "expires_at",
+        postgresql_where=text("status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"),
+    ),
+)
+
+batch_items = Table(
+    "batch_items",
+    metadata,
+    Column("batch_id", Text, ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("custom_id", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),  # JSON as it came
+    Column("status", Text, nullable=False),
+    Column("lease_owner", Text),  # the worker that has claimed it
+    moment("lease_until"),
+    Column("tries", Integer, nullable=False, server_default=ZERO),
+    moment("not_before"),  # the earliest next try
+    Column("request_id", Uuid),  # of the try whose answer is kept
+    Column("response", LargeBinary),  # JSON of the output line's "response"
+    Column("error", LargeBinary),  # JSON of the output line's "error"
+    moment("finished_at"),
+    Index("batch_items_open_idx", "batch_id", "position", postgresql_where=text("status IN ('queued', 'running')")),
+)
+
+# The outbox: callbacks to deliver, written in the transaction that ends the batch.
+callbacks = Table(
+    "callbacks",
+    metadata,
+    Column("id", Text, primary_key=True),  # "evt_…", also the webhook-id
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False, index=True),
+    Column("batch_id", Text, ForeignKey("batches.id", ondelete="SET NULL")),
+    Column("event", Text, nullable=False),  # "batch.completed"
+    Column("url", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),  # JSON, as signed and sent
+    Column("tries", Integer, nullable=False, server_default=ZERO),
+    Column("next_try_at", DateTime(timezone=True), nullable=False, server_default=NOW),
+    Column("lease_owner", Text),
+    moment("lease_until"),
+    Column("last_status", Integer),
+    Column("last_error", Text),
+    since(),
+    moment("delivered_at"),
+    moment("given_up_at"),  # undelivered for 24 hours
+    Index(
+        "callbacks_due_idx",
+        "next_try_at",
+        postgresql_where=text("delivered_at IS NULL AND given_up_at IS NULL"),
+    ),
+)
+
+webhook_secrets = Table(
+    "webhook_secrets",
+    metadata,
+    Column("id", Text, primary_key=True),  # "whs_…"
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False, index=True),
+    Column("secret", LargeBinary, nullable=False),  # encrypted
+    since(),
+)
+
+# What admins did, and what the safety checks found. Never prompts, never secrets.
+audit_log = Table(
+    "audit_log",
+    metadata,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    since(),
+    Column("actor", Text, nullable=False),  # an admin key's fingerprint, or "system"
+    Column("action", Text, nullable=False),  # "team.created", "key.revoked", "safety.input_blocked"
+    Column("team_id", Text),
+    Column("subject", Text),  # the id of what was acted on
+    Column("request_id", Text),
+    Column("details", JSONB),
+    Index("audit_log_created_at_idx", "created_at"),
+    Index("audit_log_team_id_created_at_idx", "team_id", "created_at"),
+)
+
+# Calls that came with an Idempotency-Key, and the stored answers of those that ended well.
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("team_id", Text, ForeignKey("teams.id", ondelete="CASCADE"), primary_key=True),
+    Column("endpoint", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("body_digest", LargeBinary, nullable=False),
+    Column("request_id", Text, nullable=False),  # of the call that answers
+    Column("owner", Text, nullable=False),  # the gateway that runs it
+    moment("lease_until"),  # null once it is answered
+    Column("status", Integer),  # HTTP, once it is answered
+    Column("headers", JSONB),
+    Column("answer", LargeBinary),  # encrypted
+    since(),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+    Index("idempotency_expires_at_idx", "expires_at"),
+)
