@@ -1,0 +1,193 @@
+# How many tokens a request can and must use, told without a tokenizer. The holds rest on the upper bounds, so they are
+# never too small; the context check rests on the lower bound, so that nobody is refused wrongly.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from billing.money import NanoDollars
+from billing.prices import cost_of
+from protocol.chat import ChatRequest, ImagePart, JsonSchemaFormat, Message, RefusalPart, TextPart, Tool
+from protocol.completions import CompletionRequest
+from protocol.embeddings import EmbeddingRequest
+from protocol.usage import Usage
+from router.abilities import InferenceRequest
+from router.targets import ModelSpec
+
+# A byte-level tokenizer makes at most one token of each UTF-8 byte. What a chat template adds to that, in tokens:
+TEMPLATE_TOKENS = 128  # begin and end marks, generation prompt, a default system message
+MESSAGE_TOKENS = 16  # role and turn marks
+TOOLS_TOKENS = 1024  # the instructions that come with tools or a schema (Anthropic documents up to 530)
+TOOL_TOKENS = 64  # marks around one definition, call or result
+# The dearest image of any provider we price: gpt-4o-mini at high detail, 2833 + 8 tiles of 5667 tokens
+# (OpenAI, "Images and vision", calculating costs). At low detail: its base alone.
+IMAGE_TOKENS = 2833 + 8 * 5667
+LOW_DETAIL_IMAGE_TOKENS = 2833
+# The longest token of public vocabularies is 128 spaces (cl100k, o200k, Llama 3); twice that, for those unseen.
+LONGEST_TOKEN_BYTES = 256
+
+_PIECE = 1 << 20  # bytes looked at together when words are counted
+# Every byte to "s" (white space) or "w" (part of a word).
+_WORD_MAP = bytes(ord("s") if chr(byte) in " \t\n\r\v\f" else ord("w") for byte in range(256))
+
+
+def prompt_tokens_most(request: InferenceRequest) -> int:
+    """Return a number of tokens that the prompt never exceeds, with any byte-level tokenizer and chat template.
+
+    Counts UTF-8 bytes of everything that reaches the prompt, the overheads stated in this module, images at the
+    dearest provider's maximum; prompts given as token ids count exactly.
+    """
+    match request:
+        case ChatRequest():
+            return TEMPLATE_TOKENS + sum(map(_message_most, request.messages)) + _tools_most(request)
+        case CompletionRequest():
+            prompts = list(_prompts(request.prompt))
+            suffix = byte_length(request.suffix) + TOOL_TOKENS if request.suffix else 0
+            return sum(map(_prompt_most, prompts)) + suffix * len(prompts)
+        case EmbeddingRequest():
+            return sum(map(_prompt_most, _prompts(request.input)))
+
+
+def prompt_tokens_least(request: InferenceRequest, enough: int | None = None) -> int:
+    """Return a number of tokens that the longest single prompt of the request has at the least.
+
+    Tokenizers of the field split at white space before anything else, so each word is a token or more; without
+    spaces, each ``LONGEST_TOKEN_BYTES`` are. Prompts given as token ids count exactly. Counting may stop once it has
+    found ``enough``.
+    """
+    match request:
+        case ChatRequest():
+            return _texts_least((text for message in request.messages for text in _texts(message)), enough)
+        case CompletionRequest():
+            return max((_prompt_least(prompt, enough) for prompt in _prompts(request.prompt)), default=0)
+        case EmbeddingRequest():
+            return max((_prompt_least(prompt, enough) for prompt in _prompts(request.input)), default=0)
+
+
+def output_tokens_most(request: InferenceRequest, model: ModelSpec) -> int:
+    """Return the most tokens that all replies together can have on ``model``.
+
+    The output limit of the caller, or the model's own, or what the context leaves: the least of them for each reply.
+    """
+    if isinstance(request, EmbeddingRequest):
+        return 0
+    limit = model.max_output if request.output_limit is None else request.output_limit
+    room = model.context
+    if limit > room - prompt_characters(request):  # only then may the prompt have taken so much that it matters
+        room -= prompt_tokens_least(request, enough=model.context)
+    return max(0, min(limit, room)) * replies_asked(request)
+
+
+def replies_asked(request: InferenceRequest) -> int:
+    """Return how many replies the upstream makes and bills: ``n``, or ``best_of``, for each prompt; none to embed."""
+    match request:
+        case ChatRequest():
+            return max(1, request.n or 1)
+        case CompletionRequest():
+            return max(1, request.n or 1, request.best_of or 1) * sum(1 for _ in _prompts(request.prompt))
+        case EmbeddingRequest():
+            return 0
+
+
+def cost_most(request: InferenceRequest, model: ModelSpec, *, batch: bool = False) -> NanoDollars:
+    """Return nano-dollars that the request never exceeds on ``model``, its prompt at the dearest kind of input."""
+    prompt = prompt_tokens_most(request)
+    writes = prompt if (model.price.cache_write or 0) > model.price.input else 0
+    usage = Usage(input_tokens=prompt, cache_write_tokens=writes, output_tokens=output_tokens_most(request, model))
+    return cost_of(usage, model.price, batch=batch)
+
+
+def prompt_characters(request: InferenceRequest) -> int:
+    """Return the length of everything written in the request in characters (or token ids), images left out."""
+    match request:
+        case ChatRequest():
+            return sum(len(text) for message in request.messages for text in _texts(message))
+        case CompletionRequest():
+            return sum(map(len, _prompts(request.prompt))) + len(request.suffix or "")
+        case EmbeddingRequest():
+            return sum(map(len, _prompts(request.input)))
+
+
+def byte_length(text: str) -> int:
+    """Return the length of ``text`` in UTF-8 bytes."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _message_most(message: Message) -> int:
+    tokens = MESSAGE_TOKENS
+    # Templates write the results of tools as JSON strings, so their quotes and newlines take two bytes.
+    size = _quoted_length if message.role == "tool" else byte_length
+    content = (TextPart(message.content),) if isinstance(message.content, str) else message.content or ()
+    for part in content:
+        match part:
+            case TextPart(text):
+                tokens += size(text)
+            case RefusalPart(refusal):
+                tokens += byte_length(refusal)
+            case ImagePart(image):
+                tokens += LOW_DETAIL_IMAGE_TOKENS if image.detail == "low" else IMAGE_TOKENS
+    for extra in (message.name, message.refusal, message.tool_call_id):
+        tokens += byte_length(extra) if extra else 0
+    for call in message.tool_calls or ():
+        # Arguments arrive as they are, quoted once more, or parsed and written with spaces: the sum covers each.
+        tokens += TOOL_TOKENS + byte_length(call.id) + byte_length(call.function.name)
+        tokens += byte_length(call.function.arguments) + _quoted_length(call.function.arguments)
+    return tokens
+
+
+def _tools_most(request: ChatRequest) -> int:
+    tokens = TOOLS_TOKENS if request.tools else 0
+    tokens += sum(TOOL_TOKENS + _json_most(tool) for tool in request.tools or ())
+    if isinstance(request.response_format, JsonSchemaFormat):
+        tokens += TOOLS_TOKENS + _json_most(request.response_format.json_schema)
+    elif request.response_format is not None:
+        tokens += MESSAGE_TOKENS
+    return tokens
+
+
+def _json_most(value: Tool | msgspec.Struct) -> int:
+    # Llama's template writes tools as JSON indented by four, the longest form that we know of.
+    return len(msgspec.json.format(msgspec.json.encode(value), indent=4))
+
+
+def _quoted_length(text: str) -> int:
+    return len(msgspec.json.encode(text))
+
+
+def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> Iterator[str | list[int]]:
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        yield given  # type: ignore[misc]  # one prompt: a text, or a list of token ids
+    else:
+        yield from given
+
+
+def _prompt_most(prompt: str | list[int]) -> int:
+    return byte_length(prompt) + MESSAGE_TOKENS if isinstance(prompt, str) else len(prompt)
+
+
+def _prompt_least(prompt: str | list[int], enough: int | None) -> int:
+    return _texts_least((prompt,), enough) if isinstance(prompt, str) else len(prompt)
+
+
+def _texts(message: Message) -> Iterator[str]:
+    if isinstance(message.content, str):
+        yield message.content
+    else:
+        for part in message.content or ():
+            if isinstance(part, TextPart):
+                yield part.text
+
+
+def _texts_least(texts: Iterable[str], enough: int | None) -> int:
+    words = size = 0
+    for text in texts:
+        for start in range(0, len(text), _PIECE):
+            piece = text[start : start + _PIECE].encode("utf-8", "surrogatepass")
+            # A word cut by the end of a piece or of a text counts once, or not at all: less is always right.
+            words += piece.translate(_WORD_MAP).count(b"ws")
+            size += len(piece)
+            if enough is not None and words > enough:
+                return words
+    return max(words, -(-size // LONGEST_TOKEN_BYTES))

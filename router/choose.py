@@ -1,0 +1,124 @@
+# Which targets answer a request, in which order, and why. Pure: the catalogue, the health of the targets, the
+# complexity model and the one draw that shares load among equals are arguments.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from protocol.embeddings import EmbeddingRequest
+from router.abilities import InferenceRequest
+from router.catalog import AutoRoute, Catalog
+from router.complexity import Complexity
+from router.errors import ModelNotAllowed, UnknownModel
+from router.fitting import can_serve, explain_refusal, needs_of
+from router.order import Health, by_cost, by_preference, expected_usage, unavailable_last
+from router.targets import ModelSpec, Route, Tier
+from router.wish import Wish
+
+__all__ = ["InferenceRequest", "Wish", "choose_route"]
+
+
+def choose_route(
+    request: InferenceRequest,
+    wish: Wish,
+    catalog: Catalog,
+    health: Health,
+    complexity: Complexity | Callable[[InferenceRequest], float],
+    *,
+    share: float = 0.0,
+) -> Route:
+    """Return the targets that can serve the request in the order to try them, and the reason.
+
+    ``health`` is keyed by ``Target.key``; a target without an entry is healthy. ``complexity`` returns the probability
+    that a small model suffices; it is asked only when an automatic route has both kinds to choose from. ``share`` in
+    [0, 1) is the caller's draw, by which models of equal cost and speed share the load: equal arguments give equal
+    routes.
+
+    Raises ``UnknownModel``, ``ModelNotAllowed``, or the ``NoTargetFits`` that says what no target can do.
+    """
+    name = _resolve(request.model, catalog)
+    if name in catalog.models:
+        return _named_route(request, wish, catalog, health, name)
+    auto = catalog.auto[name]
+    fitting = _fitting(_members(auto, name, request.model, wish, catalog), request, wish, catalog)
+    if isinstance(request, EmbeddingRequest):
+        return _embedding_route(request, auto, fitting, catalog, health)
+
+    small = [model for model in fitting if model.name in auto.small]
+    large = [model for model in fitting if model.name in auto.large]
+    score = complexity(request) if small and large else None
+    quality = auto.quality if wish.quality is None else wish.quality
+    is_small = bool(small) if score is None else score >= quality
+
+    chosen, spare = (small, large) if is_small else (large, small if wish.allow_smaller else [])
+    usage, batch = expected_usage(request), wish.tier is Tier.BATCH
+    targets = by_cost(chosen, usage, catalog, health, share, batch=batch)
+    targets += by_cost([m for m in spare if m not in chosen], usage, catalog, health, share, batch=batch)
+    return Route(request.model, unavailable_last(targets, health), "auto_small" if is_small else "auto_large", score)
+
+
+def _named_route(request: InferenceRequest, wish: Wish, catalog: Catalog, health: Health, name: str) -> Route:
+    """Return the model's endpoints in order of preference, then its fallbacks', what is unavailable last."""
+    if not _may_use(name, request.model, wish):
+        raise ModelNotAllowed(f"This team may not use the model '{request.model}'.", param="model")
+    [model] = _fitting([catalog.models[name]], request, wish, catalog)
+    targets = by_preference(model, catalog, health)
+    spares = [catalog.models[spare] for spare in catalog.fallbacks.get(name, ()) if _may_use(spare, spare, wish)]
+    if spares:
+        needs = needs_of(request, wish, spares)
+        for spare in spares:
+            if spare.name != name and can_serve(spare, needs):
+                targets += by_preference(spare, catalog, health)
+
+    ordered = unavailable_last(targets, health)
+    if ordered[0].model.name != name:
+        return Route(request.model, ordered, "fallback")
+    return Route(request.model, ordered, "named" if request.model == name else "alias")
+
+
+def _embedding_route(
+    request: EmbeddingRequest, auto: AutoRoute, fitting: Sequence[ModelSpec], catalog: Catalog, health: Health
+) -> Route:
+    """Return the first model that embeds, wherever it is served: vectors of different models do not compare."""
+    first = fitting[0]
+    same = [model for model in fitting if model.upstream_model == first.upstream_model]
+    targets = [target for model in same for target in by_preference(model, catalog, health)]
+    reason = "auto_small" if first.name in auto.small else "auto_large"
+    return Route(request.model, unavailable_last(targets, health), reason)
+
+
+def _resolve(asked: str, catalog: Catalog) -> str:
+    name, seen = asked, set[str]()
+    while name not in catalog.models and name not in catalog.auto:
+        if name in seen or name not in catalog.aliases:
+            raise UnknownModel(
+                f"The model '{asked}' does not exist; GET /v1/models lists those that do.", param="model"
+            )
+        seen.add(name)
+        name = catalog.aliases[name]
+    return name
+
+
+def _members(auto: AutoRoute, name: str, asked: str, wish: Wish, catalog: Catalog) -> Sequence[ModelSpec]:
+    """Return the route's models that the team may use: all, when its list names the route and none of the models."""
+    members = [catalog.models[member] for member in dict.fromkeys((*auto.small, *auto.large))]
+    if wish.allowed_models is None:
+        return members
+    allowed = [model for model in members if model.name in wish.allowed_models]
+    if not allowed and not _may_use(name, asked, wish):
+        raise ModelNotAllowed(f"This team may use none of the models behind '{asked}'.", param="model")
+    return allowed or members
+
+
+def _may_use(name: str, asked: str, wish: Wish) -> bool:
+    return wish.allowed_models is None or name in wish.allowed_models or asked in wish.allowed_models
+
+
+def _fitting(
+    models: Sequence[ModelSpec], request: InferenceRequest, wish: Wish, catalog: Catalog
+) -> Sequence[ModelSpec]:
+    needs = needs_of(request, wish, models)
+    fitting = [model for model in models if can_serve(model, needs)]
+    if not fitting:
+        raise explain_refusal(models, needs, wish, catalog)
+    return fitting

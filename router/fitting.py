@@ -1,0 +1,119 @@
+# Which models can serve a request at all, however healthy they are; and when none can, the refusal that says why.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from billing.money import to_text
+from protocol.chat import ChatRequest
+from protocol.completions import CompletionRequest
+from protocol.embeddings import EmbeddingRequest
+from router import bounds
+from router.abilities import FIELD_OF, InferenceRequest, missing_abilities, needed_abilities
+from router.catalog import Catalog
+from router.errors import ContextTooShort, CostLimitTooLow, LacksAbility, NoTargetFits
+from router.targets import Ability, ModelSpec, Tier
+from router.wish import Wish
+
+
+class Needs(Struct, frozen=True, kw_only=True):
+    """What a request asks of a model, measured once for all of them."""
+
+    request: InferenceRequest
+    abilities: frozenset[Ability]
+    tokens_least: int  # tokens of the prompt and of the shortest reply, at the least
+    tier: Tier
+    max_cost_nanousd: int | None
+
+    def are_able(self, model: ModelSpec) -> bool:
+        return self.abilities <= model.abilities
+
+    def are_short_enough(self, model: ModelSpec) -> bool:
+        return self.tokens_least <= model.context
+
+    def are_timely(self, model: ModelSpec) -> bool:
+        return self.tier in model.tiers
+
+    def are_affordable(self, model: ModelSpec) -> bool:
+        return self.max_cost_nanousd is None or self.cost_most(model) <= self.max_cost_nanousd
+
+    def cost_most(self, model: ModelSpec) -> int:
+        return bounds.cost_most(self.request, model, batch=self.tier is Tier.BATCH)
+
+
+def needs_of(request: InferenceRequest, wish: Wish, models: Sequence[ModelSpec]) -> Needs:
+    """Measure the request, as far as it matters to ``models``."""
+    widest = max(model.context for model in models)
+    # A token has a character at the least, so only a prompt of many characters is worth a closer look.
+    is_long = bounds.prompt_characters(request) >= min(model.context for model in models)
+    return Needs(
+        request=request,
+        abilities=needed_abilities(request),
+        tokens_least=bounds.prompt_tokens_least(request, enough=widest) + _reply_least(request) if is_long else 0,
+        tier=wish.tier,
+        max_cost_nanousd=wish.max_cost_nanousd,
+    )
+
+
+def can_serve(model: ModelSpec, needs: Needs) -> bool:
+    """Whether nothing that the request needs is missing from the model."""
+    return (
+        needs.are_able(model)
+        and needs.are_short_enough(model)
+        and needs.are_timely(model)
+        and needs.are_affordable(model)
+    )
+
+
+def explain_refusal(models: Sequence[ModelSpec], needs: Needs, wish: Wish, catalog: Catalog) -> NoTargetFits:
+    """Return the error for a request that none of ``models`` can serve: the first need that leaves none of them."""
+    asked = needs.request.model
+    able = [model for model in models if needs.are_able(model)]
+    if not able:
+        nearest = max(models, key=lambda model: len(needs.abilities & model.abilities))
+        missing = missing_abilities(needs.abilities, nearest)
+        return LacksAbility(
+            f"'{asked}' cannot serve this request: it lacks {' and '.join(missing)}. {_others(needs, wish, catalog)}",
+            param=FIELD_OF[missing[0]],
+        )
+    wide = [model for model in able if needs.are_short_enough(model)]
+    if not wide:
+        return ContextTooShort(
+            f"The context of '{asked}' is {max(model.context for model in able)} tokens, and this request needs "
+            f"{needs.tokens_least} or more. Shorten it, or ask another model. {_others(needs, wish, catalog)}",
+            param=_prompt_field(needs.request),
+        )
+    timely = [model for model in wide if needs.are_timely(model)]
+    if not timely:
+        return LacksAbility(
+            f"'{asked}' is not served in tier {needs.tier}. {_others(needs, wish, catalog)}", param="x-tier"
+        )
+    return CostLimitTooLow(
+        f"This request may cost up to ${to_text(min(needs.cost_most(model) for model in timely))} on '{asked}', more "
+        f"than x-max-cost-usd (${to_text(needs.max_cost_nanousd or 0)}) allows. Raise it, or lower max_tokens.",
+        param="x-max-cost-usd",
+    )
+
+
+def _others(needs: Needs, wish: Wish, catalog: Catalog) -> str:
+    """Say which models of the catalogue could serve the request and are the team's to use."""
+    usable = [m for m in catalog.models.values() if wish.allowed_models is None or m.name in wish.allowed_models]
+    needs = needs_of(needs.request, wish, usable) if usable else needs  # measured again, up to the widest context
+    names = [model.name for model in usable if can_serve(model, needs)]
+    return f"Models that can: {', '.join(names)}." if names else "No model that this team may use can."
+
+
+def _reply_least(request: InferenceRequest) -> int:
+    return 0 if isinstance(request, EmbeddingRequest) or request.output_limit == 0 else 1
+
+
+def _prompt_field(request: InferenceRequest) -> str:
+    match request:
+        case ChatRequest():
+            return "messages"
+        case CompletionRequest():
+            return "prompt"
+        case _:
+            return "input"

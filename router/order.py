@@ -1,0 +1,109 @@
+# In which order targets are tried that can all serve a request: what is down goes last, the rest by what it costs
+# and how soon it answers.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from billing.prices import cost_of
+from protocol.embeddings import EmbeddingRequest
+from protocol.usage import Usage
+from router import bounds
+from router.abilities import InferenceRequest
+from router.catalog import Catalog
+from router.targets import HEALTHY, ModelSpec, Target, TargetHealth
+
+CHARACTERS_PER_TOKEN = 4  # of English text; only the order of targets rests on it
+TYPICAL_REPLY_TOKENS = 256  # of a reply, where costs are compared; public chat traces have 211 on average
+SAME_COST = 1.05  # costs within this factor are a tie
+SAME_TIME = 1.25  # so are predicted times to the first token
+
+Health = Mapping[str, TargetHealth]
+
+
+def expected_usage(request: InferenceRequest) -> Usage:
+    """Return what the request will use, as far as one can tell before it runs: good enough to compare prices."""
+    prompt = -(-bounds.prompt_characters(request) // CHARACTERS_PER_TOKEN)
+    if isinstance(request, EmbeddingRequest):
+        return Usage(input_tokens=prompt)
+    limit = TYPICAL_REPLY_TOKENS if request.output_limit is None else request.output_limit
+    replies = min(limit, TYPICAL_REPLY_TOKENS) * bounds.replies_asked(request)
+    return Usage(input_tokens=prompt, output_tokens=replies)
+
+
+def by_cost(
+    models: Sequence[ModelSpec], usage: Usage, catalog: Catalog, health: Health, share: float, *, batch: bool
+) -> list[Target]:
+    """Return every endpoint of ``models``, the cheapest first.
+
+    Among near-ties the soonest first token comes first. Models equal in both take turns by weight: ``share`` in [0, 1)
+    points at one of them, and the rest follow. Endpoints of one model keep their order of preference.
+    """
+    costs: dict[str, int] = {model.name: cost_of(usage, model.price, batch=batch) for model in models}
+    targets = [target for model in models for target in catalog.targets_of(model)]
+    if len(targets) == 1:
+        return targets
+    times = {target.key: health.get(target.key, HEALTHY).first_token_ms for target in targets}
+    return [
+        target
+        for equal_cost in _ties(targets, lambda target: costs[target.model.name], SAME_COST)
+        for equal in _ties(equal_cost, lambda target: times[target.key], SAME_TIME)
+        for target in _in_turn(equal, share)
+    ]
+
+
+def by_preference(model: ModelSpec, catalog: Catalog, health: Health) -> list[Target]:
+    """Return the model's endpoints: regions in the order configured, replicas of a region by their first token."""
+    targets = catalog.targets_of(model)
+    if len(targets) == 1:
+        return list(targets)
+    regions = list(dict.fromkeys(target.endpoint.region for target in targets))
+    ordered: list[Target] = []
+    for region in regions:
+        replicas = [target for target in targets if target.endpoint.region == region]
+        for equal in _ties(replicas, lambda target: health.get(target.key, HEALTHY).first_token_ms, SAME_TIME):
+            ordered += sorted(equal, key=lambda target: health.get(target.key, HEALTHY).queue_depth)
+    return ordered
+
+
+def unavailable_last(targets: Iterable[Target], health: Health) -> tuple[Target, ...]:
+    """Return the targets in the order given, those with an open breaker or a full queue behind all others."""
+    if not health:
+        return tuple(targets)
+    return tuple(sorted(targets, key=lambda target: _is_unavailable(health.get(target.key, HEALTHY))))
+
+
+def _is_unavailable(health: TargetHealth) -> bool:
+    return health.is_open or health.is_full
+
+
+def _ties(targets: Sequence[Target], value: Callable[[Target], float], factor: float) -> Iterator[list[Target]]:
+    """Yield groups of targets by rising value; in each group none exceeds the least of the group by ``factor``."""
+    group: list[Target] = []
+    ceiling = 0.0
+    for target in sorted(targets, key=value):
+        if group and value(target) > ceiling:
+            yield group
+            group = []
+        if not group:
+            ceiling = value(target) * factor
+        group.append(target)
+    if group:
+        yield group
+
+
+def _in_turn(targets: Sequence[Target], share: float) -> list[Target]:
+    """Return the targets, those of the model that ``share`` points at first; a model's share is its weight's."""
+    by_model: dict[str, list[Target]] = {}
+    for target in targets:
+        by_model.setdefault(target.model.name, []).append(target)
+    groups = list(by_model.values())
+    if len(groups) == 1:
+        return groups[0]
+    weights = [max(0.0, group[0].model.weight) for group in groups]
+    point = share * sum(weights)
+    first = 0
+    while first < len(groups) - 1 and point >= weights[first]:
+        point -= weights[first]
+        first += 1
+    return [target for group in (*groups[first:], *groups[:first]) for target in group]

@@ -1,0 +1,124 @@
+# Fits the complexity model and exports its weights:
+#   python -m router.training.fit OUTCOMES.csv.gz --out router/artifacts
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_matrix, hstack  # type: ignore[import-untyped]
+from sklearn.feature_extraction.text import TfidfTransformer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold
+from sklearn.preprocessing import StandardScaler
+
+from router.complexity import FORMAT, MANIFEST, WEIGHTS
+from router.features import BUCKETS, bounded, form_of, hashed, words_of
+from router.training.dataset import Outcomes, read_outcomes
+
+SEED = 20260
+FOLDS = 5
+
+
+class FittedComplexity:
+    """The model as scikit-learn has it: two heads on words and form, and a joint step fitted out of fold."""
+
+    def __init__(self, regularisation: float = 1.0) -> None:
+        self.tfidf = TfidfTransformer(sublinear_tf=True)
+        self.scaler = StandardScaler()
+        self.strong = LogisticRegression(C=regularisation, max_iter=2000)
+        self.weak = LogisticRegression(C=regularisation, max_iter=2000)
+        self.joint = LogisticRegression(C=1.0)
+
+    def fit(self, outcomes: Outcomes) -> FittedComplexity:
+        """Fit the heads on all rows, and the joint step on what heads fitted on other rows say of each row."""
+        counts, form = features_of(outcomes.prompts)
+        features = self._fit_features(counts, form)
+        out_of_fold = np.zeros((len(outcomes), 2))
+        folds = StratifiedKFold(FOLDS, shuffle=True, random_state=SEED)
+        for train, test in folds.split(features, outcomes.suffices):
+            for column, (head, score) in enumerate(((self.strong, outcomes.strong), (self.weak, outcomes.weak))):
+                head.fit(features[train], score[train] > 0.5)
+                out_of_fold[test, column] = head.decision_function(features[test])
+        self.joint.fit(joint_features(out_of_fold), outcomes.suffices)
+        self.strong.fit(features, outcomes.strong > 0.5)
+        self.weak.fit(features, outcomes.weak > 0.5)
+        return self
+
+    def scores(self, prompts: list[str]) -> npt.NDArray[np.float64]:
+        """Return the probability that a small model suffices, one per prompt."""
+        counts, form = features_of(prompts)
+        features = hstack([self.tfidf.transform(counts), self.scaler.transform(form)], format="csr")
+        logits = np.column_stack([self.strong.decision_function(features), self.weak.decision_function(features)])
+        return self.joint.predict_proba(joint_features(logits))[:, 1]
+
+    def weights(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return what serving needs, named as ``router.complexity.Complexity`` reads it."""
+        heads = np.vstack([self.strong.coef_, self.weak.coef_]).T
+        arrays = {
+            "idf": self.tfidf.idf_,
+            "words": heads[:BUCKETS],
+            "form": heads[BUCKETS:],
+            "mean": self.scaler.mean_,
+            "scale": self.scaler.scale_,
+            "bias": np.concatenate([self.strong.intercept_, self.weak.intercept_]),
+            "joint": np.concatenate([self.joint.coef_[0], self.joint.intercept_]),
+        }
+        return {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+
+    def _fit_features(self, counts: csr_matrix, form: npt.NDArray) -> csr_matrix:
+        words = self.tfidf.fit_transform(counts)
+        return hstack([words, self.scaler.fit_transform(form)], format="csr")
+
+
+def features_of(prompts: list[str]) -> tuple[csr_matrix, npt.NDArray[np.float64]]:
+    """Return hashed word counts (rows, buckets) and form features (rows, form), as serving computes them."""
+    indices: list[int] = []
+    values: list[int] = []
+    starts = [0]
+    form = []
+    for prompt in prompts:
+        text = bounded(prompt)
+        words = words_of(text)
+        counts = hashed(words)
+        indices += counts.keys()
+        values += counts.values()
+        starts.append(len(indices))
+        form.append(form_of(text, words))
+    return csr_matrix((values, indices, starts), shape=(len(prompts), BUCKETS), dtype=np.float64), np.array(form)
+
+
+def joint_features(logits: npt.NDArray) -> npt.NDArray[np.float64]:
+    """Return the head logits (rows, 2) with the difference of their probabilities as a third column."""
+    chances = 1 / (1 + np.exp(-logits))
+    return np.column_stack([logits, chances[:, 0] - chances[:, 1]])
+
+
+def export(model: FittedComplexity, folder: Path, facts: dict[str, object]) -> None:
+    """Write weights and manifest into ``folder``; ``facts`` say where the model comes from."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **model.weights())  # type: ignore[arg-type]
+    (folder / WEIGHTS).write_bytes(buffer.getvalue())
+    manifest = {"format": FORMAT, "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(), **facts}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fit the complexity model and export its weights.")
+    parser.add_argument("outcomes", type=Path, help="gzipped CSV of outcomes")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the artefact")
+    arguments = parser.parse_args()
+    outcomes = read_outcomes(arguments.outcomes)
+    model = FittedComplexity().fit(outcomes)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    export(model, arguments.out, {"rows": len(outcomes), "seed": SEED})
+    print(f"fitted on {len(outcomes)} rows; wrote {WEIGHTS} and {MANIFEST} to {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
