@@ -12,9 +12,9 @@ from gpu_backend.engine.sequence import SamplingParams
 class SequenceStep:
     """One sequence's share of a step: compute ``token_ids`` at positions ``start``, ``start + 1``, ….
 
-    ``block_table[i]`` is the KV block that holds positions ``i * block_size`` to ``(i + 1) * block_size - 1``; it covers
-    every position up to and including the last one computed here. ``samples`` is true when the last token's logits are to
-    be turned into the sequence's next token: always for a decode, and for the last chunk of a prefill.
+    ``block_table[i]`` is the KV block that holds positions ``i * block_size`` to ``(i + 1) * block_size - 1``; it
+    covers every position up to and including the last one computed here. ``samples`` is true when the last token's
+    logits are to be turned into the sequence's next token: always for a decode, and for the last chunk of a prefill.
     """
 
     sequence_id: int
@@ -24,6 +24,7 @@ class SequenceStep:
     samples: bool
     sampling: SamplingParams
     reply_index: int  # which of the request's n replies; part of the noise
+    pools: bool = False  # an embedding: return the sum of the final hidden states over ``token_ids``
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ class TokenLogprob:
 class StepResult:
     """One next token for each sequence of the plan that ``samples``, in the plan's order.
 
-    ``failed`` names sequences whose numbers were not finite: they fail alone. ``seconds`` is the device time of the step.
+    ``failed`` names sequences whose numbers were not finite: they fail alone. ``seconds`` is the device time of the
+    step. ``pooled`` has one sum of hidden states, after the final norm, for each sequence that ``pools``, in the
+    plan's order.
     """
 
     step: int
@@ -59,3 +62,4 @@ class StepResult:
     seconds: float
     logprobs: tuple[TokenLogprob | None, ...] = ()
     failed: frozenset[int] = frozenset()
+    pooled: tuple[tuple[float, ...], ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -32,3 +32,69 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives to report beside the chosen token; None: no logprobs at all
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One reply, or one prompt to embed: its tokens, its blocks, and the clock readings its timings come from.
+
+    The scheduler owns it. ``token_ids`` are the prompt and what was generated; the KV of the first ``num_computed`` of
+    them lies in ``block_table``. Clock readings are seconds of one monotonic clock.
+    """
+
+    sequence_id: int
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    arrived: float
+    reply_index: int = 0
+    tenant: str = ""
+    weight: float = 1.0
+    tier: str = "interactive"
+    pools: bool = False  # an embedding: hidden states are summed, nothing is sampled
+    token_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as known
+    num_published: int = 0  # leading blocks that others may find by hash
+    cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
+    followers: list[Sequence] = field(default_factory=list)  # replies that wait to share this one's prompt
+    hidden_sum: list[float] = field(default_factory=list)  # of an embedding, over the tokens computed so far
+    admitted: float | None = None
+    first_token: float | None = None
+    gpu_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the reply so far, those of another replica included."""
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are known but not computed yet: 1 for a running decode."""
+        return len(self.token_ids) - self.num_computed
+
+    def append(self, token_id: int, max_model_len: int) -> FinishReason | None:
+        """Take the next token; return why the sequence ends with it, or None."""
+        self.token_ids.append(token_id)
+        if token_id in self.sampling.stop_token_ids:
+            return FinishReason.STOP
+        if self.num_generated >= self.sampling.max_tokens or len(self.token_ids) >= max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+    def restart(self) -> None:
+        """Forget what was computed, but not what was generated: the blocks are gone."""
+        self.num_computed = 0
+        self.num_published = 0
+        self.block_table = []
+        self.hidden_sum = []

@@ -1,0 +1,62 @@
+# Everything that is decided about an engine before it starts. Plain values: the HTTP front end builds one of these and
+# sends it to the engine's process, so nothing here imports torch.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DEVICES = ("auto", "cuda", "cpu")
+DTYPES = ("auto", "bfloat16", "float32")
+LOAD_FORMATS = ("auto", "dummy")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine serves, on what, and how much at once. Raises ``ValueError`` for settings that cannot work."""
+
+    model: str  # folder of a Hugging Face checkpoint
+    device: str = "auto"  # auto: cuda where there is one
+    dtype: str = "auto"  # auto: bfloat16 on cuda, float32 on the CPU
+    max_num_batched_tokens: int = 2048  # tokens that one step computes, all sequences together
+    max_num_seqs: int = 256  # sequences that run at once
+    max_model_len: int | None = None  # prompt and reply together; None: what the model and the KV cache allow
+    block_size: int = 16  # tokens in a KV block
+    load_format: str = "auto"  # dummy: random weights of the config's shape
+    num_kv_blocks: int | None = None  # None: from the two sizes below
+    gpu_memory_share: float = 0.9  # of the device's memory, weights included
+    cpu_kv_bytes: int = 256 * 1024 * 1024  # most that the KV cache takes on the CPU
+    prefix_caching: bool = True  # False: only the replies of one request share blocks
+    num_threads: int | None = None  # of torch on the CPU; None: torch's own choice
+
+    def __post_init__(self) -> None:
+        _one_of("device", self.device, DEVICES)
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("load_format", self.load_format, LOAD_FORMATS)
+        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "cpu_kv_bytes"):
+            _at_least_one(name, getattr(self, name))
+        for name in ("max_model_len", "num_kv_blocks", "num_threads"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+        if not 0 < self.gpu_memory_share <= 1:
+            raise ValueError(f"gpu_memory_share is {self.gpu_memory_share}; it is a share between 0 and 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs}); "
+                "each running sequence takes one token of every step, so raise the first or lower the second"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """Where the checkpoint lies."""
+        return Path(self.model)
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; it is one of {', '.join(allowed)}")
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} is {value}; it is at least 1")

@@ -1,0 +1,96 @@
+# A step plan as device tensors: which tokens at which positions, where their keys and values go, and which rows become
+# samples or embeddings. The rows are reordered so that sequences of similar shape lie side by side.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_backend.engine.plan import SequenceStep, StepPlan
+from gpu_backend.kernels.reference import AttentionGroup, by_shape, group_sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tensors of one step. ``order[i]`` is the place in the plan of the i-th sequence in the tensors."""
+
+    order: tuple[int, ...]
+    token_ids: Tensor  # (tokens,)
+    positions: Tensor  # (tokens,)
+    slots: Tensor  # (tokens,): block · block_size + offset
+    groups: tuple[AttentionGroup, ...]
+    fresh_blocks: Tensor | None  # partly written in this step, and never before by their owner
+    samplers: tuple[SequenceStep, ...]  # sequences that get a next token
+    sample_rows: Tensor | None  # the row of each one's last token; None: all rows, in order
+    poolers: tuple[tuple[SequenceStep, slice], ...]  # embeddings, with their rows
+
+
+def build_batch(plan: StepPlan, block_size: int, null_block: int, device: torch.device, dtype: torch.dtype) -> Batch:
+    """Lay a plan out for the device. ``null_block`` pads block tables and holds zeros for ever."""
+    query_lens = [len(step.token_ids) for step in plan.sequences]
+    context_lens = [step.start + count for step, count in zip(plan.sequences, query_lens, strict=True)]
+    order = by_shape(query_lens, context_lens)
+    steps = [plan.sequences[i] for i in order]
+
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    fresh: list[int] = []
+    samplers: list[SequenceStep] = []
+    sample_rows: list[int] = []
+    poolers: list[tuple[SequenceStep, slice]] = []
+    for step in steps:
+        first_row = len(token_ids)
+        token_ids += step.token_ids
+        positions += range(step.start, step.start + len(step.token_ids))
+        slots += _slots(step, block_size)
+        if _ends_in_fresh_block(step, block_size):
+            fresh.append(step.block_table[-1])
+        if step.samples:
+            samplers.append(step)
+            sample_rows.append(len(token_ids) - 1)
+        if step.pools:
+            poolers.append((step, slice(first_row, len(token_ids))))
+
+    groups = group_sequences(
+        [query_lens[i] for i in order],
+        [context_lens[i] for i in order],
+        [step.block_table for step in steps],
+        block_size,
+        null_block,
+        device,
+        dtype,
+    )
+    return Batch(
+        order=tuple(order),
+        token_ids=torch.tensor(token_ids).to(device),
+        positions=torch.tensor(positions).to(device),
+        slots=torch.tensor(slots).to(device),
+        groups=groups,
+        fresh_blocks=torch.tensor(fresh).to(device) if fresh else None,
+        samplers=tuple(samplers),
+        sample_rows=None
+        if len(sample_rows) == len(token_ids)
+        else torch.tensor(sample_rows, dtype=torch.long).to(device),
+        poolers=tuple(poolers),
+    )
+
+
+def _slots(step: SequenceStep, block_size: int) -> list[int]:
+    """Return where each token's key and value go, block by block."""
+    start, end = step.start, step.start + len(step.token_ids)
+    if end - start == 1:
+        return [step.block_table[start // block_size] * block_size + start % block_size]
+    slots: list[int] = []
+    for index in range(start // block_size, -(-end // block_size)):
+        base = (step.block_table[index] - index) * block_size
+        slots += range(base + max(start, index * block_size), base + min(end, (index + 1) * block_size))
+    return slots
+
+
+def _ends_in_fresh_block(step: SequenceStep, block_size: int) -> bool:
+    """Whether the last block is first written in this step, but not filled: its tail holds another's leftovers."""
+    end = step.start + len(step.token_ids)
+    return end % block_size != 0 and end // block_size * block_size >= step.start

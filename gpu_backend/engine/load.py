@@ -1,0 +1,59 @@
+# How busy the engine is: counters of what it did, and rates over the last ten seconds for whoever chooses a replica.
+
+from __future__ import annotations
+
+from collections import deque
+
+from gpu_backend.engine.blocks import BlockManager
+from gpu_backend.engine.messages import LoadReport
+from gpu_backend.engine.scheduler import Scheduler
+
+WINDOW_SECONDS = 10.0
+
+
+class LoadMeter:
+    """Counts steps, tokens and finished requests; knows the rates of the recent past."""
+
+    def __init__(self, started: float) -> None:
+        self.steps = 0
+        self.busy_seconds = 0.0
+        self.generated_tokens = 0
+        self.computed_tokens = 0
+        self.finished = 0
+        self._marks: deque[tuple[float, int, int]] = deque([(started, 0, 0)])  # time, generated tokens, finished
+
+    def count_step(self, computed_tokens: int, generated_tokens: int, seconds: float) -> None:
+        """Book one step."""
+        self.steps += 1
+        self.busy_seconds += seconds
+        self.computed_tokens += computed_tokens
+        self.generated_tokens += generated_tokens
+
+    def report(self, scheduler: Scheduler, blocks: BlockManager, now: float) -> LoadReport:
+        """Describe the state at ``now``; rates reach back to the oldest report of the window."""
+        while len(self._marks) > 1 and self._marks[1][0] <= now - WINDOW_SECONDS:
+            self._marks.popleft()
+        then, tokens, finished = self._marks[0]
+        elapsed = max(now - then, 1.0)
+        self._marks.append((now, self.generated_tokens, self.finished))
+        seen = scheduler.prompt_tokens_seen
+        return LoadReport(
+            queue_depth=scheduler.num_waiting,
+            running=scheduler.num_running,
+            free_blocks=blocks.num_available,
+            total_blocks=blocks.num_blocks,
+            kv_utilization=blocks.num_in_use / blocks.num_blocks,
+            tokens_per_second=(self.generated_tokens - tokens) / elapsed,
+            requests_per_second=(self.finished - finished) / elapsed,
+            prefix_hit_rate=scheduler.prompt_tokens_found / seen if seen else 0.0,
+            steps=self.steps,
+            gpu_busy_seconds=self.busy_seconds,
+            counters={
+                "generated_tokens": float(self.generated_tokens),
+                "computed_tokens": float(self.computed_tokens),
+                "finished": float(self.finished),
+                "preemptions": float(scheduler.num_preemptions),
+                "prompt_tokens": float(seen),
+                "cached_prompt_tokens": float(scheduler.prompt_tokens_found),
+            },
+        )

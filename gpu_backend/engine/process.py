@@ -1,0 +1,177 @@
+# The engine in a process of its own, so that HTTP work never holds up a step. The parent keeps an ``EngineProcess``;
+# the child runs ``main`` and dies with its parent. Between them lies one socket: pickled commands in, events out.
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.messages import Command, Event, NewTokens, Ready
+
+if TYPE_CHECKING:
+    from gpu_backend.engine.loop import EngineLoop
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+REPORT_EVERY = 0.05  # seconds between load reports while the load changes
+REPORT_AT_LEAST_EVERY = 1.0  # seconds
+
+
+class EngineProcess:
+    """The engine seen from the HTTP front end. Start it from a thread that lives as long as the parent process.
+
+    The child dies with the thread that started it (Linux's parent-death signal goes by thread), and ends by itself when
+    the parent's end of the socket closes.
+    """
+
+    def __init__(self, child: subprocess.Popen[bytes], connection: Connection) -> None:
+        self._child = child
+        self._connection = connection
+        self._sending = threading.Lock()
+
+    @classmethod
+    def start(cls, config: EngineConfig) -> EngineProcess:
+        """Start the child and return at once; the first event is ``Ready``, or ``receive`` raises ``EOFError``."""
+        ours, theirs = Pipe(duplex=True)
+        package_root = str(Path(__file__).resolve().parents[2])
+        search_path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+        child = subprocess.Popen(
+            [sys.executable, "-m", "gpu_backend.engine.process", str(theirs.fileno()), str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": search_path},
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        ours.send(config)
+        return cls(child, ours)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._child.pid
+
+    def send(self, command: Command) -> None:
+        """Hand a command over, from any thread. Raises ``OSError`` if the child is gone."""
+        with self._sending:
+            self._connection.send(command)
+
+    def receive(self) -> tuple[Event, ...]:
+        """Wait for the events of the next step. Raises ``EOFError`` when the child is gone."""
+        try:
+            return tuple(map(_unpack, self._connection.recv()))
+        except OSError as error:
+            raise EOFError("the engine's process is gone") from error
+
+    def is_alive(self) -> bool:
+        """Whether the child still runs."""
+        return self._child.poll() is None
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the child and wait for it: politely first, by force after ``timeout`` seconds."""
+        self._child.terminate()
+        try:
+            self._child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._connection.close()
+
+
+def main(descriptor: int, parent: int) -> int:
+    """Run the engine in this process until the socket closes; return the exit status."""
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what it means
+    connection = Connection(descriptor)
+    try:
+        config: EngineConfig = connection.recv()
+    except (EOFError, OSError):
+        return 0
+    try:
+        loop, ready = _load(config)
+    except Exception as error:
+        print(f"gpu_backend: cannot load {config.model}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        return 1
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone, and with it everyone who waits
+        connection.send((_pack(ready),))
+        _serve(connection, loop)
+    return 0
+
+
+def _serve(connection: Connection, loop: EngineLoop) -> None:
+    """Drain commands, step, send events; without work, sleep until a command comes."""
+    reported, changed = -REPORT_AT_LEAST_EVERY, True
+    while True:
+        report_at = reported + (REPORT_EVERY if changed else REPORT_AT_LEAST_EVERY)
+        patience = 0.0 if loop.has_work() else max(0.0, report_at - time.monotonic())
+        events: list[Event] = []
+        while connection.poll(patience):
+            events += loop.handle(connection.recv())
+            patience, changed = 0.0, True
+        if loop.has_work():
+            events += loop.step()
+            changed = True
+        if time.monotonic() >= report_at:
+            events.append(loop.load())
+            reported, changed = time.monotonic(), False
+        if events:
+            connection.send(tuple(map(_pack, events)))
+
+
+def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
+    """Import what is heavy, load the model and build the loop."""
+    import torch
+
+    from gpu_backend.engine.loop import EngineLoop
+    from gpu_backend.engine.runner import Runner
+
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    runner = Runner(config)
+    model = runner.model_config
+    loop = EngineLoop(
+        config, runner, runner.num_blocks, runner.max_model_len, model.vocab_size, eos_token_ids=model.eos_token_ids
+    )
+    ready = Ready(
+        total_blocks=runner.num_blocks,
+        block_size=runner.block_size,
+        max_model_len=runner.max_model_len,
+        device=str(runner.device),
+        dtype=str(runner.dtype).removeprefix("torch."),
+    )
+    return loop, ready
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel to end this process with its parent, and end it now if the parent is gone already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+def _pack(event: Event) -> Any:
+    """Turn the most frequent event into a plain tuple, which pickles several times faster than a dataclass."""
+    if type(event) is NewTokens and event.finish_reason is None and not event.logprobs:
+        return event.request_id, event.reply_index, event.token_ids, event.cached_tokens
+    return event
+
+
+def _unpack(packed: Any) -> Event:
+    if type(packed) is tuple:
+        request_id, reply_index, token_ids, cached_tokens = packed
+        return NewTokens(request_id, reply_index, token_ids, cached_tokens=cached_tokens)
+    return packed
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

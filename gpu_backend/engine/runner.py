@@ -1,0 +1,123 @@
+# Owns the device: loads the model, makes room for the KV cache, and computes one step plan at a time.
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.batch import Batch, build_batch
+from gpu_backend.engine.plan import StepPlan, StepResult, TokenLogprob
+from gpu_backend.engine.sampler import sample
+from gpu_backend.models import ModelConfig, UnsupportedModel, load_model, load_model_config
+from gpu_backend.models.weights import Checkpoint, RandomWeights
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+GPU_WORKSPACE_BYTES = 1024**3  # activations and logits of a full step
+
+
+class Runner:
+    """The model and its KV cache on one device. Raises ``UnsupportedModel`` if the checkpoint cannot be served."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.device = _choose_device(config.device)
+        self.dtype = DTYPES.get(config.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
+        self.block_size = config.block_size
+        self.model_config = load_model_config(config.folder)
+        wished = _wished_length(config, self.model_config)
+        dummy = config.load_format == "dummy"
+        weights = (
+            RandomWeights(self.device, self.dtype) if dummy else Checkpoint(config.folder, self.device, self.dtype)
+        )
+        with torch.inference_mode():
+            self._model = load_model(self.model_config, weights, wished)
+            self.num_blocks = config.num_kv_blocks or self._affordable_blocks(config, wished)
+            # One block more than is handed out: the null block, zeros for ever, pads block tables.
+            self._kv_cache = torch.zeros(
+                (
+                    self.model_config.num_layers,
+                    self.num_blocks + 1,
+                    self.block_size,
+                    2,
+                    self.model_config.num_kv_heads,
+                    self.model_config.head_dim,
+                ),
+                dtype=self.dtype,
+                device=self.device,
+            )
+        self.max_model_len = _possible_length(config, wished, self.num_blocks * self.block_size)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute a step: store its keys and values, and return a token for each sequence that samples."""
+        started = time.perf_counter()
+        batch = build_batch(plan, self.block_size, self.num_blocks, self.device, self.dtype)
+        if batch.fresh_blocks is not None:
+            # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
+            self._kv_cache.index_fill_(1, batch.fresh_blocks, 0)
+        hidden = self._model.hidden_states(batch, self._kv_cache)
+        tokens, logprobs, failed = self._sample(batch, hidden)
+        pooled = {step.sequence_id: hidden[rows].float().sum(0) for step, rows in batch.poolers}
+        failed |= {id_ for id_, total in pooled.items() if not torch.isfinite(total).all()}
+        samplers = [step.sequence_id for step in plan.sequences if step.samples]
+        return StepResult(
+            step=plan.step,
+            token_ids=tuple(tokens[id_] for id_ in samplers),
+            logprobs=tuple(logprobs[id_] for id_ in samplers) if logprobs else (),
+            failed=frozenset(failed),
+            pooled=tuple(tuple(pooled[step.sequence_id].tolist()) for step in plan.sequences if step.pools),
+            seconds=time.perf_counter() - started,
+        )
+
+    def _sample(self, batch: Batch, hidden: Tensor) -> tuple[dict[int, int], dict[int, TokenLogprob | None], set[int]]:
+        """Return token and log-probability by sequence id, and the ids of those whose logits are not finite."""
+        if not batch.samplers:
+            return {}, {}, set()
+        rows = hidden if batch.sample_rows is None else hidden.index_select(0, batch.sample_rows)
+        sampled = sample(self._model.logits(rows), batch.samplers)
+        ids = [step.sequence_id for step in batch.samplers]
+        asked = any(step.sampling.logprobs is not None for step in batch.samplers)
+        return (
+            dict(zip(ids, sampled.token_ids, strict=True)),
+            dict(zip(ids, sampled.logprobs, strict=True)) if asked else {},
+            {id_ for id_, finite in zip(ids, sampled.finite, strict=True) if not finite},
+        )
+
+    def _affordable_blocks(self, config: EngineConfig, max_model_len: int) -> int:
+        """Return how many blocks fit the memory; on the CPU no more than all sequences at full length need."""
+        block_bytes = self.model_config.kv_floats_per_token * self.block_size * self.dtype.itemsize
+        if self.device.type == "cpu":
+            useful = config.max_num_seqs * -(-max_model_len // self.block_size)
+            return max(1, min(useful, config.cpu_kv_bytes // block_bytes))
+        free, total = torch.cuda.mem_get_info(self.device)
+        room = int(free - (1 - config.gpu_memory_share) * total) - GPU_WORKSPACE_BYTES
+        if room < block_bytes:
+            raise UnsupportedModel("the device has no memory left for a KV cache; raise gpu_memory_share or free some")
+        return room // block_bytes
+
+
+def _choose_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedModel("device is cuda, but torch finds no CUDA device here; use cpu or auto")
+    return torch.device(name, 0) if name == "cuda" else torch.device(name)
+
+
+def _wished_length(config: EngineConfig, model: ModelConfig) -> int:
+    if config.max_model_len is not None and config.max_model_len > model.max_position:
+        raise UnsupportedModel(
+            f"max_model_len is {config.max_model_len}, but the model knows only {model.max_position} positions"
+        )
+    return config.max_model_len or model.max_position
+
+
+def _possible_length(config: EngineConfig, wished: int, capacity: int) -> int:
+    """Return the longest sequence that fits alone, so that nothing admitted can ever be stuck."""
+    if config.max_model_len is not None and wished > capacity:
+        raise UnsupportedModel(
+            f"max_model_len is {wished}, but the KV cache holds {capacity} tokens; lower it or add KV blocks"
+        )
+    return min(wished, capacity)

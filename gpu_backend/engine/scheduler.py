@@ -1,0 +1,221 @@
+# Who runs in the next step. Running decodes first, one token each; then chunks of prompts, within one token budget;
+# then new sequences from the queues, interactive before batch. When blocks run out, the latest admitted gives way.
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from hashlib import blake2b
+from itertools import chain
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.blocks import BlockManager, extend_hashes
+from gpu_backend.engine.plan import SequenceStep, StepPlan
+from gpu_backend.engine.sequence import Sequence
+
+TIERS = ("interactive", "batch")  # in the order in which their queues are served
+
+
+class Scheduler:
+    """Owns every unfinished sequence: waiting in a queue, or running with blocks of the KV cache.
+
+    A sequence gets blocks for all its tokens when it is admitted, and one more whenever a decode fills its last, so
+    only decodes can run out of room. A preempted sequence waits at the head of its queue and is computed again, most
+    of it from blocks that are still cached.
+    """
+
+    def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
+        self.blocks = blocks
+        self.num_preemptions = 0
+        self.prompt_tokens_seen = 0
+        self.prompt_tokens_found = 0
+        self._max_tokens = config.max_num_batched_tokens
+        self._max_seqs = config.max_num_seqs
+        self._prefix_caching = config.prefix_caching
+        self._waiting: dict[str, deque[Sequence]] = {tier: deque() for tier in TIERS}
+        self._running: dict[int, Sequence] = {}  # in the order of admission
+        self._by_request: dict[str, list[Sequence]] = {}
+        self._step = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without blocks, replies that wait for their first one's prompt included."""
+        return sum(map(len, self._by_request.values())) - len(self._running)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with blocks."""
+        return len(self._running)
+
+    def has_work(self) -> bool:
+        """Whether there is anything to compute."""
+        return bool(self._by_request)
+
+    def running(self, sequence_id: int) -> Sequence:
+        """Return the running sequence of that id."""
+        return self._running[sequence_id]
+
+    def add(self, replies: list[Sequence]) -> None:
+        """Queue all replies of one request. The first computes the prompt; the others then share its full blocks."""
+        leader, *leader.followers = replies
+        self._by_request[leader.request_id] = list(replies)
+        self._waiting[leader.tier].append(leader)
+
+    def replies_of(self, request_id: str, reply_index: int | None = None) -> list[Sequence]:
+        """Return a request's unfinished replies, or the one of that index; none if it is unknown or done."""
+        replies = self._by_request.get(request_id, [])
+        return [reply for reply in replies if reply_index is None or reply.reply_index == reply_index]
+
+    def remove(self, sequence: Sequence) -> None:
+        """Let a sequence go, finished or not; its blocks are available at once."""
+        replies = self._by_request[sequence.request_id]
+        replies.remove(sequence)
+        if not replies:
+            del self._by_request[sequence.request_id]
+        if self._running.pop(sequence.sequence_id, None) is not None:
+            self.blocks.release(sequence.block_table)
+            sequence.block_table = []
+        elif sequence in self._waiting[sequence.tier]:
+            self._waiting[sequence.tier].remove(sequence)
+        else:
+            self._leader_of(sequence).followers.remove(sequence)
+        self._promote(sequence)
+
+    def schedule(self) -> StepPlan:
+        """Choose what the next step computes, and give it room. The plan is empty only if there is no work."""
+        self._step += 1
+        budget = self._max_tokens
+        steps: list[SequenceStep] = []
+        preemptions = self.num_preemptions
+        for sequence in [s for s in self._running.values() if s.remaining == 1]:
+            if sequence.sequence_id in self._running and self._make_room(sequence):
+                steps.append(self._share(sequence, 1))
+                budget -= 1
+        for sequence in self._running.values():
+            if sequence.remaining > 1 and budget:
+                steps.append(self._share(sequence, min(sequence.remaining, budget)))
+                budget -= len(steps[-1].token_ids)
+        while budget and preemptions == self.num_preemptions and (admitted := self._admit_next()):
+            steps.append(self._share(admitted, min(admitted.remaining, budget)))
+            budget -= len(steps[-1].token_ids)
+        return StepPlan(self._step, tuple(steps))
+
+    def advance(self, sequence: Sequence, num_tokens: int) -> None:
+        """Book that a step computed that many tokens of a running sequence; full blocks can be found from now on."""
+        sequence.num_computed += num_tokens
+        if not sequence.pools:
+            self._publish(sequence)
+        if sequence.followers and sequence.num_computed >= sequence.num_prompt:
+            self._waiting[sequence.tier].extendleft(reversed(sequence.followers))
+            sequence.followers = []
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Let nobody share the blocks of a sequence whose numbers went wrong."""
+        self.blocks.forget(sequence.block_table)
+
+    def check(self) -> None:
+        """Assert that every sequence is in one place, and that exactly the running ones hold blocks."""
+        self.blocks.check(sequence.block_table for sequence in self._running.values())
+        for sequence in self._running.values():
+            covered = len(sequence.block_table) * self.blocks.block_size
+            assert covered >= sequence.num_computed, "a sequence was computed beyond its blocks"
+            assert sequence.remaining >= 1, "a running sequence has nothing to compute"
+        assert len(self._running) <= self._max_seqs
+        queued = list(self._queued())
+        assert all(s.num_computed == 0 and not s.block_table for s in queued), "a waiting sequence holds blocks"
+        everyone = sorted(s.sequence_id for s in chain(self._running.values(), queued))
+        known = sorted(s.sequence_id for replies in self._by_request.values() for s in replies)
+        assert everyone == known, "a sequence is in no place, or in two"
+
+    def _share(self, sequence: Sequence, num_tokens: int) -> SequenceStep:
+        start, end = sequence.num_computed, sequence.num_computed + num_tokens
+        return SequenceStep(
+            sequence_id=sequence.sequence_id,
+            token_ids=tuple(sequence.token_ids[start:end]),
+            start=start,
+            block_table=tuple(sequence.block_table[: self.blocks.blocks_for(end)]),
+            samples=end == len(sequence.token_ids) and not sequence.pools,
+            sampling=sequence.sampling,
+            reply_index=sequence.reply_index,
+            pools=sequence.pools,
+        )
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Give a decode the block its next token needs, at the cost of the latest admitted; false if that is itself."""
+        while len(sequence.block_table) * self.blocks.block_size <= sequence.num_computed:
+            block = self.blocks.allocate_block()
+            if block is not None:
+                sequence.block_table.append(block)
+                continue
+            victim = next(reversed(self._running.values()))
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        del self._running[sequence.sequence_id]
+        self.blocks.release(sequence.block_table)
+        sequence.restart()
+        self._waiting[sequence.tier].appendleft(sequence)
+        self.num_preemptions += 1
+
+    def _admit_next(self) -> Sequence | None:
+        """Move the head of the first non-empty queue to the running ones; None if there is none or no room for it."""
+        queue = next((queue for queue in self._waiting.values() if queue), None)
+        if queue is None or len(self._running) >= self._max_seqs:
+            return None
+        sequence = queue[0]
+        # The last token is always computed, so that there are logits to sample from.
+        findable = (len(sequence.token_ids) - 1) // self.blocks.block_size
+        if not sequence.pools:
+            extend_hashes(sequence.block_hashes, sequence.token_ids, self.blocks.block_size, self._salt(sequence))
+        # Each running sequence can fill a block before anyone must give way.
+        allocation = self.blocks.allocate_table(
+            sequence.block_hashes[:findable], self.blocks.blocks_for(len(sequence.token_ids)), len(self._running)
+        )
+        if allocation is None:
+            return None
+        queue.popleft()
+        self._running[sequence.sequence_id] = sequence
+        sequence.block_table = list(allocation.block_table)
+        sequence.num_computed = allocation.num_cached * self.blocks.block_size
+        sequence.num_published = allocation.num_cached
+        self._count_prefix(sequence)
+        return sequence
+
+    def _count_prefix(self, sequence: Sequence) -> None:
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
+            self.prompt_tokens_seen += sequence.num_prompt
+            self.prompt_tokens_found += sequence.cached_tokens
+
+    def _publish(self, sequence: Sequence) -> None:
+        full = sequence.num_computed // self.blocks.block_size
+        if full > sequence.num_published:
+            extend_hashes(sequence.block_hashes, sequence.token_ids, self.blocks.block_size, self._salt(sequence))
+            for index in range(sequence.num_published, full):
+                self.blocks.publish(sequence.block_table[index], sequence.block_hashes[index])
+            sequence.num_published = full
+
+    def _salt(self, sequence: Sequence) -> bytes:
+        """Return the root of a sequence's hash chain: tenants never find each other's blocks."""
+        owner = f"tenant {sequence.tenant}" if self._prefix_caching else f"request {sequence.request_id}"
+        return blake2b(owner.encode(), digest_size=16, person=b"tollgate kv root").digest()
+
+    def _promote(self, leaver: Sequence) -> None:
+        """Let the first of a leaver's followers compute the prompt in its place."""
+        if leaver.followers:
+            heir, *heir.followers = leaver.followers
+            leaver.followers = []
+            self._waiting[heir.tier].appendleft(heir)
+
+    def _leader_of(self, follower: Sequence) -> Sequence:
+        return next(reply for reply in self._by_request[follower.request_id] if follower in reply.followers)
+
+    def _queued(self) -> Iterator[Sequence]:
+        for leader in chain(*self._waiting.values()):
+            yield leader
+            yield from leader.followers
+        for leader in self._running.values():
+            yield from leader.followers

@@ -1,0 +1,127 @@
+# The parts that decoders of the Llama family are made of. Weights are plain tensors, packed where one product can do
+# the work of several; every operation beyond a matrix product is a kernel.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpu_backend.engine.batch import Batch
+from gpu_backend.kernels import reference as kernels
+from gpu_backend.models.config import ModelConfig, RopeConfig
+from gpu_backend.models.weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A matrix product, with a bias or without."""
+
+    weight: Tensor  # (out, in)
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Causal attention over the paged KV cache, with shared key heads and, for Qwen3, normalised queries and keys."""
+
+    qkv: Linear
+    out: Linear
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qk_norm: Tensor | None  # (heads + kv_heads, head_dim)
+    eps: float
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, batch: Batch) -> Tensor:
+        rotated = self.num_heads + self.num_kv_heads
+        qkv = self.qkv(x).view(len(x), rotated + self.num_kv_heads, self.head_dim)
+        query_key = qkv[:, :rotated]
+        if self.qk_norm is not None:
+            query_key = kernels.rms_norm(query_key, self.qk_norm, self.eps)
+        query_key = kernels.apply_rope(query_key, cos, sin)
+        query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
+        kernels.store_kv(key, qkv[:, rotated:], kv_cache, batch.slots)
+        attended = kernels.paged_attention(query, kv_cache, batch.groups, self.head_dim**-0.5)
+        return self.out(attended.reshape(len(x), -1))
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Attention, then a gated MLP, each after a norm and added to what came in."""
+
+    attention_norm: Tensor
+    attention: Attention
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    eps: float
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, batch: Batch) -> Tensor:
+        x = x + self.attention(kernels.rms_norm(x, self.attention_norm, self.eps), cos, sin, kv_cache, batch)
+        return x + self.down(kernels.silu_and_mul(self.gate_up(kernels.rms_norm(x, self.mlp_norm, self.eps))))
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A whole model: tokens to hidden states, and hidden states to logits."""
+
+    config: ModelConfig
+    embedding: Tensor  # (vocab, hidden)
+    layers: tuple[DecoderLayer, ...]
+    norm: Tensor
+    head: Tensor  # (vocab, hidden); the embedding itself where the two are tied
+    cos: Tensor  # (positions, 1, head_dim / 2)
+    sin: Tensor
+
+    def hidden_states(self, batch: Batch, kv_cache: Tensor) -> Tensor:
+        """Return the final hidden states (tokens, hidden), and store the step's keys and values.
+
+        ``kv_cache`` is (layers, blocks, block_size, 2, kv_heads, head_dim).
+        """
+        x = F.embedding(batch.token_ids, self.embedding)
+        cos, sin = self.cos.index_select(0, batch.positions), self.sin.index_select(0, batch.positions)
+        for layer, layer_cache in zip(self.layers, kv_cache.unbind(0), strict=True):
+            x = layer(x, cos, sin, layer_cache, batch)
+        return kernels.rms_norm(x, self.norm, self.config.rms_norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of the token after each hidden state, in float32."""
+        return F.linear(hidden, self.head).float()
+
+
+def load_linear(weights: WeightSource, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: bool) -> Linear:
+    """Load matrices that read the same input, packed into one: their outputs lie beside each other."""
+    weight = torch.cat([weights.get(f"{name}.weight", out, width) for name, out in zip(names, outs, strict=True)])
+    if not bias:
+        return Linear(weight)
+    return Linear(weight, torch.cat([weights.get(f"{name}.bias", out) for name, out in zip(names, outs, strict=True)]))
+
+
+def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines, each (positions, 1, head_dim / 2), from float32, rounded to ``like``'s type."""
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), rope_frequencies(rope, head_dim))[:, None]
+    return angles.cos().to(like), angles.sin().to(like)
+
+
+def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Return each pair's angle per position (Su et al. 2021), stretched for long contexts where the config says so.
+
+    ``linear`` divides all of them (Chen et al. 2023). ``llama3`` divides the slow ones, keeps the fast ones, and blends
+    in between (Llama 3.1; as in transformers' ``_compute_llama3_parameters``).
+    """
+    frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if rope.kind == "default":
+        return frequencies
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    turns = rope.original_max_position * frequencies / (2 * math.pi)
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    kept = blend.clamp(0.0, 1.0)
+    return frequencies * (kept + (1 - kept) / rope.factor)

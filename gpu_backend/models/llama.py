@@ -1,0 +1,65 @@
+# Llama 2 and 3: which tensor of a Hugging Face checkpoint goes where.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpu_backend.models.config import ModelConfig
+from gpu_backend.models.layers import Attention, Decoder, DecoderLayer, load_linear, rope_tables
+from gpu_backend.models.weights import WeightSource
+
+AttentionLoader = Callable[[ModelConfig, WeightSource, str], Attention]
+
+
+def load_llama(config: ModelConfig, weights: WeightSource, max_model_len: int) -> Decoder:
+    """Build a Llama with positions up to ``max_model_len``. Raises ``UnsupportedModel`` where a tensor does not fit."""
+    return load_decoder(config, weights, max_model_len, load_attention)
+
+
+def load_decoder(
+    config: ModelConfig, weights: WeightSource, max_model_len: int, attention_loader: AttentionLoader
+) -> Decoder:
+    """Build a decoder whose tensors are named as Llama's, but for what ``attention_loader`` reads."""
+    embedding = weights.get("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    cos, sin = rope_tables(config.rope, config.head_dim, max_model_len, embedding)
+    tied = config.tie_word_embeddings
+    return Decoder(
+        config=config,
+        embedding=embedding,
+        layers=tuple(_load_layer(config, weights, index, attention_loader) for index in range(config.num_layers)),
+        norm=weights.get("model.norm.weight", config.hidden_size),
+        head=embedding if tied else weights.get("lm_head.weight", config.vocab_size, config.hidden_size),
+        cos=cos,
+        sin=sin,
+    )
+
+
+def load_attention(config: ModelConfig, weights: WeightSource, prefix: str) -> Attention:
+    """Load one layer's projections; ``prefix`` names it in the checkpoint."""
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    names = (f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj")
+    return Attention(
+        qkv=load_linear(weights, names, (queries, keys, keys), config.hidden_size, config.attention_bias),
+        out=load_linear(weights, (f"{prefix}.o_proj",), (config.hidden_size,), queries, config.attention_bias),
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        qk_norm=None,
+        eps=config.rms_norm_eps,
+    )
+
+
+def _load_layer(
+    config: ModelConfig, weights: WeightSource, index: int, attention_loader: AttentionLoader
+) -> DecoderLayer:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    prefix = f"model.layers.{index}"
+    mlp = f"{prefix}.mlp"
+    return DecoderLayer(
+        attention_norm=weights.get(f"{prefix}.input_layernorm.weight", hidden),
+        attention=attention_loader(config, weights, f"{prefix}.self_attn"),
+        mlp_norm=weights.get(f"{prefix}.post_attention_layernorm.weight", hidden),
+        gate_up=load_linear(weights, (f"{mlp}.gate_proj", f"{mlp}.up_proj"), (inner, inner), hidden, config.mlp_bias),
+        down=load_linear(weights, (f"{mlp}.down_proj",), (hidden,), inner, config.mlp_bias),
+        eps=config.rms_norm_eps,
+    )

@@ -1,0 +1,100 @@
+# Where a model's tensors come from: the safetensors shards of a checkpoint, or dice. A model asks for each tensor by
+# its Hugging Face name and the shape it needs, and an answer that does not fit says what would.
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from gpu_backend.models.config import UnsupportedModel
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+
+
+class WeightSource(Protocol):
+    """Gives a model its tensors."""
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """Return the tensor of that name and shape. Raises ``UnsupportedModel``."""
+        ...
+
+
+class Checkpoint:
+    """The safetensors files of a Hugging Face checkpoint, one or several shards, read tensor by tensor."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._file_of: dict[str, Any] = {}
+        for path, names in _shards(folder).items():
+            shard = _open(path)
+            self._file_of |= dict.fromkeys(shard.keys() if names is None else names, shard)
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """Return the tensor of that name and shape, on the device. Raises ``UnsupportedModel``."""
+        if name not in self._file_of:
+            near = get_close_matches(name, self._file_of, n=1)
+            hint = f"; the nearest name there is {near[0]}" if near else ""
+            raise UnsupportedModel(f"the checkpoint has no tensor {name} of shape {shape}{hint}")
+        try:
+            tensor = self._file_of[name].get_tensor(name)
+        except SafetensorError as error:
+            raise UnsupportedModel(f"tensor {name} cannot be read from its shard: {error}") from error
+        if tuple(tensor.shape) != shape:
+            raise UnsupportedModel(f"tensor {name} has shape {tuple(tensor.shape)}; config.json calls for {shape}")
+        if not tensor.is_floating_point():
+            raise UnsupportedModel(f"tensor {name} is of {tensor.dtype}; float32, float16 or bfloat16 is needed")
+        return tensor.to(self._device, self._dtype)
+
+
+class RandomWeights:
+    """Tensors drawn by chance from a fixed seed, for benchmarks of a shape whose weights are not at hand."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """Return ones for a norm, zeros for a bias, else small normal numbers, as models start their training."""
+        if name.endswith("norm.weight"):
+            return torch.ones(shape, device=self._device, dtype=self._dtype)
+        if name.endswith(".bias"):
+            return torch.zeros(shape, device=self._device, dtype=self._dtype)
+        tensor = torch.empty(shape, device=self._device, dtype=self._dtype)
+        return tensor.normal_(0.0, 0.02, generator=self._generator)
+
+
+def _shards(folder: Path) -> dict[Path, list[str] | None]:
+    """Return each file, with the tensors that the index promises in it; None: all it has."""
+    index_path = folder / INDEX_NAME
+    if not index_path.exists():
+        if not (folder / SINGLE_NAME).exists():
+            raise UnsupportedModel(f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}; only safetensors are loaded")
+        return {folder / SINGLE_NAME: None}
+    try:
+        weight_map: dict[str, str] = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnsupportedModel(f"{index_path} has no readable weight_map: {error!r}") from error
+    shards: dict[Path, list[str] | None] = {}
+    for name, file in weight_map.items():
+        names = shards.setdefault(folder / file, [])
+        assert names is not None
+        names.append(name)
+    return shards
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError:
+        raise UnsupportedModel(f"{path} does not exist, though {INDEX_NAME} names it") from None
+    except SafetensorError as error:
+        raise UnsupportedModel(f"{path} is no complete safetensors file: {error}") from error

@@ -1,0 +1,146 @@
+# Writes a random tiny Llama or Qwen3 as a Hugging Face checkpoint: small enough for milliseconds per step, wide
+# enough in its options to meet every branch of the loader.
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from torch import Tensor
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL_TOKENS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """The shape of a tiny model; ``extra`` goes into config.json as it is."""
+
+    architecture: str = "LlamaForCausalLM"
+    vocab_size: int = 260  # the bytes and the special tokens
+    hidden_size: int = 64
+    intermediate_size: int = 96
+    num_layers: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    max_position: int = 512
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    num_shards: int = 1
+    eos_token_id: int | None = None
+    seed: int = 0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def config(self) -> dict[str, Any]:
+        """Return the contents of config.json."""
+        model_type = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}.get(self.architecture, "unknown")
+        return {
+            "architectures": [self.architecture],
+            "model_type": model_type,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.max_position,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "hidden_act": "silu",
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "attention_bias": self.attention_bias,
+            "eos_token_id": self.eos_token_id,
+            "torch_dtype": "float32",
+            **self.extra,
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Draw the weights, wide enough apart that no two logits come near a tie."""
+        generator = torch.Generator().manual_seed(self.seed)
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+
+        def matrix(rows: int, columns: int) -> Tensor:
+            return torch.randn(rows, columns, generator=generator) * (2.0 / columns**0.5)
+
+        def norm(size: int) -> Tensor:
+            return 1 + 0.2 * torch.randn(size, generator=generator)
+
+        tensors = {"model.embed_tokens.weight": torch.randn(self.vocab_size, hidden, generator=generator)}
+        for index in range(self.num_layers):
+            layer = f"model.layers.{index}"
+            attention = f"{layer}.self_attn"
+            shapes = {
+                "q_proj": (queries, hidden),
+                "k_proj": (keys, hidden),
+                "v_proj": (keys, hidden),
+                "o_proj": (hidden, queries),
+            }
+            for name, shape in shapes.items():
+                tensors[f"{attention}.{name}.weight"] = matrix(*shape)
+                if self.attention_bias:
+                    tensors[f"{attention}.{name}.bias"] = torch.randn(shape[0], generator=generator)
+            if self.architecture == "Qwen3ForCausalLM":
+                tensors[f"{attention}.q_norm.weight"] = norm(self.head_dim)
+                tensors[f"{attention}.k_norm.weight"] = norm(self.head_dim)
+            tensors[f"{layer}.mlp.gate_proj.weight"] = matrix(inner, hidden)
+            tensors[f"{layer}.mlp.up_proj.weight"] = matrix(inner, hidden)
+            tensors[f"{layer}.mlp.down_proj.weight"] = matrix(hidden, inner)
+            tensors[f"{layer}.input_layernorm.weight"] = norm(hidden)
+            tensors[f"{layer}.post_attention_layernorm.weight"] = norm(hidden)
+        tensors["model.norm.weight"] = norm(hidden)
+        if not self.tie_word_embeddings:
+            tensors["lm_head.weight"] = matrix(self.vocab_size, hidden)
+        return tensors
+
+
+def write_tiny_model(folder: Path, model: TinyModel | None = None, with_tokenizer: bool = False) -> Path:
+    """Write the checkpoint into ``folder``, and a byte-level tokenizer with it if asked; return ``folder``."""
+    model = model or TinyModel()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(model.config()))
+    write_shards(folder, model.tensors(), model.num_shards)
+    if with_tokenizer:
+        _write_tokenizer(folder)
+    return folder
+
+
+def write_shards(folder: Path, tensors: dict[str, Tensor], num_shards: int = 1) -> None:
+    """Write the tensors as one safetensors file, or dealt out to several with an index."""
+    if num_shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = sorted(tensors)
+    weight_map = {name: f"model-{i % num_shards + 1:05}-of-{num_shards:05}.safetensors" for i, name in enumerate(names)}
+    for file in set(weight_map.values()):
+        shard = {name: tensors[name] for name in names if weight_map[name] == file}
+        save_file(shard, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """One token per byte: any text round-trips, and its length in tokens is its length in UTF-8."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|end|>",
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
