@@ -1,0 +1,71 @@
+# The books of one call while it runs: its hold against the quotas and its entries in the journal.
+# The order never changes: hold, opened, (progress), closed, bytes to the client, settled.
+
+from __future__ import annotations
+
+from billing.holds import Hold, Settlement
+from billing.journal import Journal
+from billing.quotas import Quotas
+from billing.records import Status, UsageRecord
+from protocol.usage import Usage
+
+NOTHING = Settlement(Usage(), 0)
+
+
+class Account:
+    """One call's hold and journal entries. ``close`` counts once; what comes later changes nothing."""
+
+    def __init__(self, hold: Hold, journal: Journal, quotas: Quotas) -> None:
+        self.hold = hold
+        self.used = NOTHING  # so far
+        self.record: UsageRecord | None = None  # the final one, once closed
+        self._journal = journal
+        self._quotas = quotas
+        self._noted = NOTHING
+        self._is_opened = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the journal knows how the call ended."""
+        return self.record is not None
+
+    def open(self, record: UsageRecord) -> None:
+        """Enter the call into the journal, before an upstream hears of it. Raises JournalFull."""
+        self._journal.opened(record)
+        self._is_opened = True
+
+    def note_progress(self) -> None:
+        """Enter what was used so far, if that changed."""
+        if self._is_opened and not self.is_closed and self.used != self._noted:
+            self._journal.progress(self.hold.request.request_id, self.used.usage, self.used.cost_nanousd)
+            self._noted = self.used
+
+    async def renew(self) -> None:
+        """Renew the lease of the hold and tell it what was used so far."""
+        await self._quotas.renew(self.hold, self.used)
+
+    def close(self, record: UsageRecord) -> None:
+        """Enter how the call ended. Only after this may its last bytes leave."""
+        if self.is_closed:
+            return
+        self.record = record
+        if self._is_opened:
+            self._journal.closed(record)
+
+    async def settle(self) -> None:
+        """Put what was used in place of the hold, or give the hold back when nothing is owed."""
+        record = self.record
+        if record is None or not self._is_opened or record.status is Status.FAILED:
+            await self._quotas.release(self.hold)
+        else:
+            await self._quotas.settle(self.hold, Settlement(_usage_of(record), record.cost_nanousd))
+
+
+def _usage_of(record: UsageRecord) -> Usage:
+    return Usage(
+        record.input_tokens,
+        record.cached_input_tokens,
+        record.output_tokens,
+        record.reasoning_tokens,
+        record.cache_write_tokens,
+    )

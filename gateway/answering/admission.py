@@ -1,0 +1,47 @@
+# Before any upstream hears of a call: set aside the most it could use on its route, against every limit at once.
+
+from __future__ import annotations
+
+from billing.errors import refusal_error
+from billing.holds import HoldRequest, Leg, RefusedHold
+from billing.prices import cost_of
+from gateway.answering.account import Account
+from gateway.answering.call import Call
+from gateway.services import Services
+from protocol.usage import Usage
+from router.bounds import output_tokens_most, prompt_tokens_most
+from router.targets import Route, Tier
+
+OPEN_WITHIN = 5.0  # seconds; a hold that reaches Redis later than this is refused there
+
+
+async def admit(services: Services, call: Call, route: Route) -> Account:
+    """Hold the call's largest cost on ``route`` and return its open books.
+
+    Raises RateLimited or QuotaExhausted when a limit has no room for it.
+    """
+    request = HoldRequest(
+        request_id=call.request_id,
+        team_id=call.caller.team.id,
+        scopes=call.scopes,
+        legs=legs_of(call, route),
+        valid_until=services.clock.now() + OPEN_WITHIN,
+    )
+    hold = await services.quotas.open(request)
+    if isinstance(hold, RefusedHold):
+        raise refusal_error(hold)
+    account = Account(hold, services.journal, services.quotas)
+    services.keeper.add(account)
+    return account
+
+
+def legs_of(call: Call, route: Route) -> tuple[Leg, ...]:
+    """Return the most that each target of ``route`` could use and cost."""
+    prompt = prompt_tokens_most(call.request)
+    batch = call.wish.tier is Tier.BATCH
+    legs = []
+    for target in route.targets:
+        model = target.model
+        most = Usage(input_tokens=min(prompt, model.context), output_tokens=output_tokens_most(call.request, model))
+        legs.append(Leg(target.key, most.total_tokens, cost_of(most, model.price, batch=batch)))
+    return tuple(legs)

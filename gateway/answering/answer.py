@@ -1,0 +1,38 @@
+# One request, one answer: choose, admit, attempt, settle.
+
+from __future__ import annotations
+
+from billing.records import Status
+from gateway.answering.account import Account
+from gateway.answering.admission import admit
+from gateway.answering.attempts import AttemptLog, send_along_route
+from gateway.answering.call import Call, record_for
+from gateway.answering.reply import Reply, settle
+from gateway.services import Services
+from router import Route, choose_route
+
+
+async def answer(services: Services, call: Call) -> Reply:
+    """Return the open reply to ``call``, its first token read. The caller closes it.
+
+    Raises a ServiceError when no target may, can or does answer; then nothing is held and nothing is owed.
+    """
+    route = choose_route(call.request, call.wish, services.catalog, services.health(), services.complexity)
+    account = await admit(services, call, route)
+    log = AttemptLog()
+    try:
+        account.open(record_for(call, route, route.targets[0], Status.FAILED))
+        answering = await send_along_route(services, call, route, log)
+    except BaseException:
+        _close_unanswered(services, account, call, route, log)
+        raise
+    return Reply(services, call, route, account, answering, log, services.hooks)
+
+
+def _close_unanswered(services: Services, account: Account, call: Call, route: Route, log: AttemptLog) -> None:
+    """Close the books of a call that no target answered, or whose client left first: a row that costs nothing."""
+    tried = {target.key: target for target in route.targets}
+    target = tried[log.attempts[-1].target] if log.attempts else route.targets[0]
+    spent = round((services.clock.monotonic() - call.started) * 1000, 3)
+    account.close(record_for(call, route, target, Status.FAILED, total_ms=spent, attempts=tuple(log.attempts)))
+    services.background.spawn(settle(services, account))

@@ -1,0 +1,67 @@
+# One call as the answering path sees it: who asks, for what, under which wishes.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from billing.holds import Scope
+from billing.records import Status, UsageRecord
+from gateway.access import Caller
+from gateway.providers.base import Request
+from router.choose import Wish
+from router.targets import Route, Target
+
+Priority = Literal["low", "normal", "high"]
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A request by a known caller. Everything later in the path is a function of this and of the state of the house."""
+
+    request_id: str  # UUIDv7; the ledger's, to the letter
+    caller: Caller
+    endpoint: str  # "chat.completions", "completions", "embeddings"
+    request: Request
+    wish: Wish
+    priority: Priority = "normal"
+    extra: Mapping[str, Any] = {}  # top-level fields that we do not know
+    client_request_id: str | None = None
+    created_at: float  # unix seconds
+    started: float  # monotonic seconds
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client wants the reply in pieces."""
+        return bool(getattr(self.request, "stream", None))
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        """Whose limits the call counts against."""
+        caller = self.caller
+        return (Scope("team", caller.team.id, caller.team.limits), Scope("key", caller.key_id, caller.key_limits))
+
+
+def record_for(call: Call, route: Route, target: Target, status: Status, **known: Any) -> UsageRecord:
+    """Return the usage record of a call at one target of its route, with whatever else is known."""
+    return UsageRecord(
+        request_id=call.request_id,
+        team_id=call.caller.team.id,
+        key_id=call.caller.key_id,
+        endpoint=call.endpoint,
+        model_asked=call.request.model,
+        model_used=target.model.name,
+        provider=target.model.provider,
+        provider_endpoint=f"{target.endpoint.region} {target.endpoint.base_url}",
+        status=status,
+        tier=call.wish.tier.value,
+        priority=call.priority,
+        route_reason=route.reason,
+        complexity=route.complexity,
+        client_request_id=call.client_request_id,
+        user_tag=call.request.user,
+        metadata=getattr(call.request, "metadata", None),
+        created_at=call.created_at,
+        **known,
+    )

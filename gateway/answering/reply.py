@@ -1,0 +1,227 @@
+# An open reply: events out, usage counted, the books closed exactly once. Whatever ends it, bytes that tell the client
+# "this is whole" leave only after the journal knows.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from billing.holds import Settlement
+from billing.prices import cost_of
+from billing.records import Status, UsageRecord
+from gateway.answering.account import Account
+from gateway.answering.attempts import Answering, AttemptLog
+from gateway.answering.call import Call, record_for
+from gateway.answering.collect import Collector
+from gateway.answering.estimate import probable_prompt_tokens, probable_usage, tokens_of
+from gateway.errors import UpstreamFailure, UpstreamTimeout
+from gateway.providers.base import WholeReply
+from gateway.services import Services
+from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from protocol.usage import Usage
+from router.targets import Route, Target, Tier
+
+
+class ReplyHook:
+    """Something that watches replies. Every method may be left out; they are called in the order of the hooks."""
+
+    def first_event(self, reply: Reply) -> None:
+        """The upstream gave its first token (or its whole reply); nothing has gone to the client yet."""
+
+    def delta(self, reply: Reply, delta: Delta) -> Delta | None:
+        """Return what the client gets in place of ``delta``; ``None`` holds it back."""
+        return delta
+
+    def close(self, reply: Reply, record: UsageRecord) -> None:
+        """The journal knows how the call ended; the last bytes have not left yet."""
+
+
+class Reply:
+    """One call's reply, from its first event to its settled hold.
+
+    Read it once: ``pieces()`` for a stream, ``collect()`` for a whole answer. Then ``close()``, always; it never waits,
+    so a cancelled task can call it.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        call: Call,
+        route: Route,
+        account: Account,
+        answering: Answering,
+        log: AttemptLog,
+        hooks: Sequence[ReplyHook] = (),
+    ) -> None:
+        self.call = call
+        self.route = route
+        self.account = account
+        self.log = log
+        self.first_token_seconds = services.clock.monotonic() - call.started
+        self._services = services
+        self._answering = answering
+        self._hooks = hooks
+        self._delta_hooks = [hook for hook in hooks if type(hook).delta is not ReplyHook.delta]
+        self._usage = answering.usage
+        self._output_seen = 0  # tokens, by what went past
+        self._prompt_seen: int | None = None
+        self._open_choices = _replies_asked(call)
+        self._was_sent = False
+        for hook in hooks:
+            hook.first_event(self)
+
+    @property
+    def target(self) -> Target:
+        """The target that answers."""
+        return self._answering.target
+
+    @property
+    def record(self) -> UsageRecord:
+        """The closed usage record. Only for a reply that has ended."""
+        assert self.account.record is not None, "the reply has not ended"
+        return self.account.record
+
+    async def pieces(self) -> AsyncIterator[list[Event]]:
+        """Yield the events as they arrive, those that came together in one list.
+
+        From the event that finishes the last choice on, everything is held back until the upstream has said that the
+        reply is whole and the journal knows; then it comes with a UsageReport and a ReplyEnd. Raises UpstreamFailure
+        when the upstream breaks; what was sent until then is charged.
+        """
+        async for events in self._events():
+            self._was_sent = True
+            yield events
+
+    async def collect(self) -> tuple[WholeReply, Usage]:
+        """Return the whole reply once the journal knows it. Raises UpstreamFailure when the upstream breaks."""
+        if (whole := self._answering.whole) is not None:
+            self._usage = self._usage or probable_usage(self.call.request, whole)
+            self._end(Status.ANSWERED)
+            return whole, self._usage
+        collector = Collector(self.call.request)
+        async for events in self._events():
+            for event in events:
+                if isinstance(event, Delta):
+                    collector.add(event)
+        assert self._usage is not None, "the books are closed"
+        return collector.reply(int(self.call.created_at)), self._usage
+
+    async def _events(self) -> AsyncIterator[list[Event]]:
+        held: list[Event] = []
+        fresh = self._answering.first
+        while True:
+            out, is_whole = self._pass_on(fresh, held)
+            if out:
+                yield out
+            if is_whole:
+                self._end(Status.ANSWERED)
+                yield [*held, UsageReport(self._usage or Usage()), ReplyEnd()]
+                return
+            try:
+                fresh = await self._next_events()
+            except UpstreamFailure:
+                self._end(Status.INTERRUPTED if self._was_sent else Status.FAILED)
+                raise
+
+    def close(self) -> None:
+        """Close the books if nothing else did, and let the upstream go and the hold be settled behind our back."""
+        if not self.account.is_closed:
+            self._end(Status.INTERRUPTED if self._was_sent else Status.FAILED)
+        self._services.background.spawn(self._let_go())
+
+    async def _let_go(self) -> None:
+        await self._answering.close()
+        await settle(self._services, self.account)
+
+    def _pass_on(self, fresh: list[Event], held: list[Event]) -> tuple[list[Event], bool]:
+        """Sort events into those that may go out now and those that wait for the journal; tell whether the end came."""
+        out: list[Event] = []
+        for event in fresh:
+            match event:
+                case Delta():
+                    self._output_seen += tokens_of(event)
+                    if event.finish_reason is not None:
+                        self._open_choices -= 1
+                    passed = self._through_hooks(event)
+                    if passed is not None:
+                        (held if self._open_choices <= 0 else out).append(passed)
+                case UsageReport(usage):
+                    self._usage = usage
+                case ReplyEnd():
+                    return out, True
+        self._count()
+        return out, False
+
+    def _through_hooks(self, delta: Delta) -> Delta | None:
+        passed: Delta | None = delta
+        for hook in self._delta_hooks:
+            if passed is None:
+                return None
+            passed = hook.delta(self, passed)
+        return passed
+
+    async def _next_events(self) -> list[Event]:
+        answering = self._answering
+        assert answering.response is not None and answering.events is not None
+        patience = answering.provider.timeouts.between_tokens
+        try:
+            async with asyncio.timeout(patience):
+                piece = await answering.response.next_piece()
+        except TimeoutError as exc:
+            raise UpstreamTimeout(f"The upstream fell silent for {patience:g} seconds.") from exc
+        return answering.events.finish() if piece is None else answering.events.feed(piece)
+
+    def _count(self) -> None:
+        """Tell the books what was used so far."""
+        if self._prompt_seen is None:
+            self._prompt_seen = probable_prompt_tokens(self.call.request)
+        usage = self._usage or Usage(input_tokens=self._prompt_seen, output_tokens=self._output_seen)
+        self.account.used = Settlement(usage, self._cost(usage))
+
+    def _cost(self, usage: Usage) -> int:
+        return cost_of(usage, self.target.model.price, batch=self.call.wish.tier is Tier.BATCH)
+
+    def _end(self, status: Status) -> None:
+        if self.account.is_closed:
+            return
+        if self._usage is None:
+            self._count()
+            self._usage = self.account.used.usage
+        record = _usage_record(self, status, self._usage, self._cost(self._usage), self._services.clock.monotonic())
+        self.account.close(record)
+        for hook in self._hooks:
+            hook.close(self, record)
+
+
+def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: float) -> UsageRecord:
+    gpu_hour = reply.target.model.gpu_hour_nanousd or 0
+    return record_for(
+        reply.call,
+        reply.route,
+        reply.target,
+        status,
+        input_tokens=usage.input_tokens,
+        cached_input_tokens=usage.cached_input_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+        output_tokens=usage.output_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        cost_nanousd=0 if status is Status.FAILED else cost,
+        gpu_cost_nanousd=round(usage.gpu_seconds * gpu_hour / 3600),
+        first_token_ms=round(reply.first_token_seconds * 1000, 3),
+        total_ms=round((now - reply.call.started) * 1000, 3),
+        attempts=tuple(reply.log.attempts),
+    )
+
+
+async def settle(services: Services, account: Account) -> None:
+    """Settle the hold of a call whose books are closed, and stop looking after it."""
+    try:
+        await account.settle()
+    finally:
+        services.keeper.remove(account)
+
+
+def _replies_asked(call: Call) -> int:
+    prompts = getattr(call.request, "prompt", None)
+    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    return (getattr(call.request, "n", None) or 1) * several

@@ -1,0 +1,116 @@
+# The one place where everything is built, wired and closed.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+from litestar import Litestar
+from litestar.config.app import AppConfig
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from redis.asyncio import Redis
+
+from billing.journal import Journal
+from billing.ledger import Flusher
+from billing.quotas import Quotas
+from gateway.answering.keeper import Keeper
+from gateway.auth import Authenticator
+from gateway.background import Background
+from gateway.clock import Clock
+from gateway.database import Database
+from gateway.failures import LARGEST_BODY, render_error
+from gateway.providers.client import UpstreamClient
+from gateway.providers.registry import ProviderRegistry
+from gateway.routes import chat, completions, embeddings, health, models
+from gateway.services import Services
+from gateway.settings import Settings
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.middleware import Telemetry
+from router.complexity import Complexity
+
+ROUTES = (chat, completions, embeddings, models, health)
+
+SETTLE_WITHIN = 5.0  # seconds for what is still being settled when the house closes
+
+
+def create_app(settings: Settings, clock: Clock | None = None) -> Telemetry:
+    """Return the gateway as an ASGI app. Everything it needs is opened when it starts and closed when it stops."""
+    clock = clock or Clock()
+    telemetry: Telemetry
+
+    @asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
+        async with open_services(settings, clock) as services:
+            app.state.services = services
+            telemetry.metrics = services.metrics
+            yield
+
+    app = Litestar(
+        route_handlers=[handler for module in ROUTES for handler in module.handlers],
+        lifespan=[lifespan],
+        exception_handlers={Exception: render_error},
+        request_max_body_size=LARGEST_BODY,
+        openapi_config=OpenAPIConfig(
+            title="Tollgate", version="0.1.0", path="/", render_plugins=[JsonRenderPlugin(path="/openapi.json")]
+        ),
+        on_app_init=[_without_chatter],
+    )
+    telemetry = Telemetry(app, clock)
+    return telemetry
+
+
+@asynccontextmanager
+async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Services]:
+    """Open everything, run the loops that keep it true, and close it all in reverse."""
+    async with AsyncExitStack() as stack:
+        database = Database(settings.database_url)
+        stack.push_async_callback(database.close)
+        redis = Redis.from_url(settings.redis_url, socket_timeout=0.25, socket_connect_timeout=0.25)
+        stack.push_async_callback(redis.aclose)
+        client = UpstreamClient()
+        stack.push_async_callback(client.close)
+        journal = Journal.open(settings.data_dir / "journal", fsync=settings.journal_fsync, clock=clock)
+        stack.callback(journal.close)
+        background = Background()
+        metrics = Metrics()
+        services = Services(
+            settings=settings,
+            catalog=settings.catalog(),
+            clock=clock,
+            database=database,
+            redis=redis,
+            quotas=Quotas(redis, clock),
+            journal=journal,
+            flusher=Flusher(journal, database, clock),
+            client=client,
+            providers=ProviderRegistry(settings.providers),
+            complexity=Complexity.load(),
+            auth=Authenticator(database, clock, settings.key_pepper, settings.admin_keys),
+            keeper=Keeper(),
+            metrics=metrics,
+            background=background,
+            hooks=(metrics,),
+            started_at=clock.now(),
+        )
+        for loop in (services.flusher.run, services.auth.run, services.keeper.run):
+            task = asyncio.create_task(loop())
+            stack.push_async_callback(_stop, task)
+        yield services
+        await background.drain(SETTLE_WITHIN)
+        with suppress(Exception):  # what cannot be flushed now stays in the journal for whoever adopts it
+            await services.flusher.flush_once()
+
+
+async def _stop(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def _without_chatter(config: AppConfig) -> AppConfig:
+    """Leave logging to telemetry/."""
+    config.logging_config = None
+    return config

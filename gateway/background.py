@@ -1,0 +1,36 @@
+# Small pieces of work that outlive the request that caused them, finished before the house closes.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+log = structlog.get_logger()
+
+
+class Background:
+    """Runs coroutines and remembers them until they are done. A failure is logged, never raised."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run ``work`` soon, whatever becomes of the caller."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until everything is done, or ``seconds`` have passed; then cancel the rest."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=seconds)
+            for task in late:
+                task.cancel()
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background_work_failed", error=repr(error), exc_info=error)

@@ -1,0 +1,66 @@
+# The one handler that turns errors into answers.
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+from sqlalchemy.exc import InterfaceError, OperationalError
+
+from gateway.errors import Unavailable
+from protocol.errors import NotFound, ServiceError, TooLarge
+
+log = structlog.get_logger()
+
+LARGEST_BODY = 32 * 1024 * 1024  # bytes
+
+
+class UnknownUrl(NotFound):
+    """No route has this path."""
+
+    code = "unknown_url"
+
+
+class MethodNotAllowed(ServiceError):
+    """The path exists; the method does not."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_supported"
+
+
+def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:
+    """Return the error object for any exception. What is not meant for callers is logged and named only by its id."""
+    error = as_service_error(request, exc)
+    headers = dict(error.headers)
+    if error.status in (429, 503) and "retry-after" not in headers and "x-should-retry" not in headers:
+        headers["retry-after"] = "1"
+    return Response(
+        msgspec.json.encode(error.body()), status_code=error.status, media_type="application/json", headers=headers
+    )
+
+
+def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> ServiceError:
+    """Return what a caller may know of ``exc``."""
+    match exc:
+        case ServiceError():
+            return exc
+        case HTTPException(status_code=404):
+            return UnknownUrl(f"Unknown request URL: {request.method} {request.url.path}.")
+        case HTTPException(status_code=405):
+            return MethodNotAllowed(
+                f"Not allowed to {request.method} on {request.url.path}.", headers=dict(exc.headers or {})
+            )
+        case HTTPException(status_code=413):
+            return TooLarge(f"The body is longer than {LARGEST_BODY // 2**20} MiB, the most that is read.")
+        case HTTPException() if exc.status_code < 500:
+            return ServiceError(exc.detail, status=exc.status_code, type="invalid_request_error")
+        case OperationalError() | InterfaceError() | ConnectionError() | TimeoutError():
+            log.warning("house_part_away", error=repr(exc))
+            return Unavailable("A part of the gateway that this request needs does not answer. Try again.")
+    request_id = request.scope["state"].get("request_id", "")
+    log.error("unexpected_error", request_id=request_id, exc_info=exc)
+    return ServiceError(f"The gateway failed in an unexpected way. Mention the request id {request_id}.")

@@ -1,0 +1,156 @@
+# The response that answers an inference call: it runs the whole call, so that it can end it when the client leaves,
+# and it always closes its reply.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from billing.holds import Remaining
+from gateway.answering.answer import answer
+from gateway.answering.call import Call
+from gateway.answering.reply import Reply
+from gateway.errors import UpstreamError
+from gateway.providers.base import WholeReply
+from gateway.services import Services
+from protocol.errors import ServiceError
+from protocol.events import Event
+from protocol.usage import Usage
+
+log = structlog.get_logger()
+
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+
+class Dialect(Protocol):
+    """How one API writes replies. One object per call; it may keep what the stream needs to remember."""
+
+    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
+        """Return the body of a plain answer."""
+
+    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
+        """Return the bytes of a stream that stand for events which came together."""
+
+    def error(self, error: ServiceError) -> bytes:
+        """Return the bytes that tell a client in mid-stream that its reply broke."""
+
+
+class ReplyResponse:
+    """Answers ``call`` in ``dialect``: an ASGI app that a route handler returns."""
+
+    def __init__(self, services: Services, call: Call, dialect: Dialect) -> None:
+        self._services = services
+        self._call = call
+        self._dialect = dialect
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Run the call until its last byte is sent, or until its client leaves."""
+        self._services.metrics.in_flight.inc()
+        try:
+            async with ended_when_client_leaves(receive):
+                reply = await answer(self._services, self._call)
+                try:
+                    if self._call.streams:
+                        await self._stream(reply, send)
+                    else:
+                        await self._send_whole(reply, send)
+                finally:
+                    reply.close()
+        finally:
+            self._services.metrics.in_flight.dec()
+
+    async def _send_whole(self, reply: Reply, send: Any) -> None:
+        whole, usage = await reply.collect()
+        body = self._dialect.whole(reply, whole, usage)
+        headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *reply_headers(reply)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _stream(self, reply: Reply, send: Any) -> None:
+        headers = [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, *reply_headers(reply)]})
+        try:
+            async for events in reply.pieces():
+                if body := self._dialect.pieces(reply, events):
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+        except ServiceError as exc:
+            # Too late for another status. Anything that is not ours to name is hidden behind a plain upstream_error.
+            await send({"type": "http.response.body", "body": self._dialect.error(exc), "more_body": True})
+        except Exception as exc:
+            log.exception("reply_failed", request_id=self._call.request_id)
+            broken = UpstreamError("The answer broke off inside the gateway.")
+            await send({"type": "http.response.body", "body": self._dialect.error(broken), "more_body": True})
+            raise exc from None
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@asynccontextmanager
+async def ended_when_client_leaves(receive: Any) -> AsyncIterator[None]:
+    """Cancel what runs inside as soon as the client has gone, and swallow that cancellation."""
+    caller = asyncio.current_task()
+    assert caller is not None
+    has_left = False
+
+    async def watch() -> None:
+        nonlocal has_left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        caller.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not has_left or caller.uncancel() > 0:
+            raise
+    finally:
+        watching.cancel()
+
+
+def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
+    """Return the headers that every answer to an inference call carries."""
+    ours = max(0.0, reply.first_token_seconds - reply.log.waited) * 1000
+    headers = [
+        (b"x-model-used", reply.target.model.name.encode()),
+        (b"x-route-reason", reply.route.reason.encode()),
+        (b"x-tollgate-overhead-ms", b"%.3f" % ours),
+    ]
+    hold = reply.account.hold
+    for kind, left in ((b"requests", hold.requests), (b"tokens", hold.tokens)):
+        if left is not None:
+            headers += rate_limit_headers(kind, left)
+    return headers
+
+
+def rate_limit_headers(kind: bytes, left: Remaining) -> list[tuple[bytes, bytes]]:
+    """Return the three x-ratelimit headers of one kind, ``requests`` or ``tokens``."""
+    return [
+        (b"x-ratelimit-limit-" + kind, b"%d" % left.limit),
+        (b"x-ratelimit-remaining-" + kind, b"%d" % max(0, left.remaining)),
+        (b"x-ratelimit-reset-" + kind, go_duration(left.reset).encode()),
+    ]
+
+
+def go_duration(seconds: float) -> str:
+    """Return seconds as Go writes a duration, the way OpenAI's headers do: ``12ms``, ``1s``, ``6m0s``."""
+    milliseconds = max(0, round(seconds * 1000))
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    whole = -(-milliseconds // 1000)
+    hours, minutes = divmod(whole // 60, 60)
+    words = f"{whole % 60}s"
+    if hours or minutes:
+        words = f"{minutes}m{words}"
+    return f"{hours}h{words}" if hours else words
+
+
+def error_bytes(body: Mapping[str, Any]) -> bytes:
+    """Return an error object as JSON."""
+    return msgspec.json.encode(body)

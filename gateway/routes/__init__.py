@@ -1,0 +1,1 @@
+# Decode, call one use case, encode: one file per resource.

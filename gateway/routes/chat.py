@@ -1,0 +1,200 @@
+# POST /v1/chat/completions, in OpenAI's shapes.
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, post
+from litestar.types import ASGIApp
+from msgspec import Raw, Struct
+
+from billing.money import to_text
+from gateway.answering.reply import Reply
+from gateway.auth import team_guard
+from gateway.providers.base import WholeReply
+from gateway.replies import ReplyResponse
+from gateway.routes.inference import read_call, require, require_between, services_of
+from protocol.chat import ChatReply, ChatRequest, Choice
+from protocol.errors import BadRequest, ServiceError
+from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from protocol.sse import DONE, encode_event
+from protocol.usage import Usage
+
+
+@post("/v1/chat/completions", guards=[team_guard], status_code=200, summary="Answer a conversation")
+async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
+    """Answer the last turn of a conversation, whole or as a stream of chunks."""
+    call = await read_call(request, ChatRequest, "chat.completions")
+    assert isinstance(call.request, ChatRequest)
+    check_chat(call.request)
+    return ReplyResponse(services_of(request), call, ChatDialect(call.request, call.request_id, int(call.created_at)))
+
+
+def check_chat(request: ChatRequest) -> None:
+    """Refuse what the types let through and OpenAI's API does not. Raises BadRequest."""
+    require(bool(request.messages), "messages", "'messages' must hold at least one message.")
+    if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
+        raise BadRequest(
+            "'max_tokens' and 'max_completion_tokens' mean the same and differ. Send one of them.",
+            param="max_completion_tokens",
+            code="invalid_value",
+        )
+    limit_name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    require_between(request.output_limit, 1, 2**31, limit_name)
+    check_sampling(request)
+    require_between(request.top_logprobs, 0, 20, "top_logprobs")
+    require(request.top_logprobs is None or bool(request.logprobs), "top_logprobs", "'top_logprobs' needs 'logprobs'.")
+    require(request.tool_choice is None or bool(request.tools), "tool_choice", "'tool_choice' needs 'tools'.")
+    require(len(request.metadata or ()) <= 16, "metadata", "'metadata' may hold at most 16 pairs.")
+    for place, message in enumerate(request.messages):
+        if message.role == "tool":
+            require(
+                message.tool_call_id is not None,
+                f"messages[{place}].tool_call_id",
+                "A message of role 'tool' needs the 'tool_call_id' that it answers.",
+            )
+        elif message.role != "assistant":
+            require(
+                message.content is not None, f"messages[{place}].content", f"A {message.role} message needs 'content'."
+            )
+
+
+def check_sampling(request: Any) -> None:
+    """Refuse sampling parameters out of range. Raises BadRequest. Chat completions and completions share these."""
+    require_between(request.temperature, 0, 2, "temperature")
+    require_between(request.top_p, 0, 1, "top_p")
+    require_between(request.n, 1, 128, "n")
+    require_between(request.presence_penalty, -2, 2, "presence_penalty")
+    require_between(request.frequency_penalty, -2, 2, "frequency_penalty")
+    if isinstance(request.stop, tuple):
+        require(len(request.stop) <= 4, "stop", "'stop' may hold at most 4 sequences.")
+    require(
+        request.stream_options is None or bool(request.stream), "stream_options", "'stream_options' needs 'stream'."
+    )
+
+
+class ChatDialect:
+    """Writes chat completions and their chunks."""
+
+    def __init__(self, request: ChatRequest, request_id: str, created: int) -> None:
+        self._asked = request.model
+        self._id = "chatcmpl-" + request_id.replace("-", "")
+        self._created = created
+        options = request.stream_options
+        self._tells_usage = bool(options and options.include_usage)
+        self._head = b""
+        self._begun: set[int] = set()
+
+    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
+        """Return a ``chat.completion`` object."""
+        assert isinstance(whole, ChatReply)
+        return msgspec.json.encode(
+            {
+                "id": self._id,
+                "object": "chat.completion",
+                "created": self._created,
+                "model": self._asked,
+                "model_used": reply.target.model.name,
+                "choices": [_choice(choice) for choice in whole.choices],
+                "usage": usage_object(usage, reply.record.cost_nanousd),
+                "system_fingerprint": whole.system_fingerprint,
+            }
+        )
+
+    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
+        """Return the chunks for ``events``, and [DONE] at the end."""
+        return b"".join([self._piece(reply, event) for event in events])
+
+    def error(self, error: ServiceError) -> bytes:
+        """Return the error chunk that SDKs raise for."""
+        return encode_event(msgspec.json.encode(error.body()))
+
+    def _piece(self, reply: Reply, event: Event) -> bytes:
+        match event:
+            case Delta():
+                return self._chunk(reply, b"[" + self._delta(event) + b"]", b"null" if self._tells_usage else b"")
+            case UsageReport(usage):
+                if not self._tells_usage:
+                    return b""
+                return self._chunk(reply, b"[]", msgspec.json.encode(usage_object(usage, reply.record.cost_nanousd)))
+            case ReplyEnd():
+                return DONE
+
+    def _chunk(self, reply: Reply, choices: bytes, usage: bytes) -> bytes:
+        if not self._head:
+            head = {
+                "id": self._id,
+                "object": "chat.completion.chunk",
+                "created": self._created,
+                "model": self._asked,
+                "model_used": reply.target.model.name,
+            }
+            self._head = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":'
+        if usage:
+            return self._head + choices + b',"usage":' + usage + b"}\n\n"
+        return self._head + choices + b"}\n\n"
+
+    def _delta(self, delta: Delta) -> bytes:
+        piece = _DeltaOut(
+            content=delta.text or None, refusal=delta.refusal or None, reasoning_content=delta.reasoning or None
+        )
+        if delta.tool_calls:
+            calls = [_call_piece(call.index, call.id, call.name, call.arguments) for call in delta.tool_calls]
+            piece = msgspec.structs.replace(piece, tool_calls=calls)
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            content = piece.content if piece.content is not None or piece.tool_calls else ""
+            piece = msgspec.structs.replace(piece, role="assistant", content=content)
+        reason = b'"%s"' % delta.finish_reason.value.encode() if delta.finish_reason is not None else b"null"
+        logprobs = bytes(delta.logprobs) if delta.logprobs is not None else b"null"
+        body = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}'
+        return body % (delta.index, msgspec.json.encode(piece), logprobs, reason)
+
+
+class _DeltaOut(Struct, frozen=True, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+def usage_object(usage: Usage, cost_nanousd: int) -> dict[str, Any]:
+    """Return OpenAI's usage object, with the cost as a decimal text."""
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_input_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+        "cost_usd": to_text(cost_nanousd),
+    }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": choice.message.content,
+        "refusal": choice.message.refusal,
+    }
+    if choice.message.tool_calls:
+        message["tool_calls"] = choice.message.tool_calls
+    if choice.message.reasoning_content is not None:
+        message["reasoning_content"] = choice.message.reasoning_content
+    logprobs: Raw | None = choice.logprobs
+    return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
+
+def _call_piece(index: int, call_id: str | None, name: str | None, arguments: str) -> dict[str, Any]:
+    if call_id is None and name is None:
+        return {"index": index, "function": {"arguments": arguments}}
+    return {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+handlers = [create_chat_completion]

@@ -1,0 +1,59 @@
+# Is it alive, can it work, and how much has it done.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from litestar import Request, Response, get
+from redis.exceptions import RedisError
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from gateway.auth import admin_guard, open_guard
+from gateway.routes.inference import services_of
+from gateway.services import Services
+
+CHECK_WITHIN = 0.5  # seconds for each part
+
+
+@get("/health/live", guards=[open_guard], summary="Is the process alive")
+async def live() -> dict[str, str]:
+    """Answer as long as the process can."""
+    return {"status": "ok"}
+
+
+@get("/health/ready", guards=[open_guard], summary="Can it take work")
+async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
+    """Say of each part whether it answers. Known keys are served without Postgres or Redis: degraded is still ready."""
+    services = services_of(request)
+    postgres, redis = await asyncio.gather(_answers(_ask_postgres(services)), _answers(services.redis.ping()))
+    parts = {"postgres": postgres, "redis": redis}
+    status = "ok" if postgres == redis == "ok" else "degraded"
+    return Response({"status": status, "parts": parts, "journal_backlog": services.flusher.backlog}, status_code=200)
+
+
+@get("/metrics", guards=[admin_guard], summary="Prometheus metrics", media_type="text/plain")
+async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Return every metric in Prometheus' text format."""
+    services = services_of(request)
+    services.metrics.journal_backlog.set(services.flusher.backlog)
+    return Response(services.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _ask_postgres(services: Services) -> None:
+    async with services.database.begin() as connection:
+        await connection.execute(text("SELECT 1"))
+
+
+async def _answers(check: Awaitable[Any]) -> str:
+    try:
+        async with asyncio.timeout(CHECK_WITHIN):
+            await check
+    except (SQLAlchemyError, RedisError, OSError, TimeoutError):
+        return "does not answer"
+    return "ok"
+
+
+handlers = [live, ready, metrics]

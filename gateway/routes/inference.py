@@ -1,0 +1,145 @@
+# What the inference routes share: a request's body and headers become a Call.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from litestar import Request
+from msgspec import Struct
+
+from billing.money import to_nano
+from gateway.access import Caller
+from gateway.answering.call import Call
+from gateway.errors import Forbidden
+from gateway.services import Services
+from protocol.decoding import decode_with_extra
+from protocol.errors import BadRequest, UnsupportedParameter
+from router import Wish
+from router.targets import Tier
+
+T = TypeVar("T", bound=Struct)
+
+# Fields that change what an answer costs in ways no price of ours covers. Refused, never dropped in silence.
+UNPRICED = frozenset({"service_tier", "web_search_options", "prediction", "audio", "modalities", "functions"})
+HARMLESS: Mapping[str, tuple[object, ...]] = {"service_tier": ("auto", "default", None), "modalities": (["text"], None)}
+OPTIONS = ("tier", "team_id", "priority", "quality", "max_cost_usd")
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What a caller may say beyond OpenAI's fields, in headers or body."""
+
+    tier: Literal["interactive", "batch"] = "interactive"
+    team_id: str | None = None
+    priority: Literal["low", "normal", "high"] = "normal"
+    quality: float | None = None
+    max_cost_usd: float | None = None
+
+
+def services_of(request: Request[Any, Any, Any]) -> Services:
+    """Return the services of the app that serves ``request``."""
+    return request.app.state.services
+
+
+async def read_call(request: Request[Any, Any, Any], kind: type[T], endpoint: str) -> Call:
+    """Decode a request's body as ``kind`` and return the call that it makes. Raises BadRequest and its kin."""
+    services = services_of(request)
+    caller: Caller = request.scope["state"]["caller"]
+    asked, extra = decode_with_extra(await request.body(), kind)
+    options = read_options(request.headers, extra)
+    if options.team_id is not None and options.team_id != caller.team.id:
+        raise Forbidden("The request names another team than the key's own.", param="team_id")
+    refuse_unpriced(extra)
+    return Call(
+        request_id=request.scope["state"]["request_id"],
+        caller=caller,
+        endpoint=endpoint,
+        request=asked,  # type: ignore[arg-type]
+        wish=Wish(
+            tier=Tier(options.tier),
+            allowed_models=caller.team.allowed_models,
+            allow_smaller=caller.team.allow_smaller,
+            quality=options.quality,
+            max_cost_nanousd=None if options.max_cost_usd is None else to_nano(options.max_cost_usd),
+        ),
+        priority=options.priority,
+        extra=extra,
+        client_request_id=request.scope["state"].get("client_request_id"),
+        created_at=services.clock.now(),
+        started=services.clock.monotonic(),
+    )
+
+
+def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:
+    """Return the caller's options and take them out of ``extra``. Header and body must not disagree."""
+    found: dict[str, Any] = {}
+    for name in OPTIONS:
+        header = "x-" + name.replace("_", "-")
+        said = [extra.pop(key) for key in (name, header) if key in extra]
+        if (value := headers.get(header)) is not None:
+            said.append(value)
+        if not said:
+            continue
+        if any(str(other) != str(said[0]) and not _same_number(other, said[0]) for other in said[1:]):
+            raise BadRequest(f"The header {header} and the body's '{name}' disagree. Send one of them.", param=name)
+        found[name] = said[0]
+    if not found:
+        return DEFAULT_OPTIONS
+    for name in ("quality", "max_cost_usd"):
+        if name in found:
+            found[name] = _number(name, found[name], most=1.0 if name == "quality" else math.inf)
+    try:
+        return msgspec.convert(found, Options)
+    except msgspec.ValidationError as exc:
+        raise BadRequest(*_bad_option(exc, found)) from exc
+
+
+DEFAULT_OPTIONS = Options()
+
+
+def refuse_unpriced(extra: Mapping[str, Any]) -> None:
+    """Refuse fields that would change the price of the answer. Raises UnsupportedParameter."""
+    for name in UNPRICED & extra.keys():
+        if extra[name] not in HARMLESS.get(name, (None,)):
+            raise UnsupportedParameter(f"'{name}' is not supported by this gateway. Leave it out.", param=name)
+
+
+def require(is_fine: bool, param: str, message: str) -> None:
+    """Raise BadRequest about ``param`` unless it is fine."""
+    if not is_fine:
+        raise BadRequest(message, param=param, code="invalid_value")
+
+
+def require_between(value: float | None, low: float, high: float, param: str) -> None:
+    """Raise BadRequest unless ``value`` is unsaid or from ``low`` to ``high``."""
+    if value is not None and not low <= value <= high:
+        raise BadRequest(
+            f"'{param}' must be from {low:g} to {high:g}, not {value:g}.", param=param, code="invalid_value"
+        )
+
+
+def _number(name: str, value: Any, most: float) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not 0 <= number <= most or math.isinf(number):
+        span = "from 0 to 1" if most == 1 else "0 or more"
+        raise BadRequest(f"'{name}' must be a number {span}.", param=name, code="invalid_value")
+    return number
+
+
+def _same_number(one: Any, other: Any) -> bool:
+    try:
+        return float(one) == float(other)
+    except (TypeError, ValueError):
+        return False
+
+
+def _bad_option(exc: msgspec.ValidationError, found: Mapping[str, Any]) -> tuple[str]:
+    for name, known in (("tier", "'interactive' or 'batch'"), ("priority", "'low', 'normal' or 'high'")):
+        if name in found and f"$.{name}" in str(exc):
+            return (f"'{name}' must be {known}, not {str(found[name])[:40]!r}.",)
+    return (str(exc),)

@@ -1,0 +1,61 @@
+# GET /v1/models and /v1/models/{id}: what a team may ask for.
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, get
+
+from gateway.access import Admin, Caller
+from gateway.auth import team_or_admin_guard
+from gateway.routes.inference import services_of
+from router.catalog import Catalog
+from router.errors import UnknownModel
+
+
+@get("/v1/models", guards=[team_or_admin_guard], summary="List the models")
+async def list_models(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    """List every name that this caller may ask for: models, automatic routes, aliases."""
+    services = services_of(request)
+    started = int(services.started_at)
+    names = _allowed_names(services.catalog, request.scope["state"]["caller"])
+    return {"object": "list", "data": [_model_object(services.catalog, name, started) for name in names]}
+
+
+@get("/v1/models/{model:path}", guards=[team_or_admin_guard], summary="Show a model")
+async def show_model(request: Request[Any, Any, Any], model: str) -> dict[str, Any]:
+    """Show one name that this caller may ask for."""
+    services = services_of(request)
+    name = model.removeprefix("/")
+    if name not in _allowed_names(services.catalog, request.scope["state"]["caller"]):
+        raise UnknownModel(f"The model '{name}' does not exist or you do not have access to it.", param="model")
+    return _model_object(services.catalog, name, int(services.started_at))
+
+
+def _allowed_names(catalog: Catalog, caller: Caller | Admin) -> list[str]:
+    if isinstance(caller, Admin) or caller.team.allowed_models is None:
+        return list(catalog.names())
+    allowed = caller.team.allowed_models
+    autos = [name for name, auto in catalog.auto.items() if allowed & {*auto.small, *auto.large}]
+    aliases = [name for name, meant in catalog.aliases.items() if meant in allowed or name in allowed]
+    return [*(name for name in catalog.models if name in allowed), *autos, *aliases]
+
+
+def _model_object(catalog: Catalog, name: str, started: int) -> dict[str, Any]:
+    meant = catalog.aliases.get(name, name)
+    spec = catalog.models.get(meant)
+    shown: dict[str, Any] = {
+        "id": name,
+        "object": "model",
+        "created": started,
+        "owned_by": spec.provider if spec else "tollgate",
+    }
+    if spec is not None:
+        shown |= {"context": spec.context, "max_output": spec.max_output, "abilities": sorted(spec.abilities)}
+        shown |= {"note": spec.note} if spec.note else {}
+    if meant != name:
+        shown["alias_of"] = meant
+    return shown
+
+
+handlers = [list_models, show_model]

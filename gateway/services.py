@@ -1,0 +1,55 @@
+# What a use case needs, as one frozen struct: built once in app.py, passed on, closed in reverse.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from redis.asyncio import Redis
+
+from billing.journal import Journal
+from billing.ledger import Flusher
+from billing.quotas import Quotas
+from gateway.background import Background
+from gateway.clock import Clock
+from gateway.database import Database
+from gateway.providers.client import UpstreamClient
+from gateway.providers.registry import ProviderRegistry
+from gateway.settings import Settings
+from router.catalog import Catalog
+from router.complexity import Complexity
+from router.targets import TargetHealth
+
+if TYPE_CHECKING:
+    from gateway.answering.keeper import Keeper
+    from gateway.answering.reply import ReplyHook
+    from gateway.auth import Authenticator
+    from gateway.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Everything that is opened at start and shared by all requests."""
+
+    settings: Settings
+    catalog: Catalog
+    clock: Clock
+    database: Database
+    redis: Redis
+    quotas: Quotas
+    journal: Journal
+    flusher: Flusher
+    client: UpstreamClient
+    providers: ProviderRegistry
+    complexity: Complexity
+    auth: Authenticator
+    keeper: Keeper
+    metrics: Metrics
+    background: Background
+    hooks: tuple[ReplyHook, ...]
+    started_at: float  # unix seconds
+
+    def health(self) -> Mapping[str, TargetHealth]:
+        """Return what is known of each target; a target that is missing is healthy."""
+        return {}

@@ -1,0 +1,71 @@
+# One thin layer around the whole app: gives every request its id, puts the id on every answer, counts and logs.
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from gateway.clock import Clock
+
+log = structlog.get_logger()
+
+App = Callable[..., Awaitable[None]]
+CLIENT_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class Telemetry:
+    """Wraps an ASGI app. The request's id is in ``scope["state"]["request_id"]`` and in x-request-id."""
+
+    def __init__(self, app: App, clock: Clock) -> None:
+        self._app = app
+        self._clock = clock
+        self.metrics: Any = None  # set once the app has started
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        request_id = self._clock.new_id()
+        client_id = next((value for name, value in scope["headers"] if name == b"x-client-request-id"), None)
+        if client_id is not None and CLIENT_ID.fullmatch(client_id) is None:
+            client_id = None
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["client_request_id"] = client_id.decode() if client_id else None
+        status = 0
+
+        async def send_with_id(message: dict[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if client_id is not None:
+                    headers.append((b"x-client-request-id", client_id))
+                message = {**message, "headers": headers}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            self._finish(scope, state, status, time.perf_counter() - started)
+
+    def _finish(self, scope: dict[str, Any], state: dict[str, Any], status: int, seconds: float) -> None:
+        handler = state.get("route", "unknown")
+        if self.metrics is not None:
+            self.metrics.requests.labels(handler, str(status)).inc()
+            self.metrics.request_seconds.labels(handler).observe(seconds)
+        if status >= 500 or status == 0:
+            log.warning(
+                "request_failed" if status else "client_left",
+                request_id=state["request_id"],
+                method=scope["method"],
+                route=handler,
+                status=status,
+                ms=round(seconds * 1000, 3),
+            )
