@@ -1,0 +1,1 @@
+# One file per change of the schema; each goes forward and back.
