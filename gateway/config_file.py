@@ -1,0 +1,117 @@
+# Reads tollgate.yaml into Settings, or says everything that is wrong with it at once, each fault with its line, the
+# path of its key and what would be right. What each section may hold stands here, in the order of the file.
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gateway.config_catalog import read_catalogue
+from gateway.config_readers import (
+    Faults,
+    Fields,
+    Read,
+    duration,
+    duration_or_zero,
+    integer,
+    list_of,
+    network,
+    number,
+    one_of,
+    secret,
+    secrets,
+    struct_of,
+    text,
+    url,
+)
+from gateway.config_yaml import ConfigFaults, Fault, Section, merge, read_tree, tree_of
+from gateway.settings import QueueSettings, QuotaSettings, Retention, Safety, Settings
+
+__all__ = ["ConfigFaults", "Fault", "load_settings"]
+
+T = TypeVar("T")
+
+DEFAULT_DATA_DIR = "/var/lib/tollgate"
+
+_LEVEL = one_of("block", "flag", "off")
+_SAFETY = {"input": _LEVEL, "output": _LEVEL}
+_QUOTAS = {"standalone_share": number(0, 1, above=True)}
+_QUEUE = {"per_team": integer(0), "wait": duration}
+_RETENTION = {"usage": duration, "batch_files": duration, "idempotency": duration}
+_POSTGRES = url(("postgresql", "postgres", "postgresql+asyncpg"), "postgresql://user:password@host:5432/tollgate")
+_REDIS = url(("redis", "rediss", "unix"), "redis://host:6379/0")
+
+
+def load_settings(
+    path: Path | None, env: Mapping[str, str] = os.environ, base: Mapping[str, Any] | None = None
+) -> Settings:
+    """Return what the file at ``path`` says, its variables taken from ``env``.
+
+    ``base`` holds settings in the file's own shape that lie under it (``tollgate dev`` joins the demo model this way):
+    sections join entry by entry, and where both speak the file wins. Without ``path``, ``base`` is all there is.
+    Raises :class:`ConfigFaults` with every fault there is.
+    """
+    faults: Faults = []
+    tree = _read_file(path, env, faults) if path is not None else None
+    if base is not None:
+        below = tree_of(base)
+        assert isinstance(below, Section)
+        tree = merge(below, tree) if tree is not None else below
+    settings = _settings(tree, (path or Path()).resolve().parent, faults) if tree is not None else None
+    if faults or settings is None:
+        raise ConfigFaults(path, faults)
+    return settings
+
+
+def _read_file(path: Path, env: Mapping[str, str], faults: Faults) -> Section | None:
+    try:
+        content = path.read_bytes()
+    except OSError as exc:
+        faults.append(Fault(0, "", f"cannot be read: {exc.strerror}"))
+        return None
+    try:
+        return read_tree(content.decode("utf-8-sig"), env, faults)
+    except UnicodeDecodeError as exc:
+        faults.append(Fault(content[: exc.start].count(b"\n") + 1, "", "not UTF-8 text"))
+        return None
+
+
+def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
+    root = Fields(tree, "", faults)
+    catalogue = read_catalogue(root, faults)
+    settings = Settings(
+        database_url=_postgres_url(root),
+        redis_url=root.need("redis_url", _REDIS, "", "where Redis answers: redis://host:6379/0"),
+        data_dir=folder / root.get("data_dir", text, DEFAULT_DATA_DIR),
+        admin_keys=root.need("admin_keys", secrets(1), (), "at least one admin key: [${TOLLGATE_ADMIN_KEY}]"),
+        key_pepper=root.need("key_pepper", secret, "", "the secret that keys are stored under: ${TOLLGATE_KEY_PEPPER}"),
+        providers=catalogue.providers,
+        models=catalogue.models,
+        auto=catalogue.auto,
+        fallbacks=catalogue.fallbacks,
+        aliases=catalogue.aliases,
+        safety=root.get("safety", struct_of(Safety, _SAFETY), Safety()),
+        quotas=root.get("quotas", struct_of(QuotaSettings, _QUOTAS), QuotaSettings()),
+        queue=root.get("queue", struct_of(QueueSettings, _QUEUE), QueueSettings()),
+        callbacks_allow=_only(root, "callbacks", "allow", list_of(network, what="ranges"), ()),
+        journal_fsync=_only(root, "journal", "fsync", one_of("never", "interval", "always"), "never"),
+        retention=root.get("retention", struct_of(Retention, _RETENTION), Retention()),
+        drain=root.get("drain", duration_or_zero, 60.0),
+    )
+    root.close()
+    return settings
+
+
+def _postgres_url(root: Fields) -> str:
+    found = root.need("database_url", _POSTGRES, "", "where Postgres answers: postgresql://user:password@host:5432/db")
+    return "postgresql://" + found.partition("://")[2] if found else ""
+
+
+def _only(root: Fields, section: str, key: str, read: Read[T], default: T) -> T:
+    """Return the one setting of a section that holds no other."""
+    fields = Fields(root.node(section), section, root.faults)
+    value = fields.get(key, read, default)
+    fields.close()
+    return value

@@ -1,0 +1,310 @@
+# What a setting may look like: small readers from a node of the file to a value. A reader that cannot read its node
+# notes a fault that says what would be right and returns None, so that one look at the file finds everything.
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from billing.money import NanoDollars, to_nano
+from gateway.config_yaml import Fault, Items, Node, Scalar, Section, join
+
+T = TypeVar("T")
+Faults = list[Fault]
+Read = Callable[[Node, Faults], T | None]
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_INTEGER = re.compile(r"[+-]?\d[\d_]*")
+_NUMBER = re.compile(r"[+-]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_WORDS_OF_YAML = {"true", "false", "yes", "no", "on", "off", "null", "~", ""}
+
+
+class Fields:
+    """The keys of one section, read one by one; ``close`` complains of those that nobody asked for."""
+
+    def __init__(self, node: Node | None, path: str, faults: Faults) -> None:
+        self.path = path
+        self.faults = faults
+        self.asked: list[str] = []
+        self.section = node if isinstance(node, Section) else None
+        self.line = node.line if node is not None else 0
+        if node is not None and self.section is None and not is_empty(node):
+            complain(node, faults, f"expected a mapping of settings, found {kind_of(node)}")
+
+    def get(self, key: str, read: Read[T], default: T) -> T:
+        """Return the value of ``key``, or ``default`` where it is missing or faulty."""
+        value = self.find(key, read)
+        return default if value is None else value
+
+    def need(self, key: str, read: Read[T], stand_in: T, hint: str) -> T:
+        """Return the value of ``key``; a missing one is a fault, and ``stand_in`` lets the check go on."""
+        if not self.has(key):
+            self.asked.append(key)
+            self.faults.append(Fault(self.line, join(self.path, key), f"missing; {hint}"))
+            return stand_in
+        return self.get(key, read, stand_in)
+
+    def find(self, key: str, read: Read[T]) -> T | None:
+        """Return the value of ``key``, or ``None`` where it is missing or faulty."""
+        self.asked.append(key)
+        node = self.node(key)
+        return None if node is None else read(node, self.faults)
+
+    def node(self, key: str) -> Node | None:
+        """Return what stands under ``key`` as it is; an empty value counts as absent."""
+        self.asked.append(key)
+        return self.section.entries[key] if self.section is not None and self.has(key) else None
+
+    def has(self, key: str) -> bool:
+        """Tell whether the file says anything under ``key``."""
+        return self.section is not None and key in self.section.entries and not is_empty(self.section.entries[key])
+
+    def close(self) -> None:
+        """Note every key that is none of ours, with the one that was probably meant."""
+        if self.section is None:
+            return
+        known = list(dict.fromkeys(self.asked))
+        for key in self.section.entries:
+            if key not in known:
+                line = self.section.key_lines.get(key, self.line)
+                self.faults.append(Fault(line, join(self.path, key), f"unknown key; {meant(key, known)}"))
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Return a hint: the known word closest to ``word``, or all of them."""
+    words = list(known)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6) or difflib.get_close_matches(
+        word.lower().replace("-", "_"), words, n=1, cutoff=0.6
+    )
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return f"known here: {', '.join(words)}" if words else "nothing is known here"
+
+
+def complain(node: Node, faults: Faults, message: str) -> Any:
+    """Note a fault at ``node``, unless the node already has one, and return ``None`` for the reader to pass on."""
+    if not (isinstance(node, Scalar) and node.is_broken):
+        faults.append(Fault(node.line, node.path, message))
+
+
+def is_empty(node: Node) -> bool:
+    """Tell whether the file names the key but says nothing: a bare ``key:`` or ``~``."""
+    return isinstance(node, Scalar) and not node.is_quoted and not node.is_broken and node.text in ("", "~", "null")
+
+
+def shown(node: Node) -> str:
+    """Return a value as messages may show it: what the file says, with variables by name."""
+    return node.shown if isinstance(node, Scalar) else kind_of(node)
+
+
+def kind_of(node: Node) -> str:
+    """Return what a node is, in words, without its value."""
+    match node:
+        case Section():
+            return "a mapping"
+        case Items():
+            return "a list"
+        case Scalar(is_expanded=True):
+            return f"the text of {node.shown}"
+        case Scalar(is_quoted=False) if _NUMBER.fullmatch(node.text):
+            return f"the number {node.text}"
+        case Scalar(is_quoted=False) if node.text.lower() in _WORDS_OF_YAML:
+            return f"`{node.text}`" if node.text else "nothing"
+        case Scalar():
+            return f"the text {node.text!r}" if len(node.text) <= 60 else "a long text"
+
+
+def text(node: Node, faults: Faults) -> str | None:
+    """Read a text that is not empty."""
+    if not isinstance(node, Scalar):
+        return complain(node, faults, f"expected a text, found {kind_of(node)}")
+    if node.is_broken:
+        return None
+    if not node.text.strip():
+        return complain(node, faults, "expected a text, found an empty one")
+    if not node.is_quoted and not node.is_expanded and node.text.lower() in _WORDS_OF_YAML:
+        return complain(node, faults, f"expected a text, found {kind_of(node)}; put it in quotes if it is meant as one")
+    return node.text
+
+
+def secret(node: Node, faults: Faults) -> str | None:
+    """Read a text that no message may show."""
+    if isinstance(node, Scalar) and (node.is_broken or node.text.strip()):
+        return None if node.is_broken else node.text.strip()
+    found = "an empty text" if isinstance(node, Scalar) else kind_of(node)
+    return complain(node, faults, f"expected a secret as text, such as ${{NAME}}, found {found}")
+
+
+def secrets(least: int) -> Read[tuple[str, ...]]:
+    """Make a reader of a list of secrets; ``${NAME:-}`` that turns out empty is one less."""
+
+    def read(node: Node, faults: Faults) -> tuple[str, ...] | None:
+        if not isinstance(node, Items):
+            return complain(node, faults, f"expected a list of secrets: [${{NAME}}]; found {kind_of(node)}")
+        if any(isinstance(each, Scalar) and each.is_broken for each in node.items):
+            return None
+        given = [each for each in node.items if not (isinstance(each, Scalar) and each.is_expanded and not each.text)]
+        values = [value for each in given if (value := secret(each, faults)) is not None]
+        if len(given) < least:
+            return complain(node, faults, f"expected at least {least}, found {len(given)}")
+        if len(set(values)) < len(values):
+            return complain(node, faults, "the same secret twice")
+        return tuple(values)
+
+    return read
+
+
+def switch(node: Node, faults: Faults) -> bool | None:
+    """Read ``true`` or ``false``."""
+    if isinstance(node, Scalar) and not node.is_quoted and node.text.lower() in ("true", "false"):
+        return node.text.lower() == "true"
+    return complain(node, faults, f"expected true or false, found {kind_of(node)}")
+
+
+def one_of(*words: str) -> Read[Any]:
+    """Make a reader of one of ``words``."""
+
+    def read(node: Node, faults: Faults) -> str | None:
+        if isinstance(node, Scalar) and node.text in words:
+            return node.text
+        return complain(node, faults, f"expected one of {', '.join(words)}; found {kind_of(node)}")
+
+    return read
+
+
+def integer(least: int, most: int | None = None) -> Read[int]:
+    """Make a reader of a whole number from ``least`` to ``most``."""
+    span = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+
+    def read(node: Node, faults: Faults) -> int | None:
+        if isinstance(node, Scalar) and not node.is_quoted and _INTEGER.fullmatch(node.text):
+            value = int(node.text)
+            if value >= least and (most is None or value <= most):
+                return value
+        return complain(node, faults, f"expected {span}, found {kind_of(node)}")
+
+    return read
+
+
+def number(least: float, most: float | None = None, *, above: bool = False) -> Read[float]:
+    """Make a reader of a number from ``least`` to ``most``; with ``above``, ``least`` itself is too little."""
+    span = f"{'above' if above else 'of at least'} {least:g}" + (f" and at most {most:g}" if most is not None else "")
+
+    def read(node: Node, faults: Faults) -> float | None:
+        value = _decimal(node)
+        if value is not None and (value > least or (value == least and not above)) and (most is None or value <= most):
+            return float(value)
+        return complain(node, faults, f"expected a number {span}, found {kind_of(node)}")
+
+    return read
+
+
+def dollars(node: Node, faults: Faults) -> NanoDollars | None:
+    """Read an amount in US dollars, zero or more, exactly."""
+    value = _decimal(node)
+    if value is not None and 0 <= value < 1_000_000_000:
+        return to_nano(value)
+    return complain(node, faults, f"expected US dollars, such as 2.50, found {kind_of(node)}")
+
+
+def _decimal(node: Node) -> Decimal | None:
+    if isinstance(node, Scalar) and not node.is_quoted and _NUMBER.fullmatch(node.text) and len(node.text) < 40:
+        value = Decimal(node.text.replace("_", ""))
+        return value if -400 < value.adjusted() < 300 else None
+    return None
+
+
+def duration(node: Node, faults: Faults) -> float | None:
+    """Read a time span above zero, as seconds: ``500ms``, ``2s``, ``1m30s``, ``24h``, ``400d``."""
+    value = duration_or_zero(node, faults)
+    if value == 0:
+        return complain(node, faults, "expected a duration above zero, such as 500ms or 2s")
+    return value
+
+
+def duration_or_zero(node: Node, faults: Faults) -> float | None:
+    """Read a time span, as seconds, that may be none at all: ``0s``."""
+    if isinstance(node, Scalar) and _DURATION.fullmatch(node.text):
+        return sum(float(count) * _UNITS[unit] for count, unit in _DURATION_PART.findall(node.text))
+    right = "such as 500ms, 2s, 10m, 24h or 400d"
+    if isinstance(node, Scalar) and not node.is_expanded and _NUMBER.fullmatch(node.text):
+        right = f"a number needs its unit: {node.text}s?"
+    return complain(node, faults, f"expected a duration, {right}; found {kind_of(node)}")
+
+
+def network(node: Node, faults: Faults) -> IPv4Network | IPv6Network | None:
+    """Read a range of addresses in CIDR notation: ``10.20.0.0/16``."""
+    if not isinstance(node, Scalar):
+        return complain(node, faults, f"expected a range such as 10.20.0.0/16, found {kind_of(node)}")
+    try:
+        return ip_network(node.text)
+    except ValueError:
+        pass
+    try:
+        wider = f"an address with bits beyond the prefix; the range is {ip_network(node.text, strict=False)}"
+    except ValueError:
+        wider = f"expected a range such as 10.20.0.0/16, found {kind_of(node)}"
+    return complain(node, faults, "expected a range such as 10.20.0.0/16" if node.is_expanded else wider)
+
+
+def url(schemes: tuple[str, ...], example: str) -> Read[str]:
+    """Make a reader of a URL that may hold a password and is therefore never shown."""
+
+    def read(node: Node, faults: Faults) -> str | None:
+        value = text(node, faults)
+        if value is None:
+            return None
+        try:
+            parts = urlsplit(value)
+            fits = parts.scheme in schemes and bool(parts.netloc or parts.path.strip("/"))
+            parts.port  # noqa: B018  (reading it checks it)
+        except ValueError:
+            fits = False
+        return (
+            value
+            if fits
+            else complain(
+                node, faults, f"expected a URL such as {example}, special characters in a password written as %XX"
+            )
+        )
+
+    return read
+
+
+def list_of(read: Read[T], *, what: str, least: int = 0) -> Read[tuple[T, ...]]:
+    """Make a reader of a list of at least ``least`` things."""
+
+    def read_all(node: Node, faults: Faults) -> tuple[T, ...] | None:
+        if not isinstance(node, Items):
+            return complain(node, faults, f"expected a list of {what}: [a, b]; found {kind_of(node)}")
+        if len(node.items) < least:
+            return complain(node, faults, f"expected a list of at least {least} {what}, found {len(node.items)}")
+        values = [read(each, faults) for each in node.items]
+        return tuple(value for value in values if value is not None)
+
+    return read_all
+
+
+def struct_of(kind: type[T], readers: Mapping[str, Read[Any]], needed: tuple[str, ...] = ()) -> Read[T]:
+    """Make a reader of a flat struct; keys that are absent keep the struct's own defaults."""
+
+    def read(node: Node, faults: Faults) -> T | None:
+        before = len(faults)
+        fields = Fields(node, node.path, faults)
+        values: dict[str, Any] = {}
+        for key, read_one in readers.items():
+            if key in needed and not fields.has(key):
+                fields.need(key, read_one, None, "every entry needs it")
+            elif (value := fields.find(key, read_one)) is not None:
+                values[key] = value
+        fields.close()
+        return kind(**values) if len(faults) == before else None
+
+    return read
