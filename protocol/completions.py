@@ -6,12 +6,22 @@ from msgspec import Raw, Struct
 
 from protocol.chat import FinishReason, StreamOptions
 
+# One text, several, one list of token ids, or several: the elements are of one kind. (msgspec decodes only one kind of
+# list in a union, so the type is wider than the rule; ``check_prompts`` keeps the rule.)
+Prompts = str | list[str | int | list[int]]
+
+
+def check_prompts(prompts: Prompts) -> None:
+    """Raise ``ValueError`` unless all elements are of one kind."""
+    if isinstance(prompts, list) and len(set(map(type, prompts))) > 1:
+        raise ValueError("Expected texts, token ids or lists of token ids, got a mixture")
+
 
 class CompletionRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A completion as asked: one prompt or several, as text or as token ids."""
 
     model: str
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompts
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -28,6 +38,9 @@ class CompletionRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
+
+    def __post_init__(self) -> None:
+        check_prompts(self.prompt)
 
     @property
     def output_limit(self) -> int | None:

@@ -139,7 +139,7 @@ def _wrong_field(complaint: str) -> BadRequest:
         return BadRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
     code = "invalid_type" if what.startswith("Expected `") else "invalid_value"
     words = re.sub(r"`(\w+)( \| \w+)*`", _plain_words, what)
-    where = f"'{param}'" if param else "the body"
+    where = f"'{param}'" if param else "body"
     return BadRequest(f"Invalid {where}: {words[:1].lower()}{words[1:]}.", param=param or None, code=code)
 
 

@@ -6,15 +6,20 @@ from typing import Literal
 
 from msgspec import Struct
 
+from protocol.completions import Prompts, check_prompts
+
 
 class EmbeddingRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Texts (or token ids) to embed; ``encoding_format`` says how the vectors travel."""
 
     model: str
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: str | None = None
+
+    def __post_init__(self) -> None:
+        check_prompts(self.input)
 
 
 class EmbeddingReply(Struct, frozen=True):

@@ -10,7 +10,7 @@ import msgspec
 from billing.money import NanoDollars
 from billing.prices import cost_of
 from protocol.chat import ChatRequest, ImagePart, JsonSchemaFormat, Message, RefusalPart, TextPart, Tool
-from protocol.completions import CompletionRequest
+from protocol.completions import CompletionRequest, Prompts
 from protocol.embeddings import EmbeddingRequest
 from protocol.usage import Usage
 from router.abilities import InferenceRequest
@@ -156,11 +156,11 @@ def _quoted_length(text: str) -> int:
     return len(msgspec.json.encode(text))
 
 
-def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> Iterator[str | list[int]]:
+def _prompts(given: Prompts) -> Iterator[str | list[int]]:
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         yield given  # type: ignore[misc]  # one prompt: a text, or a list of token ids
     else:
-        yield from given
+        yield from given  # type: ignore[misc]  # prompts of one kind, as the request promises
 
 
 def _prompt_most(prompt: str | list[int]) -> int:
