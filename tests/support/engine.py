@@ -1,0 +1,129 @@
+# Runs an engine loop inside the test, step by step, and checks its books after every one.
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.loop import EngineLoop, StepRunner
+from gpu_backend.engine.messages import Command, Embedding, Event, Generate, NewTokens
+from gpu_backend.engine.plan import StepPlan, StepResult
+from gpu_backend.engine.runner import Runner
+from gpu_backend.engine.sequence import FinishReason, SamplingParams
+
+GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
+
+
+@dataclass
+class Answer:
+    """Everything that came back for one reply."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    events: list[NewTokens] = field(default_factory=list)
+    vector: tuple[float, ...] = ()
+
+
+class CountingRunner:
+    """Computes nothing: a sequence's next token is a hash of the tokens it sees, gathered through its block table.
+
+    Like a real KV cache it remembers what was written to which slot, so a wrong table or a stolen block shows as a wrong
+    token.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.plans: list[StepPlan] = []
+        self._block_size = block_size
+        self._slots: dict[int, int] = {}
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Write the step's tokens to their slots, then read every sampling sequence's context back."""
+        self.plans.append(plan)
+        for step in plan.sequences:
+            for position, token in enumerate(step.token_ids, step.start):
+                self._slots[self._slot(step.block_table, position)] = token
+        tokens = []
+        for step in plan.sequences:
+            if step.samples:
+                end = step.start + len(step.token_ids)
+                tokens.append(next_token([self._slots[self._slot(step.block_table, i)] for i in range(end)]))
+        pooled = tuple((float(sum(step.token_ids)), float(len(step.token_ids))) for step in plan.sequences if step.pools)
+        return StepResult(plan.step, tuple(tokens), seconds=0.001, pooled=pooled)
+
+    def _slot(self, block_table: tuple[int, ...], position: int) -> int:
+        return block_table[position // self._block_size] * self._block_size + position % self._block_size
+
+
+def next_token(context: Iterable[int]) -> int:
+    """Return what ``CountingRunner`` makes of a context."""
+    return zlib.crc32(repr(list(context)).encode()) % 250
+
+
+def continuation(prompt: Iterable[int], length: int) -> list[int]:
+    """Return the reply that ``CountingRunner`` must give to a prompt."""
+    tokens, start = list(prompt), len(list(prompt))
+    for _ in range(length):
+        tokens.append(next_token(tokens))
+    return tokens[start:]
+
+
+def counting_loop(num_blocks: int, max_model_len: int | None = None, **settings: Any) -> tuple[EngineLoop, CountingRunner]:
+    """Build a loop over a ``CountingRunner``; ``settings`` go to ``EngineConfig``."""
+    config = EngineConfig(model="", **settings)
+    runner = CountingRunner(config.block_size)
+    length = max_model_len or num_blocks * config.block_size
+    return EngineLoop(config, runner, num_blocks, length, vocab_size=256), runner
+
+
+def model_loop(folder: Path, runner: StepRunner | None = None, **settings: Any) -> EngineLoop:
+    """Build a loop over a real model on the CPU; ``settings`` go to ``EngineConfig``."""
+    config = EngineConfig(model=str(folder), device="cpu", **settings)
+    real = Runner(config)
+    model = real.model_config
+    return EngineLoop(
+        config, runner or real, real.num_blocks, real.max_model_len, model.vocab_size, model.eos_token_ids
+    )
+
+
+def answer_all(loop: EngineLoop, commands: Iterable[Command]) -> dict[tuple[str, int], Answer]:
+    """Give the loop all commands at once, step until nothing is left, and return the answers by (request, reply)."""
+    answers: dict[tuple[str, int], Answer] = {}
+    for command in commands:
+        collect(answers, loop.handle(command))
+        loop.scheduler.check()
+    finish(loop, answers)
+    return answers
+
+
+def finish(loop: EngineLoop, answers: dict[tuple[str, int], Answer], max_steps: int = 10_000) -> None:
+    """Step until nothing is left, with a check of the books after each step."""
+    for _ in range(max_steps):
+        if not loop.has_work():
+            assert loop.blocks.num_in_use == 0
+            return
+        collect(answers, loop.step())
+        loop.scheduler.check()
+    raise AssertionError(f"the engine is not done after {max_steps} steps")
+
+
+def collect(answers: dict[tuple[str, int], Answer], events: Iterable[Event]) -> None:
+    """File events under the reply they belong to."""
+    for event in events:
+        if isinstance(event, NewTokens):
+            answer = answers.setdefault((event.request_id, event.reply_index), Answer())
+            assert answer.finish_reason is None, "an event came after the last one"
+            answer.token_ids += event.token_ids
+            answer.finish_reason, answer.error = event.finish_reason, event.error
+            answer.events.append(event)
+        elif isinstance(event, Embedding):
+            answers[event.request_id, 0] = Answer(vector=event.vector, error=event.error)
+
+
+def greedy(request_id: str, prompt: Iterable[int], max_tokens: int = 20, **fields: Any) -> Generate:
+    """Ask for the likeliest reply to a prompt."""
+    return Generate(request_id, tuple(prompt), SamplingParams(max_tokens=max_tokens, temperature=0.0), **fields)
