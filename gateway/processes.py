@@ -49,6 +49,7 @@ def spawn(
     account: Account | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    stdin: int = subprocess.DEVNULL,
     pass_fds: Iterable[int] = (),
     death_signal: signal.Signals = signal.SIGKILL,
 ) -> subprocess.Popen[bytes]:
@@ -64,7 +65,7 @@ def spawn(
     try:
         return subprocess.Popen(
             [str(word) for word in command],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=descriptor,
             stderr=descriptor,
             env=None if env is None else dict(env),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gateway.embedded.server import Address, EmbeddedFault, EmbeddedServer, write_privately
 from gateway.embedded.unprivileged import account_for, find_postgres_binaries, prepare_home
-from gateway.processes import LOOPBACK, Account, as_account, is_running, spawn, wait_until_gone
+from gateway.processes import LOOPBACK, Account, is_running, last_lines, spawn, wait_until_gone
 
 
 class EmbeddedPostgres(EmbeddedServer):
@@ -28,8 +28,10 @@ class EmbeddedPostgres(EmbeddedServer):
     stop_signal = signal.SIGINT  # "fast": connections are ended, everything is written
     death_signal = signal.SIGQUIT  # "immediate": no time is lost, the next start recovers
 
-    def __init__(self, data_dir: Path, *, server_settings: Mapping[str, str] | None = None) -> None:
-        super().__init__(data_dir)
+    def __init__(
+        self, data_dir: Path, *, pass_fds: tuple[int, ...] = (), server_settings: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(data_dir, pass_fds=pass_fds)
         self._server_settings = dict(server_settings or {})
         self._log_start = 0
 
@@ -85,6 +87,7 @@ class EmbeddedPostgres(EmbeddedServer):
             account=account,
             env=_postgres_environment(home),
             cwd=home,
+            pass_fds=self.pass_fds,
             death_signal=self.death_signal,
         )
 
@@ -115,17 +118,14 @@ class EmbeddedPostgres(EmbeddedServer):
         unfinished.rename(home / "cluster")
 
     def _run_to_end(self, command: list[str | Path], home: Path, account: Account | None, typed: bytes = b"") -> None:
-        done = subprocess.run(
-            [str(word) for word in command],
-            input=typed,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=_postgres_environment(home),
-            cwd=home,
-            **as_account(account),
-        )
-        if done.returncode != 0:
-            raise EmbeddedFault(f"{Path(command[0]).name} failed:\n{done.stdout.decode(errors='replace')}")
+        read_end, write_end = os.pipe()
+        os.write(write_end, typed)  # a line: it fits into the pipe
+        os.close(write_end)
+        environment = _postgres_environment(home)
+        process = spawn(command, log=self.log, account=account, env=environment, cwd=home, stdin=read_end)
+        os.close(read_end)
+        if process.wait() != 0:
+            raise EmbeddedFault(f"{Path(command[0]).name} failed:\n{last_lines(self.log)}")
 
     def _end_predecessor(self) -> None:
         """Make way: a Postgres of a killed parent may still be ending, or its pid may belong to another program now.

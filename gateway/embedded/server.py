@@ -28,7 +28,8 @@ class EmbeddedServer(ABC):
     stop_signal: signal.Signals
     death_signal: signal.Signals
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *, pass_fds: tuple[int, ...] = ()) -> None:
+        self.pass_fds = pass_fds  # descriptors that the server keeps open as long as it lives
         self.data_dir = data_dir.absolute()
         self.log = self.data_dir / "logs" / f"{self.name}.log"
         self._process: subprocess.Popen[bytes] | None = None

@@ -63,7 +63,13 @@ class EmbeddedValkey(EmbeddedServer):
         )
         write_privately(config, "\n".join((*lines, "")).encode())
         # Its working directory is its data folder: no path has to be quoted.
-        return spawn([_find_valkey_binary(), config], log=self.log, cwd=home, death_signal=self.death_signal)
+        return spawn(
+            [_find_valkey_binary(), config],
+            log=self.log,
+            cwd=home,
+            pass_fds=self.pass_fds,
+            death_signal=self.death_signal,
+        )
 
 
 @contextmanager
