@@ -24,15 +24,14 @@ from gateway.database import Database
 from gateway.failures import LARGEST_BODY, render_error
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
-from gateway.routes import chat, completions, embeddings, health, models
+from gateway.routes import HANDLERS
 from gateway.services import Services
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.middleware import Telemetry
 from router.complexity import Complexity
 
-ROUTES = (chat, completions, embeddings, models, health)
-
+VERSION = "0.1.0"
 SETTLE_WITHIN = 5.0  # seconds for what is still being settled when the house closes
 
 
@@ -49,12 +48,12 @@ def create_app(settings: Settings, clock: Clock | None = None) -> Telemetry:
             yield
 
     app = Litestar(
-        route_handlers=[handler for module in ROUTES for handler in module.handlers],
+        route_handlers=HANDLERS,
         lifespan=[lifespan],
         exception_handlers={Exception: render_error},
         request_max_body_size=LARGEST_BODY,
         openapi_config=OpenAPIConfig(
-            title="Tollgate", version="0.1.0", path="/", render_plugins=[JsonRenderPlugin(path="/openapi.json")]
+            title="Tollgate", version=VERSION, path="/openapi", render_plugins=[JsonRenderPlugin()]
         ),
         on_app_init=[_without_chatter],
     )

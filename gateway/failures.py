@@ -51,8 +51,10 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
         case HTTPException(status_code=404):
             return UnknownUrl(f"Unknown request URL: {request.method} {request.url.path}.")
         case HTTPException(status_code=405):
+            allowed = (exc.headers or {}).get("allow", "")
             return MethodNotAllowed(
-                f"Not allowed to {request.method} on {request.url.path}.", headers=dict(exc.headers or {})
+                f"Not allowed to {request.method} on {request.url.path}. It takes {allowed}.",
+                headers={"allow": allowed},
             )
         case HTTPException(status_code=413):
             return TooLarge(f"The body is longer than {LARGEST_BODY // 2**20} MiB, the most that is read.")

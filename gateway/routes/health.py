@@ -1,4 +1,4 @@
-# Is it alive, can it work, and how much has it done.
+# Is it alive, can it work, how much has it done, and what can it be asked.
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     return Response(services.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+@get("/openapi.json", guards=[open_guard], summary="This API", include_in_schema=False, sync_to_thread=False)
+def openapi_document(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    """Return the OpenAPI description of every route."""
+    return request.app.openapi_schema.to_schema()
+
+
 async def _ask_postgres(services: Services) -> None:
     async with services.database.begin() as connection:
         await connection.execute(text("SELECT 1"))
@@ -56,4 +62,4 @@ async def _answers(check: Awaitable[Any]) -> str:
     return "ok"
 
 
-handlers = [live, ready, metrics]
+handlers = [live, ready, metrics, openapi_document]

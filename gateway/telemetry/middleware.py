@@ -56,7 +56,7 @@ class Telemetry:
             self._finish(scope, state, status, time.perf_counter() - started)
 
     def _finish(self, scope: dict[str, Any], state: dict[str, Any], status: int, seconds: float) -> None:
-        handler = state.get("route", "unknown")
+        handler = scope.get("path_template", "unknown")
         if self.metrics is not None:
             self.metrics.requests.labels(handler, str(status)).inc()
             self.metrics.request_seconds.labels(handler).observe(seconds)

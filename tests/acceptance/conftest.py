@@ -1,0 +1,36 @@
+# One house for all acceptance tests of a process: starting one takes a second, a test a few milliseconds.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from gateway.embedded import temporary_postgres, temporary_valkey
+from tests.support.house import House, running_house, settings_for
+from tests.support.scripted_upstream import ScriptedUpstream, running_upstream
+
+
+@pytest.fixture(scope="session")
+def upstream() -> Iterator[ScriptedUpstream]:
+    """The outside world."""
+    with running_upstream() as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="session")
+def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A gateway in front of it, with a team."""
+    data_dir: Path = tmp_path_factory.mktemp("house")
+    with temporary_postgres() as postgres, temporary_valkey() as valkey:
+        with running_house(settings_for(postgres, valkey, upstream.url, data_dir)) as house:
+            yield house
+
+
+@pytest.fixture
+def openai(house: House) -> Iterator[OpenAI]:
+    """The stock client of the team; it does not retry, so that a test sees every answer."""
+    with OpenAI(base_url=house.url + "/v1", api_key=house.team_key, max_retries=0) as client:
+        yield client

@@ -1,0 +1,75 @@
+# Every route is denied unless its guard says otherwise. This walks all of them.
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.access import Team
+from gateway.auth import GUARDS, admin_guard, open_guard, team_guard, team_or_admin_guard
+from gateway.database import Database
+from gateway.routes import HANDLERS
+from gateway.teams import create_key, create_team
+from tests.support.house import House
+
+ROUTES = [
+    (method, path, handler.guards[0])
+    for handler in HANDLERS
+    for path in handler.paths
+    for method in sorted(handler.http_methods - {"HEAD", "OPTIONS"})
+]
+
+
+@pytest.fixture(scope="module")
+def other_key(house: House) -> str:
+    """A key of another team."""
+
+    async def create() -> str:
+        database = Database(house.settings.database_url)
+        async with database.begin() as connection:
+            await create_team(connection, Team(id="team_b", name="B"), "tests")
+            made = await create_key(connection, house.settings.key_pepper, team_id="team_b", actor="tests")
+        await database.close()
+        return made.key
+
+    return asyncio.run(create())
+
+
+def test_every_handler_has_exactly_one_of_our_guards() -> None:
+    """A route without a guard would be open to all."""
+    assert [handler for handler in HANDLERS if len(handler.guards or ()) != 1 or handler.guards[0] not in GUARDS] == []
+
+
+def call(house: House, method: str, path: str, key: str | None) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    filled = path
+    for part in path.split("/"):
+        if part.startswith("{"):
+            filled = filled.replace(part, "team_a" if part.startswith("{team") else "nothing")
+    with httpx.Client(base_url=house.url, timeout=10) as client:
+        return client.request(method, filled, headers=headers)
+
+
+@pytest.mark.parametrize(("method", "path", "guard"), ROUTES, ids=[f"{m} {p}" for m, p, _ in ROUTES])
+def test_a_route_lets_in_whom_its_guard_names(house: House, other_key: str, method: str, path: str, guard: Any) -> None:
+    """No key, a team's, another team's and an admin's, at every route: who may not come in hears 401 or 403."""
+    nobody = call(house, method, path, None)
+    team = call(house, method, path, house.team_key)
+    other = call(house, method, path, other_key)
+    admin = call(house, method, path, house.admin_key)
+
+    refused = {401, 403}
+    assert (nobody.status_code == 401) == (guard is not open_guard)
+    assert (team.status_code in refused) == (guard is admin_guard)
+    assert (admin.status_code in refused) == (guard is team_guard)
+    assert (
+        guard is team_or_admin_guard or guard is open_guard or (other.status_code in refused) == (guard is admin_guard)
+    )
+    for answer in (nobody, team, other, admin):
+        assert answer.status_code < 500
+        assert answer.headers["x-request-id"]
+        if answer.status_code >= 400:
+            assert answer.json()["error"].keys() == {"message", "type", "param", "code"}

@@ -1,0 +1,145 @@
+# What a product team does with the stock openai package.
+
+from __future__ import annotations
+
+import time
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from tests.support.house import House
+from tests.support.scripted_upstream import ScriptedUpstream
+
+ASK: Any = [{"role": "user", "content": "Say something."}]
+
+
+@pytest.fixture(autouse=True)
+def _strict(upstream: ScriptedUpstream) -> Any:
+    upstream.violations.clear()
+    yield
+    assert upstream.violations == []
+
+
+def test_a_chat_completion_has_text_usage_and_cost(openai: OpenAI) -> None:
+    """An answer carries the upstream's tokens and what they cost at our price, to the nano-dollar."""
+    reply = openai.chat.completions.create(model="small", messages=ASK)
+    usage = reply.usage
+
+    assert reply.choices[0].message.content
+    assert reply.choices[0].finish_reason == "stop"
+    assert usage is not None and usage.prompt_tokens_details is not None
+    cached = usage.prompt_tokens_details.cached_tokens or 0
+    dollars = Decimal(usage.prompt_tokens - cached + 2 * usage.completion_tokens) + cached * Decimal("0.5")
+    assert Decimal(usage.cost_usd) == dollars / 1_000_000  # type: ignore[attr-defined]
+
+
+def test_a_stream_says_what_the_plain_answer_says(openai: OpenAI) -> None:
+    """Streaming changes how an answer travels, not what it is."""
+    plain = openai.chat.completions.create(model="small", messages=ASK, seed=1)
+    chunks = list(
+        openai.chat.completions.create(
+            model="small", messages=ASK, seed=1, stream=True, stream_options={"include_usage": True}
+        )
+    )
+
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == plain.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None and plain.usage is not None
+    assert chunks[-1].usage.total_tokens == plain.usage.total_tokens
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_usage_comes_only_when_asked_for(openai: OpenAI) -> None:
+    """Without include_usage no chunk has empty choices, although the gateway asks the upstream for usage."""
+    chunks = list(openai.chat.completions.create(model="small", messages=ASK, stream=True))
+
+    assert all(chunk.choices for chunk in chunks)
+
+
+def test_completions_and_their_stream(openai: OpenAI) -> None:
+    """The older endpoint works the same way."""
+    plain = openai.completions.create(model="small", prompt="Once", seed=1)
+    stream = openai.completions.create(model="small", prompt="Once", seed=1, stream=True)
+
+    assert "".join(chunk.choices[0].text for chunk in stream) == plain.choices[0].text
+    assert plain.usage is not None and plain.usage.completion_tokens > 0
+
+
+def test_embeddings_travel_as_base64_or_floats(openai: OpenAI) -> None:
+    """The package asks for base64; floats asked for by name are the same numbers."""
+    packed = openai.embeddings.create(model="small", input=["one", "two"])
+    floats = openai.embeddings.create(model="small", input=["one", "two"], encoding_format="float")
+
+    assert [item.index for item in packed.data] == [0, 1]
+    for one, other in zip(packed.data, floats.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, rel=1e-6)
+
+
+def test_models_are_listed_and_shown(openai: OpenAI) -> None:
+    """The list has models, automatic routes and aliases; each can be shown."""
+    names = [model.id for model in openai.models.list()]
+
+    assert names == ["small", "large", "auto", "old-name"]
+    assert openai.models.retrieve("old-name").id == "old-name"
+
+
+def test_auto_chooses_and_says_what_answered(openai: OpenAI) -> None:
+    """`model` is what was asked, `model_used` and a header what answered, and a header says why."""
+    raw = openai.chat.completions.with_raw_response.create(model="auto", messages=ASK)
+    reply = raw.parse()
+
+    assert reply.model == "auto"
+    assert reply.model_used in {"small", "large"}  # type: ignore[attr-defined]
+    assert raw.headers["x-model-used"] == reply.model_used  # type: ignore[attr-defined]
+    assert raw.headers["x-route-reason"] in {"auto_small", "auto_large"}
+    assert float(raw.headers["x-tollgate-overhead-ms"]) >= 0
+
+
+def test_an_alias_answers_by_what_it_means(openai: OpenAI) -> None:
+    """A retired name goes on working, and says what it now is."""
+    reply = openai.chat.completions.create(model="old-name", messages=ASK)
+
+    assert (reply.model, reply.model_used) == ("old-name", "large")  # type: ignore[attr-defined]
+
+
+def test_usage_shows_exactly_these_calls_within_two_seconds(house: House, openai: OpenAI) -> None:
+    """The statement of today grows by the tokens and dollars of the calls just made."""
+    with house.client() as client:
+        before = client.get("/v1/usage", params={"team_id": house.team_id}).raise_for_status().json()
+        replies = [openai.chat.completions.create(model="small", messages=ASK) for _ in range(3)]
+        deadline = time.monotonic() + 2
+        while True:
+            after = client.get("/v1/usage", params={"team_id": house.team_id}).raise_for_status().json()
+            if after["requests"] == before["requests"] + 3 or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+
+    used = [reply.usage for reply in replies if reply.usage is not None]
+    assert after["requests"] - before["requests"] == 3
+    assert after["input_tokens"] - before["input_tokens"] == sum(usage.prompt_tokens for usage in used)
+    assert after["output_tokens"] - before["output_tokens"] == sum(usage.completion_tokens for usage in used)
+    cost = sum(Decimal(usage.cost_usd) for usage in used)  # type: ignore[attr-defined]
+    assert Decimal(str(after["cost_usd"])) - Decimal(str(before["cost_usd"])) == cost
+
+
+def test_the_request_id_is_the_ledgers(house: House, openai: OpenAI) -> None:
+    """x-request-id finds the call's row, with its attempts and times."""
+    raw = openai.chat.completions.with_raw_response.create(
+        model="small", messages=ASK, extra_headers={"x-client-request-id": "mine-1"}
+    )
+    request_id = raw.headers["x-request-id"]
+    with house.client(house.admin_key) as admin:
+        deadline = time.monotonic() + 2
+        while (answer := admin.get(f"/admin/usage-records/{request_id}")).status_code == 404:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        row = answer.raise_for_status().json()
+
+    assert raw.headers["x-client-request-id"] == "mine-1"
+    assert (row["request_id"], row["team_id"], row["model_used"]) == (request_id, house.team_id, "small")
+    assert row["status"] == "answered"
+    assert row["attempts"][0]["outcome"] == "ok"

@@ -1,0 +1,125 @@
+# A gateway as its users meet it, for tests: the real app on a real port, real Postgres and Valkey behind it, and the
+# scripted upstream as its outside world.
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import uvicorn
+
+import migrations
+from billing.money import to_nano
+from billing.prices import Price
+from gateway.access import Team
+from gateway.app import create_app
+from gateway.database import Database
+from gateway.settings import ProviderSettings, Settings, Timeouts
+from gateway.teams import create_key, create_team
+from router.catalog import AutoRoute
+from router.targets import Ability, Endpoint, ModelSpec
+
+ADMIN_KEY = "tgadmin-" + "a" * 43
+PEPPER = "pepper of the tests"
+
+
+@dataclass(frozen=True)
+class House:
+    """A running gateway: where it is, and who may call it."""
+
+    url: str
+    team_id: str
+    team_key: str
+    admin_key: str
+    settings: Settings
+
+    def client(self, key: str | None = None, **more: object) -> httpx.Client:
+        """Return a client that calls with ``key``, the team's unless said otherwise."""
+        headers = {"authorization": f"Bearer {key or self.team_key}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30, **more)  # type: ignore[arg-type]
+
+
+def model(name: str, provider: str = "upstream", **more: object) -> ModelSpec:
+    """Return a model that can do everything, at a price that makes sums easy: $1 in, $0.50 cached, $2 out."""
+    facts: dict[str, object] = {
+        "name": name,
+        "provider": provider,
+        "upstream_model": name,
+        "price": Price(input=to_nano(1), cached_input=to_nano("0.5"), output=to_nano(2)),
+        "context": 8192,
+        "max_output": 1024,
+        "abilities": frozenset(Ability),
+    }
+    return ModelSpec(**(facts | more))  # type: ignore[arg-type]
+
+
+def settings_for(postgres_url: str, redis_url: str, upstream_url: str, data_dir: Path, **more: object) -> Settings:
+    """Return settings with a small and a large model at the scripted upstream."""
+    upstream = ProviderSettings(
+        name="upstream",
+        format="openai",
+        api_keys=("sk-upstream",),
+        endpoints=(Endpoint("local", upstream_url + "/v1"),),
+        timeouts=Timeouts(connect=1.0, first_token=3.0, between_tokens=3.0, total=10.0),
+    )
+    facts: dict[str, object] = {
+        "database_url": postgres_url,
+        "redis_url": redis_url,
+        "data_dir": data_dir,
+        "admin_keys": (ADMIN_KEY,),
+        "key_pepper": PEPPER,
+        "providers": {"upstream": upstream},
+        "models": {"small": model("small"), "large": model("large", price=Price(input=to_nano(5), output=to_nano(20)))},
+        "auto": {"auto": AutoRoute(small=("small",), large=("large",), quality=0.5)},
+        "aliases": {"old-name": "large"},
+    }
+    return Settings(**(facts | more))  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def running_house(settings: Settings, team: str = "team_a") -> Iterator[House]:
+    """Migrate, create a team with a key, and run the gateway until the end of the block."""
+    migrations.upgrade(settings.database_url)
+    key = asyncio.run(_create_team(settings, team))
+    with serving(settings) as url:
+        yield House(url, team, key, ADMIN_KEY, settings)
+
+
+@contextlib.contextmanager
+def serving(settings: Settings) -> Iterator[str]:
+    """Run the app of ``settings`` on a free port and give its URL."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(512)
+        port = listener.getsockname()[1]
+        config = uvicorn.Config(create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=5)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 20
+        while not server.started:
+            if not thread.is_alive() or time.monotonic() > deadline:
+                raise RuntimeError("the gateway did not start")
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join(20)
+
+
+async def _create_team(settings: Settings, team: str) -> str:
+    database = Database(settings.database_url)
+    try:
+        async with database.begin() as connection:
+            await create_team(connection, Team(id=team, name=team), "tests")
+            return (await create_key(connection, settings.key_pepper, team_id=team, actor="tests")).key
+    finally:
+        await database.close()
