@@ -13,14 +13,12 @@ from urllib.parse import urlsplit
 
 from billing.money import NanoDollars, to_nano
 from gateway.config_yaml import Fault, Items, Node, Scalar, Section, join
+from gateway.durations import read_duration
 
 T = TypeVar("T")
 Faults = list[Fault]
 Read = Callable[[Node, Faults], T | None]
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _INTEGER = re.compile(r"[+-]?\d[\d_]*")
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _WORDS_OF_YAML = {"true", "false", "yes", "no", "on", "off", "null", "~", ""}
@@ -231,8 +229,8 @@ def duration(node: Node, faults: Faults) -> float | None:
 
 def duration_or_zero(node: Node, faults: Faults) -> float | None:
     """Read a time span, as seconds, that may be none at all: ``0s``."""
-    if isinstance(node, Scalar) and _DURATION.fullmatch(node.text):
-        return sum(float(count) * _UNITS[unit] for count, unit in _DURATION_PART.findall(node.text))
+    if isinstance(node, Scalar) and (seconds := read_duration(node.text)) is not None:
+        return seconds
     right = "such as 500ms, 2s, 10m, 24h or 400d"
     if isinstance(node, Scalar) and not node.is_expanded and _NUMBER.fullmatch(node.text):
         right = f"a number needs its unit: {node.text}s?"

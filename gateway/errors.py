@@ -4,6 +4,7 @@
 #   ├── InvalidKey            401  invalid_api_key
 #   ├── Forbidden             403
 #   │   └── TeamSuspended          team_suspended
+#   ├── Conflict              409  the thing exists already, or is not in a state to be changed so
 #   ├── Overloaded            503  overloaded, with retry-after
 #   ├── Unavailable           503  a part of the house does not answer
 #   └── UpstreamFailure            an upstream did not give an answer
@@ -39,6 +40,14 @@ class TeamSuspended(Forbidden):
     """The team exists and may not call."""
 
     code = "team_suspended"
+
+
+class Conflict(ServiceError):
+    """What is asked for contradicts what is there."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
 
 
 class Overloaded(ServiceError):

@@ -1,0 +1,68 @@
+# The audit log: what admins did and what the safety checks found, written in the transaction that it speaks of.
+# Never prompts, never secrets.
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+from sqlalchemy import insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.tables import audit_log
+
+LONGEST_PAGE = 1000
+
+
+class Act(Struct, frozen=True):
+    """Who acts: an admin key's fingerprint, ``cli:<user>`` or ``system``; and in which request, if in one."""
+
+    actor: str
+    request_id: str | None = None
+
+
+class AuditEntry(Struct, frozen=True, kw_only=True):
+    """One line of the log."""
+
+    id: int
+    created_at: datetime
+    actor: str
+    action: str
+    team_id: str | None
+    subject: str | None
+    request_id: str | None
+    details: Any
+
+
+async def record_act(
+    connection: AsyncConnection,
+    act: Act,
+    action: str,
+    *,
+    team_id: str | None = None,
+    subject: str | None = None,
+    details: dict[str, Any] | None = None,
+) -> None:
+    """Write down that ``act.actor`` did ``action``, such as ``key.revoked``, to ``subject``."""
+    row = {"actor": act.actor, "action": action, "request_id": act.request_id}
+    await connection.execute(insert(audit_log).values(**row, team_id=team_id, subject=subject, details=details))
+
+
+async def list_acts(
+    connection: AsyncConnection,
+    *,
+    team_id: str | None = None,
+    action: str | None = None,
+    before: int | None = None,
+    limit: int = 100,
+) -> list[AuditEntry]:
+    """Return the newest entries first; ``before`` is the id of the last entry already seen."""
+    query = select(audit_log).order_by(audit_log.c.id.desc()).limit(min(limit, LONGEST_PAGE))
+    if team_id is not None:
+        query = query.where(audit_log.c.team_id == team_id)
+    if action is not None:
+        query = query.where(audit_log.c.action == action)
+    if before is not None:
+        query = query.where(audit_log.c.id < before)
+    return [AuditEntry(**row) for row in (await connection.execute(query)).mappings()]

@@ -1,0 +1,16 @@
+# Durations as people write them: 500ms, 2s, 1m30s, 24h, 400d.
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_WHOLE = re.compile(rf"(?:{_PART.pattern})+")
+
+
+def read_duration(text: str) -> float | None:
+    """Return ``text`` as seconds, or ``None`` if it is no duration."""
+    if len(text) > 40 or not _WHOLE.fullmatch(text):
+        return None
+    return sum(float(count) * _UNITS[unit] for count, unit in _PART.findall(text))

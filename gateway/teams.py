@@ -1,0 +1,180 @@
+# Teams: made, shown, changed and suspended by admins. Each change tells every gateway and the audit log in the
+# transaction that makes it. Keys have their own file, team_keys.py.
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct
+from sqlalchemy import bindparam, func, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.holds import Limits
+from gateway.access import ACCESS_CHANNEL, Caller, Team
+from gateway.audit_log import Act, record_act
+from gateway.errors import Conflict
+from gateway.settings import Safety
+from gateway.tables import api_keys, teams
+from gateway.team_inputs import NewTeam, TeamPatch, apply_limits, check_id, check_models, check_name, check_weight
+from protocol.errors import NotFound
+
+
+class TeamRecord(Struct, frozen=True, kw_only=True):
+    """A team as admins see it."""
+
+    team: Team
+    created_at: datetime
+    updated_at: datetime
+    suspended_at: datetime | None = None
+
+
+async def create_team(
+    connection: AsyncConnection, new: NewTeam, act: Act, models: Collection[str] | None = None
+) -> TeamRecord:
+    """Create a team. ``models``: the names it may be allowed, when they are known. Raises BadRequest, Conflict."""
+    values: dict[str, Any] = {
+        "id": check_id(new.id),
+        "name": check_name(new.name if new.name is not None else new.id),
+        "weight": check_weight(new.weight),
+        "allowed_models": check_models(new.allowed_models, models),
+        "allow_smaller": new.allow_smaller,
+        "safety": new.safety,
+        "limits": apply_limits(new.limits),
+    }
+    query = insert(teams).values(**values).on_conflict_do_nothing().returning(teams)
+    row = (await connection.execute(query)).mappings().one_or_none()
+    if row is None:
+        raise Conflict(f"There is a team '{new.id}' already. Change it with PATCH.", param="id", code="team_exists")
+    await _tell(connection, act, "team.created", new.id, {name: values[name] for name in values if name != "id"})
+    return _record(row)
+
+
+async def get_team(connection: AsyncConnection, team_id: str) -> TeamRecord:
+    """Return a team. Raises NotFound."""
+    row = (await connection.execute(select(teams).where(teams.c.id == team_id))).mappings().one_or_none()
+    if row is None:
+        raise unknown_team(team_id)
+    return _record(row)
+
+
+async def list_teams(connection: AsyncConnection, *, after: str | None = None, limit: int = 1000) -> list[TeamRecord]:
+    """Return teams in the order of their ids; ``after`` is the last one already seen."""
+    query = select(teams).order_by(teams.c.id).limit(limit)
+    if after is not None:
+        query = query.where(teams.c.id > after)
+    return [_record(row) for row in (await connection.execute(query)).mappings()]
+
+
+async def update_team(
+    connection: AsyncConnection, team_id: str, patch: TeamPatch, act: Act, models: Collection[str] | None = None
+) -> TeamRecord:
+    """Change what ``patch`` speaks of, and leave the rest. Raises BadRequest, NotFound."""
+    query = select(teams).where(teams.c.id == team_id).with_for_update()
+    before = (await connection.execute(query)).mappings().one_or_none()
+    if before is None:
+        raise unknown_team(team_id)
+    changes = _changes(patch, before, models)
+    if not changes:
+        return _record(before)
+    change = update(teams).where(teams.c.id == team_id).values(**changes, updated_at=func.now()).returning(teams)
+    row = (await connection.execute(change)).mappings().one()
+    details = {name: value for name, value in changes.items() if name != "suspended_at"}
+    if "suspended_at" in changes:
+        details["suspended"] = patch.suspended
+    await _tell(connection, act, "team.updated", team_id, details)
+    return _record(row)
+
+
+async def find_caller(connection: AsyncConnection, digest: bytes) -> Caller | None:
+    """Return whose key has this digest, or ``None``; one indexed look-up. Expiry is the reader's to check."""
+    row = (await connection.execute(_FIND_CALLER, {"digest": digest})).mappings().one_or_none()
+    if row is None:
+        return None
+    expires_at = row["expires_at"]
+    return Caller(
+        team=_team(row),
+        key_id=row["key_id"],
+        key_name=row["key_name"],
+        key_limits=read_limits(row["key_limits"]),
+        expires_at=None if expires_at is None else expires_at.timestamp(),
+    )
+
+
+async def announce(connection: AsyncConnection, team_id: str) -> None:
+    """Tell every gateway, when this transaction commits, to forget what it remembers of a team."""
+    await connection.execute(_NOTIFY, {"channel": ACCESS_CHANNEL, "payload": team_id})
+
+
+def unknown_team(team_id: str) -> NotFound:
+    """Return the error for a team that does not exist."""
+    return NotFound(f"There is no team '{team_id[:100]}'.", param="team_id", code="team_not_found")
+
+
+def read_limits(stored: Any) -> Limits:
+    """Return limits from their column."""
+    return msgspec.convert(stored, Limits)
+
+
+async def _tell(connection: AsyncConnection, act: Act, action: str, team_id: str, details: dict[str, Any]) -> None:
+    await announce(connection, team_id)
+    await record_act(connection, act, action, team_id=team_id, subject=team_id, details=details)
+
+
+def _changes(patch: TeamPatch, before: Mapping[Any, Any], models: Collection[str] | None) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    if patch.name is not UNSET:
+        changes["name"] = check_name(patch.name)
+    if patch.weight is not UNSET:
+        changes["weight"] = check_weight(patch.weight)
+    if patch.allowed_models is not UNSET:
+        changes["allowed_models"] = check_models(patch.allowed_models, models)
+    if patch.allow_smaller is not UNSET:
+        changes["allow_smaller"] = patch.allow_smaller
+    if patch.safety is not UNSET:
+        changes["safety"] = patch.safety
+    if patch.limits is not UNSET:
+        changes["limits"] = apply_limits(patch.limits, read_limits(before["limits"]))
+    if patch.suspended is not UNSET and patch.suspended != (before["suspended_at"] is not None):
+        changes["suspended_at"] = func.now() if patch.suspended else None
+    return changes
+
+
+def _record(row: Mapping[Any, Any]) -> TeamRecord:
+    return TeamRecord(
+        team=_team(row),
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        suspended_at=row["suspended_at"],
+    )
+
+
+def _team(row: Mapping[Any, Any]) -> Team:
+    allowed, safety = row["allowed_models"], row["safety"]
+    return Team(
+        id=row["id"],
+        name=row["name"],
+        weight=row["weight"],
+        allowed_models=None if allowed is None else frozenset(allowed),
+        allow_smaller=row["allow_smaller"],
+        safety=None if safety is None else msgspec.convert(safety, Safety),
+        limits=read_limits(row["limits"]),
+        is_suspended=row["suspended_at"] is not None,
+    )
+
+
+_NOTIFY = text("SELECT pg_notify(:channel, :payload)")
+_FIND_CALLER = (
+    select(
+        teams,
+        api_keys.c.id.label("key_id"),
+        api_keys.c.name.label("key_name"),
+        api_keys.c.limits.label("key_limits"),
+        api_keys.c.expires_at,
+    )
+    .join_from(api_keys, teams)
+    .where(api_keys.c.digest == bindparam("digest"), api_keys.c.revoked_at.is_(None))
+)
