@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 import msgspec
 
@@ -43,11 +44,11 @@ def prompt_tokens_most(request: InferenceRequest) -> int:
         case ChatRequest():
             return TEMPLATE_TOKENS + sum(map(_message_most, request.messages)) + _tools_most(request)
         case CompletionRequest():
-            prompts = list(_prompts(request.prompt))
+            prompts = _prompts(request.prompt)
             suffix = byte_length(request.suffix) + TOOL_TOKENS if request.suffix else 0
-            return sum(map(_prompt_most, prompts)) + suffix * len(prompts)
+            return sum(_prompt_most(prompt) for prompt in prompts) + suffix * len(prompts)
         case EmbeddingRequest():
-            return sum(map(_prompt_most, _prompts(request.input)))
+            return sum(_prompt_most(prompt) for prompt in _prompts(request.input))
 
 
 def prompt_tokens_least(request: InferenceRequest, enough: int | None = None) -> int:
@@ -86,7 +87,7 @@ def replies_asked(request: InferenceRequest) -> int:
         case ChatRequest():
             return max(1, request.n or 1)
         case CompletionRequest():
-            return max(1, request.n or 1, request.best_of or 1) * sum(1 for _ in _prompts(request.prompt))
+            return max(1, request.n or 1, request.best_of or 1) * len(_prompts(request.prompt))
         case EmbeddingRequest():
             return 0
 
@@ -105,9 +106,9 @@ def prompt_characters(request: InferenceRequest) -> int:
         case ChatRequest():
             return sum(len(text) for message in request.messages for text in _texts(message))
         case CompletionRequest():
-            return sum(map(len, _prompts(request.prompt))) + len(request.suffix or "")
+            return sum(len(prompt) for prompt in _prompts(request.prompt)) + len(request.suffix or "")
         case EmbeddingRequest():
-            return sum(map(len, _prompts(request.input)))
+            return sum(len(prompt) for prompt in _prompts(request.input))
 
 
 def byte_length(text: str) -> int:
@@ -156,11 +157,12 @@ def _quoted_length(text: str) -> int:
     return len(msgspec.json.encode(text))
 
 
-def _prompts(given: Prompts) -> Iterator[str | list[int]]:
-    if isinstance(given, str) or (given and isinstance(given[0], int)):
-        yield given  # type: ignore[misc]  # one prompt: a text, or a list of token ids
-    else:
-        yield from given  # type: ignore[misc]  # prompts of one kind, as the request promises
+def _prompts(given: Prompts) -> list[str | list[int]]:
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [cast(list[int], given)]
+    return cast(list[str | list[int]], given)
 
 
 def _prompt_most(prompt: str | list[int]) -> int:
