@@ -39,9 +39,9 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="module")
 def database_url() -> Iterator[str]:
     """Give a database with our tables in it."""
-    with temporary_postgres() as url:
-        migrations.upgrade(url)
-        yield url
+    with temporary_postgres() as server:
+        migrations.upgrade(server.url)
+        yield server.url
 
 
 @pytest.fixture
