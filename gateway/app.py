@@ -13,8 +13,8 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from redis.asyncio import Redis
 
+from billing.flusher import Flusher
 from billing.journal import Journal
-from billing.ledger import Flusher
 from billing.quotas import Quotas
 from gateway.answering.keeper import Keeper
 from gateway.auth import Authenticator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
 
+from billing.flusher import Flusher
 from billing.journal import Journal
-from billing.ledger import Flusher
 from billing.quotas import Quotas
 from gateway.background import Background
 from gateway.clock import Clock

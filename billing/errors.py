@@ -1,0 +1,103 @@
+# What can go wrong about money and limits, as clients see it.
+#
+#   ServiceError
+#   ├── RateLimited        429  rate_limit_exceeded   wait retry-after, then try again
+#   ├── QuotaExhausted     429  insufficient_quota    what is settled leaves no room: do not retry
+#   ├── ExceedsLimit       429  rate_limit_exceeded   this request alone is too large: ask for less
+#   ├── JournalFull        503  overloaded            no room to write the call down
+#   └── UnknownPrice       500  (at start only: the configuration is refused)
+
+from __future__ import annotations
+
+import math
+
+from billing.holds import LimitName, RefusedHold
+from billing.money import to_text
+from protocol.errors import ServiceError
+
+DOLLARS = {LimitName.USD_PER_DAY, LimitName.USD_PER_MONTH}
+TOKENS = {LimitName.TOKENS_PER_MINUTE, LimitName.TOKENS_PER_DAY}
+
+
+class RateLimited(ServiceError):
+    """A limit has no room now, and will have some after ``retry-after``."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class QuotaExhausted(ServiceError):
+    """What is settled leaves no room until the limit's period ends or somebody raises it."""
+
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+
+class ExceedsLimit(ServiceError):
+    """The request would not fit even into an unused limit; waiting cannot help."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class JournalFull(ServiceError):
+    """The call cannot be written down, so it may not begin."""
+
+    status = 503
+    type = "server_error"
+    code = "overloaded"
+
+
+class UnknownPrice(ServiceError):
+    """Nobody knows what the model costs, and a price is never zero by accident."""
+
+    code = "unknown_price"
+
+
+def refusal_error(refused: RefusedHold) -> ServiceError:
+    """Return the error that tells a caller why its hold was refused, and whether to try again."""
+    whose = "this key" if refused.scope.kind == "key" else f"team {refused.scope.id}"
+    limit = f"The limit of {_amount(refused, refused.cap)} {_per(refused.limit)} of {whose}"
+    wanted = _amount(refused, refused.wanted)
+    do_not_retry = {"x-should-retry": "false"}
+    if refused.alone_exceeds:
+        return ExceedsLimit(
+            f"{limit} is smaller than this request alone, which may use {wanted}. "
+            "Lower max_tokens, or shorten the prompt.",
+            param="max_tokens",
+            headers=do_not_retry,
+        )
+    if refused.is_settled and refused.limit in (*DOLLARS, LimitName.TOKENS_PER_DAY):
+        return QuotaExhausted(
+            f"{limit} has no room for {wanted}: {_amount(refused, refused.used)} are used. "
+            "It opens again when the period ends; an administrator can raise it.",
+            headers=do_not_retry,
+        )
+    wait = max(1, math.ceil(refused.retry_after or 1))
+    return RateLimited(
+        f"{limit} has no room for {wanted} now: {_amount(refused, refused.used)} are used and "
+        f"{_amount(refused, refused.held)} held by running requests. Try again in {wait} s.",
+        headers={"retry-after": str(wait)},
+    )
+
+
+def _amount(refused: RefusedHold, value: int) -> str:
+    if refused.limit in DOLLARS:
+        return f"${to_text(value)}"
+    unit = "token" if refused.limit in TOKENS else "request"
+    return f"{value:,} {unit}{'' if value == 1 else 's'}"
+
+
+def _per(limit: LimitName) -> str:
+    match limit:
+        case LimitName.REQUESTS_PER_MINUTE | LimitName.TOKENS_PER_MINUTE:
+            return "per minute"
+        case LimitName.TOKENS_PER_DAY | LimitName.USD_PER_DAY:
+            return "per day (UTC)"
+        case LimitName.USD_PER_MONTH:
+            return "per month (UTC)"
+        case LimitName.CONCURRENT_REQUESTS:
+            return "at a time"

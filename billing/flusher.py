@@ -1,0 +1,161 @@
+# Carries closed calls from the journal to the ledger, and gives the dead's journals a home.
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, date, datetime
+from typing import Protocol
+from uuid import UUID
+
+import msgspec
+import structlog
+from sqlalchemy import text
+from sqlalchemy.exc import DataError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.journal import Journal
+from billing.ledger import insert_records
+from billing.records import UsageRecord
+
+BATCH = 2000  # rows in one transaction
+GATHER = 0.05  # seconds to wait for more, once something closed
+REPORT_EVERY = 10.0  # seconds between reports of the watermark, and between looks for dead journals
+LONGEST_PAUSE = 5.0  # seconds between tries while Postgres is away
+
+UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)  # asyncpg's own errors arrive as SQLAlchemy's or as these
+
+REPORT = text(
+    "INSERT INTO flushers (id, watermark, backlog, seen_at) VALUES (:id, :watermark, :backlog, :seen_at) "
+    "ON CONFLICT (id) DO UPDATE "
+    "SET watermark = excluded.watermark, backlog = excluded.backlog, seen_at = excluded.seen_at"
+)
+
+log = structlog.get_logger(__name__)
+
+
+class Clock(Protocol):
+    """What the flusher asks of a clock."""
+
+    def now(self) -> float: ...
+
+    def today(self) -> date: ...
+
+
+class Database(Protocol):
+    """What the flusher asks of the database."""
+
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
+
+
+async def _book_nothing(_: Sequence[UsageRecord]) -> None: ...
+
+
+class Flusher:
+    """Writes what the journal has closed into Postgres, in batches, each record once.
+
+    ``book_adopted`` is told which rows of dead processes were new: their holds were never settled, so the counters
+    learn of them here.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        database: Database,
+        clock: Clock,
+        *,
+        book_adopted: Callable[[Sequence[UsageRecord]], Awaitable[None]] = _book_nothing,
+    ) -> None:
+        self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._journal = journal
+        self._database = database
+        self._clock = clock
+        self._book_adopted = book_adopted
+        self._one_at_a_time = asyncio.Lock()
+        self._wake = asyncio.Event()
+
+    @property
+    def backlog(self) -> int:
+        """Closed calls that are not in the ledger yet."""
+        return self._journal.backlog
+
+    async def run(self) -> None:
+        """Flush whenever something closes, until cancelled. A lost database only makes it wait."""
+        self._journal.on_closed = self._wake.set
+        self._wake.set()
+        pause, chores_due = 0.0, 0.0
+        while True:
+            try:
+                if self._clock.now() >= chores_due:
+                    chores_due = self._clock.now() + REPORT_EVERY
+                    self._journal.adopt()
+                    await self._report()
+                while self.backlog and await self.flush_once():
+                    pass
+                pause = 0.0
+            except UNREACHABLE as exc:
+                pause = min(LONGEST_PAUSE, max(0.1, 2 * pause))
+                log.warning("ledger_unreachable", error=repr(exc), backlog=self.backlog, pause=pause)
+            if self._journal.fsync == "interval":
+                await asyncio.to_thread(self._journal.sync)
+            if pause:
+                await asyncio.sleep(pause)
+            else:
+                await self._something_closed()
+
+    async def flush_once(self) -> int:
+        """Write one batch and return how many calls left the backlog. Raises what the database raises."""
+        async with self._one_at_a_time:
+            records = self._journal.take_closed(BATCH)
+            if not records:
+                return 0
+            new = await self._write(records)
+            ids = [record.request_id for record in records]
+            adopted = [record for record in new if self._journal.is_adopted(record.request_id)]
+            self._journal.mark_flushed(ids)
+        if adopted:
+            await self._book_adopted(adopted)
+        return len(records)
+
+    async def _something_closed(self) -> None:
+        try:
+            await asyncio.wait_for(self._wake.wait(), 1.0)
+            await asyncio.sleep(GATHER)
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    async def _write(self, records: Sequence[UsageRecord]) -> list[UsageRecord]:
+        """Write records in one transaction; if a value cannot be stored, find its record and put it aside."""
+        try:
+            async with self._database.begin() as connection:
+                return await insert_records(connection, records, today=self._clock.today())
+        except DataError:
+            if len(records) == 1:
+                self._put_aside(records[0])
+                return []
+        half = len(records) // 2
+        return await self._write(records[:half]) + await self._write(records[half:])
+
+    def _put_aside(self, record: UsageRecord) -> None:
+        """Keep a record that Postgres will never take where people find it, so that it holds up nobody else."""
+        with open(self._journal.directory / "rejected.jsonl", "ab") as file:
+            file.write(msgspec.json.encode(record) + b"\n")
+        log.error("ledger_record_rejected", request_id=record.request_id, file=file.name)
+
+    async def _report(self) -> None:
+        """Say how far this journal is carried: days close when every flusher has passed them."""
+        now, oldest = self._clock.now(), self._journal.oldest
+        watermark = now if oldest is None else min(now, (UUID(oldest).int >> 80) / 1000)
+        row = {
+            "id": self.id,
+            "watermark": datetime.fromtimestamp(watermark, UTC),
+            "backlog": self.backlog,
+            "seen_at": datetime.fromtimestamp(now, UTC),
+        }
+        async with self._database.begin() as connection:
+            await connection.execute(REPORT, row)

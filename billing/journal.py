@@ -1,0 +1,325 @@
+# The journal: what was promised and what was used, on local disk, before anybody else hears of it.
+#
+# A call is opened before its upstream is asked, makes progress while it streams, and is closed before its last bytes
+# go out. All records of a call lie in one segment, so a segment is whole in itself: it goes when everything in it has
+# been flushed. Records survive the death of the process; ``fsync`` makes them survive the machine.
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from billing.errors import JournalFull
+from billing.records import Status, UsageRecord
+from billing.segments import HEAD, SUFFIX, UNLOCKED, Fsync, Kind, Segment
+from protocol.usage import Usage
+
+SEGMENT_BYTES = 8 * 1024 * 1024
+CLOSE_ROOM = 2048  # bytes a close may need beyond what its open took: names, times, attempts
+
+log = structlog.get_logger(__name__)
+
+
+class Clock(Protocol):
+    """What the journal asks of a clock."""
+
+    def now(self) -> float: ...
+
+
+class Progress(Struct, frozen=True, array_like=True):
+    """How far a call has come."""
+
+    request_id: str
+    usage: Usage
+    cost_nanousd: int
+
+
+class Closed(Struct, frozen=True):
+    """A closed call that waits to be flushed: where its record lies, or the record itself if the disk failed."""
+
+    segment: Segment | None
+    place: int | None
+    record: UsageRecord | None = None
+    is_adopted: bool = False
+
+
+class Journal:
+    """The journal of one process. Single-threaded; opened after the last fork."""
+
+    def __init__(self, directory: Path, *, fsync: Fsync, clock: Clock, segment_bytes: int) -> None:
+        self.directory = directory
+        self.fsync: Fsync = fsync
+        self.on_closed: Callable[[], None] = lambda: None  # called whenever something waits to be flushed
+        self._clock = clock
+        self._segment_bytes = segment_bytes
+        self._current: Segment | None = None
+        self._segments: set[Segment] = set()
+        self._open: dict[str, Segment] = {}  # calls that run, and where their records go
+        self._closed: dict[str, Closed] = {}  # in the order of their closing
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    @classmethod
+    def open(
+        cls, directory: Path, *, fsync: Fsync = "never", clock: Clock, segment_bytes: int = SEGMENT_BYTES
+    ) -> Journal:
+        """Open this process's journal in ``directory``, which all processes of a machine may share."""
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return cls(directory, fsync=fsync, clock=clock, segment_bytes=segment_bytes)
+
+    def opened(self, record: UsageRecord) -> None:
+        """Write down that a call begins, and set room aside for its close.
+
+        Raises ``JournalFull`` when the disk has no room: the call may not begin.
+        """
+        body = self._encode(record)
+        promise = HEAD.size + len(body) + CLOSE_ROOM
+        segment = self._segment_for(HEAD.size + len(body) + promise)
+        try:
+            segment.append(Kind.OPENED, body)
+        except OSError as exc:
+            raise _full(exc) from exc
+        segment.promised += promise
+        segment.calls[record.request_id] = promise
+        self._open[record.request_id] = segment
+
+    def progress(self, request_id: str, usage: Usage, cost_nanousd: int) -> None:
+        """Write down how much the call has used so far; left out on a full disk, where only closes have room."""
+        segment = self._open[request_id]
+        body = self._encode(Progress(request_id, usage, cost_nanousd))
+        if segment.has_room(HEAD.size + len(body)) or segment.grow(HEAD.size + len(body)):
+            try:
+                segment.append(Kind.PROGRESS, body)
+            except OSError as exc:
+                log.warning("journal_progress_lost", request_id=request_id, error=str(exc))
+
+    def closed(self, record: UsageRecord) -> None:
+        """Write down how the call ended. Never fails: what the disk does not take waits in memory to be flushed."""
+        try:
+            closed = self._write_close(record)
+        except (OSError, JournalFull) as exc:
+            log.error("journal_close_in_memory", request_id=record.request_id, error=str(exc))
+            closed = Closed(self._open.get(record.request_id), None, record)
+        self._open.pop(record.request_id, None)
+        self._closed[record.request_id] = closed
+        self.on_closed()
+
+    def dropped(self, request_id: str) -> None:
+        """Write down that an opened call never reached an upstream: it leaves no row."""
+        segment = self._open.pop(request_id)
+        segment.promised -= segment.calls.pop(request_id)
+        try:
+            segment.append(Kind.DROPPED, self._encode(request_id))
+        except OSError as exc:
+            log.warning("journal_drop_lost", request_id=request_id, error=str(exc))
+        self._free(segment)
+
+    def adopt(self) -> int:
+        """Take over the segments of dead processes and return how many of their calls now wait to be flushed."""
+        found = 0
+        for segment in seize_segments(self.directory):
+            for place, record in settle_segment(segment):
+                segment.calls[record.request_id] = 0
+                kept = record if place is None else None
+                self._closed[record.request_id] = Closed(segment, place, kept, is_adopted=True)
+                found += 1
+            self._segments.add(segment)
+            self._free(segment)
+        if found:
+            self.on_closed()
+        return found
+
+    def take_closed(self, limit: int) -> list[UsageRecord]:
+        """Return up to ``limit`` closed calls, oldest first. They stay until ``mark_flushed``."""
+        taken: list[UsageRecord] = []
+        for request_id, closed in self._closed.items():
+            if len(taken) == limit:
+                break
+            taken.append(closed.record or _read_record(closed, request_id))
+        return taken
+
+    def is_adopted(self, request_id: str) -> bool:
+        """Whether a waiting call was closed by another process, or on behalf of one that died."""
+        return self._closed[request_id].is_adopted
+
+    def mark_flushed(self, request_ids: Iterable[str]) -> None:
+        """Forget calls that are safe in the ledger, and free the segments that hold nothing else."""
+        touched = set()
+        for request_id in request_ids:
+            segment = self._closed.pop(request_id).segment
+            if segment is not None:
+                segment.calls.pop(request_id, None)
+                touched.add(segment)
+        for segment in touched:
+            self._free(segment)
+
+    @property
+    def backlog(self) -> int:
+        """Closed calls that wait to be flushed."""
+        return len(self._closed)
+
+    @property
+    def oldest(self) -> str | None:
+        """The oldest call that is not flushed yet, running or closed. Its id tells its time."""
+        return min((next(iter(segment.calls)) for segment in self._segments if segment.calls), default=None)
+
+    def sync(self) -> None:
+        """Force everything written so far to the disk; for ``fsync: interval``, from any thread."""
+        for segment in tuple(self._segments):
+            try:
+                os.fdatasync(segment.fd)
+            except OSError:
+                continue  # freed meanwhile
+
+    def close(self) -> None:
+        """Let go of every segment. Unflushed calls stay on disk for the next process."""
+        for segment in self._segments:
+            if segment.calls:
+                segment.close()
+            else:
+                segment.free()
+        self._segments.clear()
+        self._current = None
+
+    def _write_close(self, record: UsageRecord) -> Closed:
+        body = self._encode(record)
+        size = HEAD.size + len(body)
+        segment = self._open.get(record.request_id) or self._segment_for(size)
+        promise = segment.calls.get(record.request_id, 0)
+        segment.calls[record.request_id] = 0
+        segment.promised -= promise
+        if size > promise and not segment.has_room(size) and not segment.grow(size):
+            body = self._encode(msgspec.structs.replace(record, attempts=(), metadata=None))
+        return Closed(segment, segment.append(Kind.CLOSED, body))
+
+    def _segment_for(self, size: int) -> Segment:
+        """Return the current segment if ``size`` more bytes fit, else the next one."""
+        if self._current is not None and self._current.has_room(size):
+            return self._current
+        name = f"{self._clock.now() * 1000:015.0f}-{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
+        try:
+            segment = Segment.create(
+                self.directory / name, max(self._segment_bytes, 2 * size), sync=self.fsync == "always"
+            )
+        except OSError as exc:
+            raise _full(exc) from exc
+        previous, self._current = self._current, segment
+        self._segments.add(segment)
+        if previous is not None:
+            self._free(previous)
+        return segment
+
+    def _free(self, segment: Segment) -> None:
+        if segment.calls or segment not in self._segments:
+            return
+        if segment is self._current:
+            if segment.end < segment.size // 2:
+                return  # most of it is still to be used
+            self._current = None
+        self._segments.discard(segment)
+        segment.free()
+
+
+def adopt(directory: Path, clock: Clock) -> Iterator[UsageRecord]:
+    """Yield the calls of dead processes as the ledger should have them, and free each segment after its last call.
+
+    An interrupted call comes at its last progress: ``INTERRUPTED`` if it had any output, else ``FAILED`` at no cost.
+    """
+    for segment in seize_segments(directory):
+        for _, record in settle_segment(segment):
+            yield record
+        segment.free()
+
+
+def seize_segments(directory: Path) -> Iterator[Segment]:
+    """Yield the segments in ``directory`` whose owners are dead, locked for us."""
+    for path in directory.glob(f"*{UNLOCKED}"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > 60:  # its maker died while making it; nothing is in it
+                path.unlink()
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        segment = Segment.seize(path)
+        if segment is not None:
+            yield segment
+
+
+def settle_segment(segment: Segment) -> list[tuple[int | None, UsageRecord]]:
+    """Close, in the file, every call that its owner left open; return each call's close and its place.
+
+    The place is ``None`` where the disk had no room for a close: the record is in our hands alone.
+    """
+    opened: dict[str, UsageRecord] = {}
+    closed: dict[str, tuple[int | None, UsageRecord]] = {}
+    for place, kind, body in segment.replay():
+        match kind:
+            case Kind.OPENED:
+                record = _decode_record(body)
+                opened[record.request_id] = record
+            case Kind.PROGRESS:
+                progress = _decode_progress(body)
+                opened[progress.request_id] = at_progress(opened[progress.request_id], progress)
+            case Kind.CLOSED:
+                record = _decode_record(body)
+                opened.pop(record.request_id, None)
+                closed[record.request_id] = (place, record)
+            case Kind.DROPPED:
+                opened.pop(_decode_id(body), None)
+    for record in opened.values():
+        ended = interrupted(record)
+        try:
+            place = segment.append(Kind.CLOSED, _encode_record(ended))
+        except OSError:
+            closed[record.request_id] = (None, ended)
+        else:
+            closed[record.request_id] = (place, ended)
+    return list(closed.values())
+
+
+def at_progress(record: UsageRecord, progress: Progress) -> UsageRecord:
+    """Return ``record`` with what the call had used by then."""
+    usage = progress.usage
+    return msgspec.structs.replace(
+        record,
+        input_tokens=usage.input_tokens,
+        cached_input_tokens=usage.cached_input_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+        output_tokens=usage.output_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        cost_nanousd=progress.cost_nanousd,
+    )
+
+
+def interrupted(record: UsageRecord) -> UsageRecord:
+    """Return how a call ended whose process died."""
+    if record.output_tokens > 0:
+        return msgspec.structs.replace(record, status=Status.INTERRUPTED)
+    return msgspec.structs.replace(record, status=Status.FAILED, cost_nanousd=0, gpu_cost_nanousd=0)
+
+
+def _full(exc: OSError) -> JournalFull:
+    log.error("journal_full", error=str(exc))
+    return JournalFull(
+        "This gateway has no room left to write calls down. Try again on another one, or later.",
+        headers={"retry-after": "5"},
+    )
+
+
+def _read_record(closed: Closed, request_id: str) -> UsageRecord:
+    assert closed.segment is not None and closed.place is not None
+    found = closed.segment.read(closed.place)
+    assert found is not None, f"the close of {request_id} is gone from {closed.segment.path}"
+    return _decode_record(found[1])
+
+
+_encode_record = msgspec.msgpack.Encoder().encode
+_decode_record = msgspec.msgpack.Decoder(UsageRecord).decode
+_decode_progress = msgspec.msgpack.Decoder(Progress).decode
+_decode_id = msgspec.msgpack.Decoder(str).decode

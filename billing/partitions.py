@@ -1,0 +1,50 @@
+# The partitions of usage_records: made days ahead, dropped when their retention is over.
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+DAYS_AHEAD = 7
+
+MISSING = text("SELECT name FROM unnest(CAST(:names AS text[])) AS name WHERE to_regclass(name) IS NULL")
+LOCK = text("SELECT pg_advisory_xact_lock(hashtext('usage_records'))")
+CANNOT_MAKE = text("SELECT to_regclass(:name) IS NOT NULL OR EXISTS (SELECT FROM usage_records_rest WHERE day = :day)")
+PARTITIONS = text("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'usage_records'::regclass")
+
+
+async def ensure_partitions(connection: AsyncConnection, today: date) -> None:
+    """Make the partitions of today and the days ahead, where they are missing.
+
+    A day that already has rows in the default partition stays there.
+    """
+    days = [today + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)]
+    names = {_name(day): day for day in days}
+    missing = (await connection.execute(MISSING, {"names": list(names)})).scalars().all()
+    for name in sorted(missing):
+        day = names[name]
+        # One maker at a time, and a second look under the lock: the others find the partition made.
+        await connection.execute(LOCK)
+        if not (await connection.execute(CANNOT_MAKE, {"name": name, "day": day})).scalar_one():
+            bounds = f"FROM ('{day}') TO ('{day + timedelta(days=1)}')"
+            await connection.execute(text(f"CREATE TABLE {name} PARTITION OF usage_records FOR VALUES {bounds}"))
+
+
+async def drop_partitions(connection: AsyncConnection, before: date) -> list[str]:
+    """Drop the rows of every day before ``before``, and return the names of the partitions that went.
+
+    The daily sums stay: statements outlive the rows.
+    """
+    await connection.execute(LOCK)
+    names = (await connection.execute(PARTITIONS)).scalars().all()
+    old = sorted(name for name in names if name.startswith("usage_records_2") and name < _name(before))
+    for name in old:
+        await connection.execute(text(f"DROP TABLE {name}"))
+    await connection.execute(text("DELETE FROM usage_records_rest WHERE day < :before"), {"before": before})
+    return old
+
+
+def _name(day: date) -> str:
+    return f"usage_records_{day:%Y%m%d}"
