@@ -43,6 +43,14 @@ def decode_with_extra(body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
     return value, extra
 
 
+def convert(fields: dict[str, Any], type: type[T]) -> T:
+    """Return decoded ``fields`` as ``type``, with the same errors as ``decode``."""
+    try:
+        return msgspec.convert(fields, type)
+    except msgspec.ValidationError as exc:
+        raise _wrong_field(str(exc)) from exc
+
+
 @cache
 def _decoder(type: Any) -> tuple[msgspec.json.Decoder[Any], frozenset[str]]:
     known = frozenset(getattr(type, "__struct_encode_fields__", ()))

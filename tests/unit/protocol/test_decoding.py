@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.chat import ChatRequest
-from protocol.decoding import MAX_DEPTH, decode, decode_with_extra
+from protocol.chat import ChatRequest, StreamOptions
+from protocol.decoding import MAX_DEPTH, convert, decode, decode_with_extra
 from protocol.errors import BadRequest
 
 CHAT = '{"model": "m", "messages": [{"role": "user", "content": "hi"}]%s}'
@@ -85,6 +85,14 @@ def test_missing_fields_are_named() -> None:
         decode(b'{"model": "m"}', ChatRequest)
 
     assert (caught.value.param, caught.value.code) == ("messages", "missing_required_parameter")
+
+
+def test_extra_fields_convert_with_the_same_errors() -> None:
+    """A field refused after decoding is named as one refused by it."""
+    with pytest.raises(BadRequest) as caught:
+        convert({"include_usage": "yes"}, StreamOptions)
+
+    assert (caught.value.param, caught.value.code) == ("include_usage", "invalid_type")
 
 
 def test_nesting_is_allowed_up_to_the_limit() -> None:
