@@ -61,7 +61,7 @@ class EngineLoop:
         assert max_model_len <= num_blocks * config.block_size
         self.blocks = BlockManager(num_blocks, config.block_size)
         self.scheduler = Scheduler(config, self.blocks)
-        self._runner = runner
+        self.runner = runner
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -102,7 +102,7 @@ class EngineLoop:
         started = self._clock()
         plan = self.scheduler.schedule()
         try:
-            result = self._runner.run(plan)
+            result = self.runner.run(plan)
         except Exception as error:
             return self._survive(plan, error)
         self._failures = 0

@@ -35,7 +35,7 @@ class Runner:
             self._model = load_model(self.model_config, weights, wished)
             self.num_blocks = config.num_kv_blocks or self._affordable_blocks(config, wished)
             # One block more than is handed out: the null block, zeros for ever, pads block tables.
-            self._kv_cache = torch.zeros(
+            self.kv_cache = torch.zeros(
                 (
                     self.model_config.num_layers,
                     self.num_blocks + 1,
@@ -56,8 +56,8 @@ class Runner:
         batch = build_batch(plan, self.block_size, self.num_blocks, self.device, self.dtype)
         if batch.fresh_blocks is not None:
             # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
-            self._kv_cache.index_fill_(1, batch.fresh_blocks, 0)
-        hidden = self._model.hidden_states(batch, self._kv_cache)
+            self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
+        hidden = self._model.hidden_states(batch, self.kv_cache)
         tokens, logprobs, failed = self._sample(batch, hidden)
         pooled = {step.sequence_id: hidden[rows].float().sum(0) for step, rows in batch.poolers}
         failed |= {id_ for id_, total in pooled.items() if not torch.isfinite(total).all()}

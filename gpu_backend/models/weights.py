@@ -33,16 +33,19 @@ class Checkpoint:
         self._device = device
         self._dtype = dtype
         self._file_of: dict[str, Any] = {}
+        self._unread: set[str] = set()
         for path, names in _shards(folder).items():
             shard = _open(path)
             self._file_of |= dict.fromkeys(shard.keys() if names is None else names, shard)
+        self._unread |= self._file_of.keys()
 
     def get(self, name: str, *shape: int) -> Tensor:
         """Return the tensor of that name and shape, on the device. Raises ``UnsupportedModel``."""
         if name not in self._file_of:
-            near = get_close_matches(name, self._file_of, n=1)
+            near = get_close_matches(name, self._unread, n=1)
             hint = f"; the nearest name there is {near[0]}" if near else ""
             raise UnsupportedModel(f"the checkpoint has no tensor {name} of shape {shape}{hint}")
+        self._unread.discard(name)
         try:
             tensor = self._file_of[name].get_tensor(name)
         except SafetensorError as error:

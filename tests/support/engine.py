@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_backend.config import EngineConfig
-from gpu_backend.engine.loop import EngineLoop, StepRunner
+from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Command, Embedding, Event, Generate, NewTokens
 from gpu_backend.engine.plan import StepPlan, StepResult
 from gpu_backend.engine.runner import Runner
@@ -32,8 +32,8 @@ class Answer:
 class CountingRunner:
     """Computes nothing: a sequence's next token is a hash of the tokens it sees, gathered through its block table.
 
-    Like a real KV cache it remembers what was written to which slot, so a wrong table or a stolen block shows as a wrong
-    token.
+    Like a real KV cache it remembers what was written to which slot, so a wrong table or a stolen block shows as a
+    wrong token.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -52,7 +52,9 @@ class CountingRunner:
             if step.samples:
                 end = step.start + len(step.token_ids)
                 tokens.append(next_token([self._slots[self._slot(step.block_table, i)] for i in range(end)]))
-        pooled = tuple((float(sum(step.token_ids)), float(len(step.token_ids))) for step in plan.sequences if step.pools)
+        pooled = tuple(
+            (float(sum(step.token_ids)), float(len(step.token_ids))) for step in plan.sequences if step.pools
+        )
         return StepResult(plan.step, tuple(tokens), seconds=0.001, pooled=pooled)
 
     def _slot(self, block_table: tuple[int, ...], position: int) -> int:
@@ -72,7 +74,9 @@ def continuation(prompt: Iterable[int], length: int) -> list[int]:
     return tokens[start:]
 
 
-def counting_loop(num_blocks: int, max_model_len: int | None = None, **settings: Any) -> tuple[EngineLoop, CountingRunner]:
+def counting_loop(
+    num_blocks: int, max_model_len: int | None = None, **settings: Any
+) -> tuple[EngineLoop, CountingRunner]:
     """Build a loop over a ``CountingRunner``; ``settings`` go to ``EngineConfig``."""
     config = EngineConfig(model="", **settings)
     runner = CountingRunner(config.block_size)
@@ -80,14 +84,12 @@ def counting_loop(num_blocks: int, max_model_len: int | None = None, **settings:
     return EngineLoop(config, runner, num_blocks, length, vocab_size=256), runner
 
 
-def model_loop(folder: Path, runner: StepRunner | None = None, **settings: Any) -> EngineLoop:
+def model_loop(folder: Path, **settings: Any) -> EngineLoop:
     """Build a loop over a real model on the CPU; ``settings`` go to ``EngineConfig``."""
     config = EngineConfig(model=str(folder), device="cpu", **settings)
     real = Runner(config)
     model = real.model_config
-    return EngineLoop(
-        config, runner or real, real.num_blocks, real.max_model_len, model.vocab_size, model.eos_token_ids
-    )
+    return EngineLoop(config, real, real.num_blocks, real.max_model_len, model.vocab_size, model.eos_token_ids)
 
 
 def answer_all(loop: EngineLoop, commands: Iterable[Command]) -> dict[tuple[str, int], Answer]:

@@ -1,0 +1,183 @@
+# The engine in its own process: what comes first, what happens when either side goes, and what it costs while idle.
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.messages import (
+    Abort,
+    Drain,
+    Drained,
+    Embed,
+    Embedding,
+    Event,
+    Generate,
+    LoadReport,
+    NewTokens,
+    Ready,
+)
+from gpu_backend.engine.process import EngineProcess
+from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from tests.support.engine import answer_all, greedy, model_loop
+from tests.support.tiny_model import TinyModel, write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), TinyModel())
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> EngineConfig:
+    """One thread, on the CPU."""
+    return EngineConfig(model=str(folder), device="cpu", num_threads=1, max_num_seqs=8)
+
+
+@pytest.fixture(scope="module")
+def engine(config: EngineConfig) -> Iterator[EngineProcess]:
+    """A running engine; its ``Ready`` has been read."""
+    process = EngineProcess.start(config)
+    assert isinstance(process.receive()[0], Ready)
+    yield process
+    process.stop()
+    assert not process.is_alive()
+
+
+def receive_until(engine: EngineProcess, done: Callable[[Event], bool]) -> list[Event]:
+    """Collect events up to and including the one that ``done`` knows."""
+    events: list[Event] = []
+    while not any(map(done, events)):
+        events += engine.receive()
+    return events
+
+
+def finished(request_id: str) -> Callable[[Event], bool]:
+    """Return whether an event is the last of that request's reply."""
+    return lambda event: (
+        isinstance(event, NewTokens) and event.request_id == request_id and event.finish_reason is not None
+    )
+
+
+def test_tokens_come_through_the_pipe(engine: EngineProcess, folder: Path) -> None:
+    """The process says what the loop says, with log-probabilities, timings and embeddings intact."""
+    prompt = tuple(range(40))
+    command = Generate("a", prompt, SamplingParams(max_tokens=8, temperature=0.0, logprobs=2))
+    engine.send(Embed("e", prompt))
+    engine.send(command)
+
+    events = receive_until(engine, finished("a"))
+
+    expected = answer_all(model_loop(folder), [command, Embed("e", prompt)])
+    tokens = [event for event in events if isinstance(event, NewTokens)]
+    (embedding,) = [event for event in events if isinstance(event, Embedding)]
+    assert [event.token_ids for event in tokens] == [event.token_ids for event in expected["a", 0].events]
+    assert [event.logprobs[0].top[0][0] for event in tokens if event.logprobs[0]] == [
+        event.logprobs[0].top[0][0] for event in expected["a", 0].events if event.logprobs[0]
+    ]
+    assert tokens[-1].timings is not None
+    assert embedding.vector == pytest.approx(expected["e", 0].vector, abs=1e-5)
+
+
+def test_abort_through_the_pipe_ends_the_reply(engine: EngineProcess) -> None:
+    """A long reply stops soon after the abort, and the load report shows its blocks free."""
+    engine.send(greedy("long", range(20), 450))
+    receive_until(engine, lambda event: isinstance(event, NewTokens) and event.request_id == "long")
+
+    engine.send(Abort("long"))
+    events = receive_until(engine, finished("long"))
+    report = receive_until(engine, lambda event: isinstance(event, LoadReport) and event.running == 0)[-1]
+
+    assert next(filter(finished("long"), events)).finish_reason == FinishReason.ABORT  # type: ignore[union-attr]
+    assert isinstance(report, LoadReport)
+    assert report.free_blocks == report.total_blocks
+
+
+def test_idle_engine_reports_once_a_second_and_costs_nothing(engine: EngineProcess) -> None:
+    """Without work the process sleeps: a heartbeat a second, and next to no CPU time."""
+    receive_until(engine, lambda event: isinstance(event, LoadReport))
+    process = psutil.Process(engine.pid)
+    before, started = process.cpu_times(), time.monotonic()
+
+    reports = [event for _ in range(3) for event in engine.receive()]
+
+    elapsed, after = time.monotonic() - started, process.cpu_times()
+    assert all(isinstance(event, LoadReport) for event in reports)
+    assert 1.5 < elapsed < 5
+    assert (after.user - before.user) + (after.system - before.system) < 0.1
+
+
+def test_draining_process_says_when_it_is_empty(config: EngineConfig) -> None:
+    """``Drained`` comes after the last token of what was running; then the process waits for its end."""
+    engine = EngineProcess.start(config)
+    engine.send(greedy("runs", range(20), 30))
+    engine.send(Drain())
+
+    events = receive_until(engine, lambda event: isinstance(event, Drained))
+
+    assert isinstance(events[0], Ready)
+    assert any(map(finished("runs"), events))
+    engine.stop()
+
+
+def test_checkpoint_that_cannot_be_loaded_ends_the_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """One clear line goes to stderr, the pipe closes, and the status is not zero."""
+    engine = EngineProcess.start(EngineConfig(model=str(tmp_path), device="cpu"))
+
+    with pytest.raises(EOFError):
+        engine.receive()
+
+    engine.stop()
+    assert capfd.readouterr().err.splitlines() == [
+        f"gpu_backend: cannot load {tmp_path}: {tmp_path}/config.json does not exist; "
+        "a Hugging Face checkpoint folder is needed"
+    ]
+
+
+def test_engine_that_is_killed_is_noticed(config: EngineConfig) -> None:
+    """``receive`` raises ``EOFError`` when the process dies, whatever it was doing."""
+    engine = EngineProcess.start(config)
+    engine.receive()
+
+    os.kill(engine.pid, signal.SIGKILL)
+
+    with pytest.raises(EOFError):
+        while True:
+            engine.receive()
+
+
+PARENT = """
+import sys, time
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.process import EngineProcess
+if __name__ == "__main__":
+    engine = EngineProcess.start(EngineConfig(model=sys.argv[1], device="cpu", num_threads=1))
+    if sys.argv[2] == "ready":
+        engine.receive()
+    print(engine.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("moment", ["ready", "loading"])
+def test_engine_dies_with_its_parent(folder: Path, moment: str) -> None:
+    """When the parent is killed, the engine goes too, at whatever stage it is."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(folder), moment], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+
+    parent.kill()
+    parent.wait()
+
+    child.wait(timeout=5)
+    parent.stdout.close()

@@ -1,0 +1,178 @@
+# Loading checkpoints: what is read, and how what cannot be read is explained.
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_backend.models import UnsupportedModel, load_model, load_model_config
+from gpu_backend.models.config import parse_model_config
+from gpu_backend.models.layers import rope_frequencies
+from gpu_backend.models.weights import Checkpoint, RandomWeights
+from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path) -> Any:
+    """Load a checkpoint as the runner does."""
+    return load_model(load_model_config(folder), Checkpoint(folder, CPU, torch.float32), 64)
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    """Overwrite fields of config.json; None removes one."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def test_shards_and_single_file_load_alike(tmp_path: Path) -> None:
+    """Tensors are found through the index wherever they lie."""
+    whole = load(write_tiny_model(tmp_path / "whole", TinyModel()))
+    sharded = load(write_tiny_model(tmp_path / "sharded", TinyModel(num_shards=4)))
+
+    assert torch.equal(whole.layers[1].gate_up.weight, sharded.layers[1].gate_up.weight)
+    assert torch.equal(whole.head, sharded.head)
+
+
+def test_tied_model_has_one_matrix_for_both_ends(tmp_path: Path) -> None:
+    """With tied embeddings the head is the embedding itself, not a copy."""
+    model = load(write_tiny_model(tmp_path, TinyModel(tie_word_embeddings=True)))
+
+    assert model.head is model.embedding
+
+
+def test_missing_tensor_is_named_with_its_shape_and_nearest_name(tmp_path: Path) -> None:
+    """Whoever renamed a tensor reads which name was expected, and which one is there."""
+    folder = write_tiny_model(tmp_path, TinyModel())
+    tensors = TinyModel().tensors()
+    tensors["model.layers.1.mlp.down_projection.weight"] = tensors.pop("model.layers.1.mlp.down_proj.weight")
+    write_shards(folder, tensors)
+
+    with pytest.raises(
+        UnsupportedModel, match=r"no tensor model\.layers\.1\.mlp\.down_proj\.weight of shape \(64, 96\)"
+    ):
+        load(folder)
+    with pytest.raises(UnsupportedModel, match=r"nearest name there is model\.layers\.1\.mlp\.down_projection\.weight"):
+        load(folder)
+
+
+def test_wrong_shape_is_told_beside_the_right_one(tmp_path: Path) -> None:
+    """A checkpoint that contradicts its config says by how much."""
+    folder = write_tiny_model(tmp_path, TinyModel())
+    change_config(folder, intermediate_size=80)
+
+    with pytest.raises(
+        UnsupportedModel, match=r"gate_proj\.weight has shape \(96, 64\); config\.json calls for \(80, 64\)"
+    ):
+        load(folder)
+
+
+def test_integer_weights_are_refused(tmp_path: Path) -> None:
+    """Quantized tensors must not be mistaken for numbers."""
+    folder = write_tiny_model(tmp_path, TinyModel())
+    tensors = TinyModel().tensors()
+    tensors["model.norm.weight"] = torch.ones(64, dtype=torch.int8)
+    write_shards(folder, tensors)
+
+    with pytest.raises(UnsupportedModel, match=r"torch\.int8"):
+        load(folder)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    """No weights, a missing shard and a cut shard each get their own line."""
+    folder = write_tiny_model(tmp_path, TinyModel(num_shards=2))
+    shard = folder / "model-00001-of-00002.safetensors"
+    contents = shard.read_bytes()
+
+    shard.write_bytes(contents[:1000])
+    with pytest.raises(UnsupportedModel, match=r"00001-of-00002\.safetensors is no complete safetensors file"):
+        load(folder)
+    shard.unlink()
+    with pytest.raises(UnsupportedModel, match=r"00001-of-00002\.safetensors does not exist"):
+        load(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(UnsupportedModel, match=r"neither model\.safetensors nor"):
+        load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(UnsupportedModel, match=r"config\.json does not exist"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM; supported: LlamaForCausalLM, Qwen3ForCausalLM"),
+        ({"architectures": None}, r"architecture \(none\)"),
+        ({"hidden_act": "gelu"}, "'gelu'; supported: 'silu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "'yarn'; supported: default, linear, llama3"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"use_sliding_window": True}, "sliding-window"),
+        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"num_key_value_heads": 3}, "no multiple"),
+        ({"hidden_size": None}, "hidden_size = None"),
+        ({"vocab_size": "many"}, "vocab_size = 'many'"),
+    ],
+)
+def test_config_that_would_change_the_numbers_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    """An option that is not implemented is an error by name, never silently ignored."""
+    folder = write_tiny_model(tmp_path, TinyModel())
+    change_config(folder, **fields)
+
+    with pytest.raises(UnsupportedModel, match=message):
+        load_model_config(folder)
+
+
+def test_end_of_sequence_tokens_come_from_both_files(tmp_path: Path) -> None:
+    """A chat model names its end of turn in generation_config.json, as one number or several."""
+    folder = write_tiny_model(tmp_path, TinyModel(eos_token_id=2))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+
+    assert load_model_config(folder).eos_token_ids == {2, 5, 6}
+
+
+def test_both_spellings_of_rope_settings_are_read() -> None:
+    """transformers 4 wrote rope_theta and rope_scaling, transformers 5 writes rope_parameters."""
+    base = TinyModel().config()
+    old = parse_model_config(base | {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    new = parse_model_config(
+        base | {"rope_theta": None, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}}
+    )
+
+    assert old.rope == new.rope
+    assert old.rope.theta == 5e5
+
+
+def test_llama3_rope_keeps_fast_and_divides_slow_frequencies() -> None:
+    """Pairs that turn often in the original context stay, those that never complete a turn are stretched."""
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    rope = parse_model_config(TinyModel().config() | {"rope_scaling": scaling, "rope_theta": 5e5}).rope
+
+    stretched, plain = rope_frequencies(rope, 128), rope_frequencies(replace(rope, kind="default"), 128)
+
+    turns = 8192 * plain / (2 * torch.pi)
+    assert torch.equal(stretched[turns > 4], plain[turns > 4])
+    torch.testing.assert_close(stretched[turns < 1], plain[turns < 1] / 8)
+    assert (stretched <= plain).all() and (stretched >= plain / 8.001).all()
+
+
+def test_random_weights_have_the_shape_and_start_of_a_model() -> None:
+    """Norms are ones, biases zeros, the rest small and the same for the same seed."""
+    weights = RandomWeights(CPU, torch.bfloat16, seed=4)
+
+    assert torch.equal(weights.get("model.norm.weight", 8), torch.ones(8, dtype=torch.bfloat16))
+    assert not weights.get("x.bias", 8).any()
+    matrix = weights.get("lm_head.weight", 100, 100)
+    assert matrix.float().std().item() == pytest.approx(0.02, rel=0.1)
+    assert torch.equal(matrix, RandomWeights(CPU, torch.bfloat16, seed=4).get("lm_head.weight", 100, 100))
