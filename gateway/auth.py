@@ -56,6 +56,7 @@ class Authenticator:
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: failures, as of when
         self._generation = 0  # what was loaded in an older one must be looked up again
+        self.is_listening = asyncio.Event()  # set while changes are heard of
 
     async def identify(self, key: str | None, address: str) -> Caller | Admin:
         """Return whose key this is.
@@ -81,7 +82,8 @@ class Authenticator:
                 await self._listen()
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as exc:
                 log.warning("access_listener_lost", error=repr(exc))
-            self._generation += 1
+            self.is_listening.clear()
+            self._forget()
             await asyncio.sleep(0.5)
 
     async def _listen(self) -> None:
@@ -89,6 +91,7 @@ class Authenticator:
         try:
             await connection.add_listener(ACCESS_CHANNEL, lambda *_: self._forget())
             self._forget()
+            self.is_listening.set()
             while True:
                 await asyncio.sleep(CHECK_LISTENER_EVERY)
                 await connection.execute("SELECT 1", timeout=LOOKUP_WITHIN)

@@ -25,7 +25,7 @@ def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory) 
     """A gateway in front of it, with a team."""
     data_dir: Path = tmp_path_factory.mktemp("house")
     with temporary_postgres() as postgres, temporary_valkey() as valkey:
-        with running_house(settings_for(postgres, valkey, upstream.url, data_dir)) as house:
+        with running_house(settings_for(postgres.url, valkey.url, upstream.url, data_dir)) as house:
             yield house
 
 

@@ -8,12 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.access import Team
 from gateway.auth import GUARDS, admin_guard, open_guard, team_guard, team_or_admin_guard
-from gateway.database import Database
 from gateway.routes import HANDLERS
-from gateway.teams import create_key, create_team
-from tests.support.house import House
+from tests.support.house import House, make_team
 
 ROUTES = [
     (method, path, handler.guards[0])
@@ -27,15 +24,7 @@ ROUTES = [
 def other_key(house: House) -> str:
     """A key of another team."""
 
-    async def create() -> str:
-        database = Database(house.settings.database_url)
-        async with database.begin() as connection:
-            await create_team(connection, Team(id="team_b", name="B"), "tests")
-            made = await create_key(connection, house.settings.key_pepper, team_id="team_b", actor="tests")
-        await database.close()
-        return made.key
-
-    return asyncio.run(create())
+    return asyncio.run(make_team(house.settings, "team_b"))
 
 
 def test_every_handler_has_exactly_one_of_our_guards() -> None:

@@ -18,11 +18,14 @@ import uvicorn
 import migrations
 from billing.money import to_nano
 from billing.prices import Price
-from gateway.access import Team
 from gateway.app import create_app
+from gateway.audit_log import Act
 from gateway.database import Database
 from gateway.settings import ProviderSettings, Settings, Timeouts
-from gateway.teams import create_key, create_team
+from gateway.team_inputs import NewKey, NewTeam
+from gateway.team_inputs import LimitsInput, NewKey, NewTeam
+from gateway.team_keys import create_key
+from gateway.teams import create_team
 from router.catalog import AutoRoute
 from router.targets import Ability, Endpoint, ModelSpec
 
@@ -87,7 +90,7 @@ def settings_for(postgres_url: str, redis_url: str, upstream_url: str, data_dir:
 def running_house(settings: Settings, team: str = "team_a") -> Iterator[House]:
     """Migrate, create a team with a key, and run the gateway until the end of the block."""
     migrations.upgrade(settings.database_url)
-    key = asyncio.run(_create_team(settings, team))
+    key = asyncio.run(make_team(settings, team))
     with serving(settings) as url:
         yield House(url, team, key, ADMIN_KEY, settings)
 
@@ -115,11 +118,13 @@ def serving(settings: Settings) -> Iterator[str]:
             thread.join(20)
 
 
-async def _create_team(settings: Settings, team: str) -> str:
+async def make_team(settings: Settings, team: str, limits: LimitsInput | None = None) -> str:
+    """Create a team and return a key of it."""
     database = Database(settings.database_url)
     try:
         async with database.begin() as connection:
-            await create_team(connection, Team(id=team, name=team), "tests")
-            return (await create_key(connection, settings.key_pepper, team_id=team, actor="tests")).key
+            await create_team(connection, NewTeam(id=team, limits=limits), Act("tests"))
+            new = NewKey(team_id=team)
+            return (await create_key(connection, settings.key_pepper, new, Act("tests"), time.time())).key
     finally:
         await database.close()

@@ -1,0 +1,179 @@
+# Who is calling, on a real Postgres: known keys, unknown ones, revoked ones, and a database that is away.
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+import migrations
+from billing.errors import RateLimited
+from gateway.access import Admin, Caller
+from gateway.audit_log import Act
+from gateway.auth import FAILURES_PER_ADDRESS, Authenticator
+from gateway.clock import Clock
+from gateway.database import Database
+from gateway.embedded import EmbeddedPostgres, temporary_postgres
+from gateway.errors import InvalidKey, Unavailable
+from gateway.keys import key_digest, new_admin_key, new_key
+from gateway.team_inputs import NewKey, NewTeam
+from gateway.team_keys import NewlyMade, create_key, revoke_key
+from gateway.teams import create_team
+
+PEPPER = "pepper of the tests"
+ACT = Act("tests")
+HERE = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedPostgres]:
+    """Give a Postgres that a test may stop."""
+    with temporary_postgres() as server:
+        migrations.upgrade(server.url)
+        yield server
+
+
+@asynccontextmanager
+async def authenticator(server: EmbeddedPostgres, *admin_keys: str) -> AsyncIterator[Authenticator]:
+    """Give an authenticator that listens for changes."""
+    database = Database(server.url)
+    auth = Authenticator(database, Clock(), PEPPER, admin_keys)
+    listening = asyncio.create_task(auth.run())
+    await auth.is_listening.wait()
+    yield auth
+    listening.cancel()
+    await database.close()
+
+
+async def made_key(server: EmbeddedPostgres, team: str) -> NewlyMade:
+    database = Database(server.url)
+    async with database.begin() as connection:
+        await create_team(connection, NewTeam(id=team), ACT)
+        made = await create_key(connection, PEPPER, NewKey(team_id=team), ACT, time.time())
+    await database.close()
+    return made
+
+
+async def revoke(server: EmbeddedPostgres, key_id: str) -> None:
+    database = Database(server.url)
+    async with database.begin() as connection:
+        await revoke_key(connection, key_id, ACT)
+    await database.close()
+
+
+def test_a_team_is_known_by_its_key(server: EmbeddedPostgres) -> None:
+    """A key names its team and itself; asked again, nobody asks the database."""
+
+    async def scene() -> None:
+        made = await made_key(server, "known")
+        async with authenticator(server) as auth:
+            caller = await auth.identify(made.key, HERE)
+            again = await auth.identify(made.key, HERE)
+
+        assert isinstance(caller, Caller)
+        assert (caller.team.id, caller.key_id) == ("known", made.record.key_id)
+        assert again is caller
+
+    asyncio.run(scene())
+
+
+def test_the_stored_digest_is_no_key(server: EmbeddedPostgres) -> None:
+    """Whoever reads the table of keys cannot call with what stands in it."""
+
+    async def scene() -> None:
+        made = await made_key(server, "stolen")
+        digest = key_digest(PEPPER, made.key)
+        async with authenticator(server) as auth:
+            for stolen in (digest.hex(), "tg-" + digest.hex()[:43], digest.decode("latin-1")):
+                with pytest.raises(InvalidKey):
+                    await auth.identify(stolen, HERE)
+
+    asyncio.run(scene())
+
+
+def test_a_revoked_key_is_refused_within_a_second(server: EmbeddedPostgres) -> None:
+    """A gateway that has seen a key a moment ago hears of its end from Postgres."""
+
+    async def scene() -> float:
+        made = await made_key(server, "revoked")
+        async with authenticator(server) as auth:
+            await auth.identify(made.key, HERE)
+            await revoke(server, made.record.key_id)
+            revoked = time.monotonic()
+            while True:
+                try:
+                    await auth.identify(made.key, HERE)
+                except InvalidKey:
+                    return time.monotonic() - revoked
+                await asyncio.sleep(0.01)
+
+    assert asyncio.run(asyncio.wait_for(scene(), 5)) < 1.0
+
+
+def test_a_new_key_works_at_once_although_it_was_unknown(server: EmbeddedPostgres) -> None:
+    """What a gateway remembers as unknown is forgotten when any key is made."""
+
+    async def scene() -> None:
+        async with authenticator(server) as auth:
+            with pytest.raises(InvalidKey):
+                await auth.identify(new_key(), HERE)
+            made = await made_key(server, "fresh")
+            await asyncio.sleep(0.2)
+            assert isinstance(await auth.identify(made.key, HERE), Caller)
+
+    asyncio.run(scene())
+
+
+def test_an_address_that_keeps_guessing_is_slowed_down_alone(server: EmbeddedPostgres) -> None:
+    """Past some failures an address hears 429 for keys that need a look-up; other addresses and known keys go on."""
+
+    async def scene() -> None:
+        made = await made_key(server, "patient")
+        async with authenticator(server) as auth:
+            await auth.identify(made.key, "10.0.0.1")
+            with pytest.raises(RateLimited):  # a few failures are forgiven while the others are made
+                for _ in range(3 * FAILURES_PER_ADDRESS):
+                    with suppress(InvalidKey):
+                        await auth.identify(new_key(), "10.0.0.1")
+            with pytest.raises(InvalidKey):
+                await auth.identify(new_key(), "10.0.0.2")
+            assert isinstance(await auth.identify(made.key, "10.0.0.1"), Caller)
+
+    asyncio.run(scene())
+
+
+def test_admin_keys_are_known_without_a_database(server: EmbeddedPostgres) -> None:
+    """An admin key is compared whole; a wrong one is refused."""
+
+    async def scene() -> None:
+        key = new_admin_key()
+        async with authenticator(server, new_admin_key(), key) as auth:
+            admin = await auth.identify(key, HERE)
+            with pytest.raises(InvalidKey):
+                await auth.identify(key[:-1], HERE)
+
+        assert isinstance(admin, Admin)
+        assert key not in admin.fingerprint
+
+    asyncio.run(scene())
+
+
+def test_without_postgres_a_known_key_goes_on_and_an_unknown_one_is_a_503() -> None:
+    """A database that is away never turns a good key into a 401."""
+
+    async def scene() -> None:
+        with temporary_postgres() as server:
+            await asyncio.to_thread(migrations.upgrade, server.url)
+            made = await made_key(server, "away")
+            async with authenticator(server) as auth:
+                await auth.identify(made.key, HERE)
+                await asyncio.to_thread(server.stop)
+                await asyncio.sleep(0.3)
+                assert isinstance(await auth.identify(made.key, HERE), Caller)
+                with pytest.raises(Unavailable):
+                    await auth.identify(new_key(), HERE)
+
+    asyncio.run(scene())
