@@ -12,10 +12,11 @@ from datetime import UTC, date, datetime
 from typing import Protocol
 from uuid import UUID
 
+import asyncpg
 import msgspec
 import structlog
 from sqlalchemy import text
-from sqlalchemy.exc import DataError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.journal import Journal
@@ -134,7 +135,9 @@ class Flusher:
         try:
             async with self._database.begin() as connection:
                 return await insert_records(connection, records, today=self._clock.today())
-        except DataError:
+        except DBAPIError as exc:
+            if not _is_about_a_value(exc):
+                raise
             if len(records) == 1:
                 self._put_aside(records[0])
                 return []
@@ -159,3 +162,9 @@ class Flusher:
         }
         async with self._database.begin() as connection:
             await connection.execute(REPORT, row)
+
+
+def _is_about_a_value(exc: DBAPIError) -> bool:
+    """Whether Postgres, or asyncpg before it, refused a value: trying again cannot help."""
+    cause = exc.orig.__cause__ if exc.orig is not None else None
+    return isinstance(cause, asyncpg.DataError | asyncpg.IntegrityConstraintViolationError)

@@ -1,0 +1,49 @@
+# Fixtures that more than one suite leans on: real servers, one of each per test process, started when first needed.
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.database import Database
+from tests.support import servers
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A real Postgres: the URL of a database on the newest schema, shared by the session."""
+    with servers.postgres() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A real Valkey, shared by the session."""
+    with servers.valkey() as url:
+        yield url
+
+
+@pytest.fixture
+def database_url(postgres_url: str) -> Iterator[str]:
+    """A database of the test's own, on the newest schema, with no rows."""
+    with servers.database_of_its_own(postgres_url) as url:
+        yield url
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """The way into a database of the test's own."""
+    database = Database(database_url)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    """A client of an empty Valkey."""
+    client: Redis = Redis.from_url(redis_url, socket_timeout=1.0)
+    await client.flushall()
+    yield client
+    await client.aclose()

@@ -1,0 +1,191 @@
+# The ledger on a real Postgres: rows are written once, and the daily sums are exactly theirs.
+
+from __future__ import annotations
+
+import asyncio
+from datetime import date
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from billing.flusher import Flusher
+from billing.journal import Journal
+from billing.ledger import write_records
+from billing.records import Attempt, Status, UsageRecord
+from gateway.database import Database
+from tests.support.clock import SetClock
+from tests.support.factories import make_record
+
+TODAY = date(2026, 4, 5)
+SUMS = "calls, input_tokens, cached_input_tokens, output_tokens, cost_nanousd"
+
+
+async def test_a_record_delivered_twice_is_one_row(database: Database) -> None:
+    """Insert-once: the second delivery changes neither the ledger nor the sums."""
+    clock = SetClock()
+    records = [make_record(clock.new_id()) for _ in range(5)]
+
+    first = await write(database, records[:3])
+    second = await write(database, records + records)
+
+    assert (first, second) == (3, 2)
+    assert await rows(database, f"SELECT {SUMS} FROM usage_daily") == [(5, 500, 200, 100, 2_000_000)]
+
+
+async def test_the_sums_are_exactly_the_rows(database: Database) -> None:
+    """After any mix of teams, models, statuses and writers, usage_daily is the sum of usage_records."""
+    clock = SetClock()
+    records = [
+        make_record(
+            clock.new_id(),
+            team_id=f"team_{n % 3}",
+            model_used=f"model_{n % 5}",
+            status=list(Status)[n % 5],
+            input_tokens=n,
+            cost_nanousd=n * 7,
+        )
+        for n in range(200)
+    ]
+
+    overlapping = [records[start : start + 80] for start in range(0, 200, 20)]
+    written = await asyncio.gather(*(write(database, part) for part in overlapping))
+
+    assert sum(written) == 200
+    key = "team_id, day, key_id, model_used, tier, status"
+    from_rows = await rows(
+        database, f"SELECT {key}, count(*), sum(input_tokens), sum(cost_nanousd) FROM usage_records GROUP BY {key}"
+    )
+    from_sums = await rows(database, f"SELECT {key}, calls, input_tokens, cost_nanousd FROM usage_daily")
+    assert sorted(from_rows) == sorted(from_sums)
+
+
+async def test_a_row_keeps_every_field(database: Database) -> None:
+    """What the journal knew of a call is in its row; text that Postgres cannot store loses only its NULs."""
+    request_id = SetClock().new_id()
+    record = make_record(
+        request_id,
+        attempts=(Attempt("openai/us/x/gpt-4o", "ok", 3.5),),
+        metadata={"project": "x\0y"},
+        user_tag="a\0b",
+        gpu_cost_nanousd=5,
+        complexity=0.25,
+        created_at=SetClock().now(),
+    )
+
+    await write(database, [record])
+
+    [row] = await rows(
+        database,
+        "SELECT day, request_id::text, attempts->0->>'target', metadata->>'project', user_tag, gpu_cost_nanousd,"
+        " complexity, extract(epoch FROM created_at)::float8, booked_on FROM usage_records",
+    )
+    assert row == (TODAY, request_id, "openai/us/x/gpt-4o", "xy", "ab", 5, 0.25, SetClock().now(), None)
+
+
+async def test_a_late_row_for_a_closed_day_is_booked_today(database: Database) -> None:
+    """A closed day never changes: what comes later has its own sums, under the day of its booking."""
+    yesterday = SetClock()
+    yesterday.move(-86_400)
+    await write(database, [make_record(yesterday.new_id())])
+    async with database.begin() as connection:
+        await connection.execute(text("INSERT INTO closed_days VALUES ('2026-04-04', now())"))
+
+    await write(database, [make_record(yesterday.new_id())])
+
+    assert await rows(database, "SELECT booked_on, count(*) FROM usage_records GROUP BY 1 ORDER BY 1") == [
+        (TODAY, 1),
+        (None, 1),
+    ]
+    assert await rows(database, "SELECT day, booked_on, calls FROM usage_daily ORDER BY 2") == [
+        (date(2026, 4, 4), date(2026, 4, 4), 1),
+        (date(2026, 4, 4), TODAY, 1),
+    ]
+
+
+async def test_a_day_has_its_own_partition(database: Database) -> None:
+    """Today's rows lie in today's partition, a day nobody prepared in the default one."""
+    clock, past = SetClock(), SetClock()
+    past.move(-90 * 86_400)
+
+    await write(database, [make_record(clock.new_id()), make_record(past.new_id())])
+
+    places = await rows(database, "SELECT tableoid::regclass::text FROM usage_records ORDER BY 1")
+    assert places == [("usage_records_20260405",), ("usage_records_rest",)]
+
+
+async def test_the_flusher_carries_closed_calls_to_the_ledger(database: Database, tmp_path: Path) -> None:
+    """A closed call is in the ledger within a second, and its journal is free again."""
+    clock = SetClock()
+    journal = Journal.open(tmp_path, clock=clock)
+    flusher = Flusher(journal, database, clock)
+    task = asyncio.create_task(flusher.run())
+
+    for _ in range(10):
+        record = make_record(clock.new_id())
+        journal.opened(record)
+        journal.closed(record)
+    await until(lambda: flusher.backlog == 0)
+    task.cancel()
+
+    assert await rows(database, "SELECT calls FROM usage_daily") == [(10,)]
+    journal.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_lost_database_only_delays(database: Database, tmp_path: Path) -> None:
+    """While Postgres is away calls go on and wait in the journal; then all of them arrive."""
+    clock = SetClock()
+    journal = Journal.open(tmp_path, clock=clock)
+    away = Database("postgresql://nobody@127.0.0.1:1/none")
+    flusher = Flusher(journal, away, clock)
+    task = asyncio.create_task(flusher.run())
+    record = make_record(clock.new_id())
+    journal.opened(record)
+    journal.closed(record)
+    await asyncio.sleep(0.3)
+    assert flusher.backlog == 1
+
+    flusher._database = database
+    await until(lambda: flusher.backlog == 0)
+    task.cancel()
+
+    assert await rows(database, "SELECT calls FROM usage_daily") == [(1,)]
+
+
+async def test_a_record_that_cannot_be_stored_holds_up_nobody(database: Database, tmp_path: Path) -> None:
+    """A value beyond its column goes to a file for people; the other calls of the batch are written."""
+    clock = SetClock()
+    journal = Journal.open(tmp_path, clock=clock)
+    flusher = Flusher(journal, database, clock)
+    for tokens in (1, 2**40, 3, 4):
+        record = make_record(clock.new_id(), output_tokens=tokens)
+        journal.opened(record)
+        journal.closed(record)
+
+    while await flusher.flush_once():
+        pass
+
+    assert await rows(database, "SELECT calls, output_tokens FROM usage_daily") == [(3, 8)]
+    assert str(2**40) in (tmp_path / "rejected.jsonl").read_text()
+
+
+async def write(database: Database, records: list[UsageRecord]) -> int:
+    """Write in one transaction."""
+    async with database.begin() as connection:
+        return await write_records(connection, records, today=TODAY)
+
+
+async def rows(database: Database, query: str) -> list[tuple[object, ...]]:
+    """Return the rows of a query."""
+    async with database.begin() as connection:
+        return [tuple(row) for row in await connection.execute(text(query))]
+
+
+async def until(condition: object) -> None:
+    """Wait for something that takes a moment."""
+    for _ in range(500):
+        if condition():  # type: ignore[operator]
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it did not happen within five seconds")
