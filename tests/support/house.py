@@ -22,7 +22,6 @@ from gateway.app import create_app
 from gateway.audit_log import Act
 from gateway.database import Database
 from gateway.settings import ProviderSettings, Settings, Timeouts
-from gateway.team_inputs import NewKey, NewTeam
 from gateway.team_inputs import LimitsInput, NewKey, NewTeam
 from gateway.team_keys import create_key
 from gateway.teams import create_team
