@@ -45,7 +45,7 @@ def as_account(account: Account | None) -> _Identity:
 def spawn(
     command: Sequence[str | Path],
     *,
-    log: Path,
+    log: Path | None,
     account: Account | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
@@ -53,21 +53,21 @@ def spawn(
     pass_fds: Iterable[int] = (),
     death_signal: signal.Signals = signal.SIGKILL,
 ) -> subprocess.Popen[bytes]:
-    """Start a command that gets ``death_signal`` when its parent dies; its output is appended to ``log``.
+    """Start a command that gets ``death_signal`` when its parent dies.
 
-    It leads a process group of its own, so that Ctrl-C reaches the parent alone, which then ends its children in order.
-    Linux sends the signal when the *thread* that started the child ends, hence only the main thread may start one.
+    Its output is appended to ``log``, or joins ours. It leads a process group of its own, so that Ctrl-C reaches the
+    parent alone, which then ends its children in order. Linux sends the death signal when the *thread* that started the
+    child ends, hence only the main thread may start one.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("a child dies with the thread that started it: start it from the main thread")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    output = None if log is None else _open_log(log)
     try:
         return subprocess.Popen(
             [str(word) for word in command],
             stdin=stdin,
-            stdout=descriptor,
-            stderr=descriptor,
+            stdout=output,
+            stderr=output,
             env=None if env is None else dict(env),
             cwd=cwd,
             pass_fds=tuple(pass_fds),
@@ -77,7 +77,13 @@ def spawn(
             **as_account(account),
         )
     finally:
-        os.close(descriptor)
+        if output is not None:
+            os.close(output)
+
+
+def _open_log(log: Path) -> int:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 def _die_with_parent(parent: int, death_signal: signal.Signals) -> Callable[[], None]:

@@ -1,0 +1,141 @@
+# The command `tollgate`. Each command imports what it needs when it runs: `tollgate dev` watches over a house of
+# processes and should weigh little itself.
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from gateway.config_paths import CONFIG_VARIABLE, find_config
+
+if TYPE_CHECKING:
+    from gateway.settings import Settings
+
+app = typer.Typer(
+    name="tollgate",
+    help="One OpenAI-compatible endpoint for a company: quotas, routing, exact cost, and a GPU engine of its own.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help=f"tollgate.yaml; else ${CONFIG_VARIABLE}, else the house running from .tollgate"),
+]
+
+
+def main() -> None:
+    """Run the command line."""
+    # The commands of administrators bring the database along: they are left out where another command is meant.
+    if not (len(sys.argv) > 1 and sys.argv[1] in {command.name for command in app.registered_commands}):
+        _add_admin_commands()
+    app()
+
+
+@app.command("dev")
+def dev(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where the gateway listens, on 127.0.0.1")] = 8000,
+    data_dir: Annotated[Path, typer.Option(help="Where the house keeps its data and its keys")] = Path(".tollgate"),
+    config: Annotated[Path | None, typer.Option(help="Providers, models, … that join the demo model")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready, nothing else")] = False,
+) -> None:
+    """Run everything on this machine: Postgres, Redis, the demo model, a worker and a gateway."""
+    from gateway.local import run_house
+
+    raise typer.Exit(run_house(port, data_dir, config, as_json))
+
+
+@app.command("serve")
+def serve(
+    config: ConfigOption = None,
+    host: Annotated[str, typer.Option(help="The address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the port")] = 1,
+    fd: Annotated[int | None, typer.Option(hidden=True, help="A listening socket handed down by the parent")] = None,
+) -> None:
+    """Run the gateway. SIGTERM drains it, a second SIGINT ends it at once."""
+    import socket
+
+    from gateway import serving
+
+    path = find_config(config)
+    settings = _load(path)
+    try:
+        listener = serving.open_socket(host, port) if fd is None else socket.socket(fileno=fd)
+    except OSError as exc:
+        _fail(f"{host}:{port} cannot be had: {exc.strerror}")
+    if workers == 1:
+        raise typer.Exit(serving.serve(settings, listener))
+    raise typer.Exit(serving.serve_with_workers(path, listener, workers, settings.drain))
+
+
+@app.command("work")
+def work(
+    config: ConfigOption = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Batch requests at once")] = 16,
+) -> None:
+    """Run a worker: batch work, and the chores of the house."""
+    from gateway.worker import run_worker
+
+    raise typer.Exit(run_worker(_load(find_config(config)), concurrency))
+
+
+@app.command("migrate")
+def migrate(config: ConfigOption = None) -> None:
+    """Bring the database's schema to this version."""
+    settings = _load(find_config(config))
+    from migrations import upgrade
+
+    upgrade(settings.database_url)
+
+
+@app.command("audit")
+def audit(
+    config: ConfigOption = None,
+    date: Annotated[str | None, typer.Option(help="A UTC day, 2026-04-05; default: today and yesterday")] = None,
+) -> None:
+    """Compare ledger, statements and counters; print where they differ and exit 1."""
+    from gateway.audit_command import run_audit
+
+    raise typer.Exit(run_audit(_load(find_config(config)), date))
+
+
+@app.command("complexity")
+def complexity() -> None:
+    """Score requests: {"prompt"} or {"messages"} a line in, {"small_suffices": 0..1} a line out."""
+    from router.complexity_cli import main as score_lines
+
+    score_lines(sys.stdin, sys.stdout)
+
+
+def _add_admin_commands() -> None:
+    from gateway import admin_cli
+
+    app.add_typer(admin_cli.teams_app, name="teams")
+    app.add_typer(admin_cli.keys_app, name="keys")
+    app.add_typer(admin_cli.config_app, name="config")
+    app.command("usage")(admin_cli.usage_command)
+
+
+def _load(path: Path) -> Settings:
+    from gateway.config_file import ConfigFaults, load_settings
+
+    try:
+        return load_settings(path, os.environ)
+    except ConfigFaults as exc:
+        _fail(str(exc))
+
+
+def _fail(words: str) -> NoReturn:
+    print(words, file=sys.stderr)
+    raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+# `tollgate dev`: the whole house on one machine from one command. It starts an embedded Postgres and Valkey, the demo
+# model's engine on the CPU, a worker and a gateway, each by its ordinary command, keeps them alive, and leaves no
+# process behind. This process imports little and holds little: it only watches.
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gateway.config_yaml import ConfigFaults, Section
+from gateway.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
+from gateway.embedded.server import write_privately
+from gateway.local_config import (
+    DEMO_MODEL,
+    HouseSecrets,
+    house_config,
+    joined,
+    read_config_file,
+    text_at,
+    to_yaml,
+)
+from gateway.local_http import HouseClient
+from gateway.processes import LOOPBACK, free_port, is_running, last_lines, spawn, stop
+from gateway.serving import TIDY_UP, open_socket
+from gateway.supervisor import Child, StartFailed, StopRequested, Supervisor
+
+CHECKPOINT = Path(__file__).resolve().parent.parent / "gpu_backend" / "demo_model" / "checkpoint"
+START_WITHIN = 60.0  # seconds; a busy laptop takes a tenth of it
+LEFTOVERS_END_WITHIN = 15.0  # seconds for the processes of a house that was killed
+DRAIN = 10.0  # seconds, as the generated configuration has it
+LARGEST_LOG = 5 * 1024 * 1024  # bytes; a longer one is put aside at the next start
+ROLES = ("gateway", "worker", "engine", "postgres", "redis")
+STOP_ORDER = (("gateway", "worker"), ("engine",), ("postgres", "redis"))
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """What `tollgate dev --json` prints."""
+
+    url: str
+    team_id: str
+    team_key: str
+    admin_key: str
+    models: list[str]
+    database_url: str
+    redis_url: str
+    engine_url: str
+    pids: dict[str, list[int]]
+
+
+def run_house(port: int, data_dir: Path, config: Path | None, as_json: bool) -> int:
+    """Start the house, say how to use it, keep it alive until a signal ends it; return the exit status."""
+    with Supervisor(say=_say) as supervisor:
+        house = House(supervisor, port, data_dir.absolute(), config)
+        try:
+            ready = house.open()
+            _print(msgspec.json.encode(ready).decode() if as_json else welcome(ready, data_dir))
+            while True:
+                supervisor.tend()
+                supervisor.pause(0.5)
+        except StopRequested:
+            return 0
+        except (StartFailed, EmbeddedFault, ConfigFaults) as exc:
+            _say(str(exc))
+            return 1
+        finally:
+            house.close()
+
+
+class House:
+    """Everything `tollgate dev` runs, and the order in which it comes and goes."""
+
+    def __init__(self, supervisor: Supervisor, port: int, data_dir: Path, config: Path | None) -> None:
+        self.supervisor = supervisor
+        self.port = port
+        self.data_dir = data_dir
+        self.config = config
+        self.listener: socket.socket | None = None
+        self.deadline = time.monotonic() + START_WITHIN
+        supervisor.pids_changed = self._write_pids
+
+    def open(self) -> Ready:
+        """Start everything, the slowest first; return when a request would be answered."""
+        file = None if self.config is None else read_config_file(self.config)
+        self.listener = listener = self._listen()
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.lock = self._lock()
+        self._put_long_logs_aside()
+        known = HouseSecrets.load(self._secrets)
+        known.engine_port = free_port(known.engine_port)
+        known.save(self._secrets)
+        engine_url = f"http://{LOOPBACK}:{known.engine_port}"
+        self._start_engine(known.engine_port)
+        database_url, redis_url = self._start_servers(file)
+        settings = house_config(CHECKPOINT, engine_url, database_url, redis_url, known, file)
+        tree = joined(settings, file, self.data_dir)
+        self._check(settings)
+        write_privately(self.settings_file, to_yaml(tree).encode())
+        self._run("migrate")
+        self._start("gateway", "serve", pass_fds=(listener.fileno(),))
+        self._start("worker", "work")
+        admin_key = text_at(tree, "admin_keys", 0) or ""
+        client = HouseClient(self.port)
+        self._wait(client.is_ready, "gateway")
+        if known.team_key is None or not client.accepts(known.team_key):
+            known.team_key = client.make_demo_key(admin_key)
+            known.save(self._secrets)
+        self._wait(HouseClient(known.engine_port).is_healthy, "engine")
+        return Ready(
+            url=f"http://{LOOPBACK}:{self.port}",
+            team_id="team_demo",
+            team_key=known.team_key,
+            admin_key=admin_key,
+            models=client.models(known.team_key),
+            database_url=text_at(tree, "database_url") or "",
+            redis_url=text_at(tree, "redis_url") or "",
+            engine_url=engine_url,
+            pids=self.pids(),
+        )
+
+    def close(self) -> None:
+        """Let open calls end, then end everything: who asks before who answers, the stores last."""
+        if self.listener is not None:
+            self.listener.close()  # from here on nobody new is let in
+        self.supervisor.stop(STOP_ORDER)
+
+    @property
+    def settings_file(self) -> Path:
+        """The tollgate.yaml that the house's processes read."""
+        return self.data_dir / "tollgate.yaml"
+
+    @property
+    def _secrets(self) -> Path:
+        return self.data_dir / "secrets.json"
+
+    def pids(self) -> dict[str, list[int]]:
+        """Return the living pids of every role."""
+        found: dict[str, list[int]] = {role: [] for role in ROLES}
+        for child in self.supervisor.children:
+            found[child.role] += child.pids()
+        return found
+
+    def _write_pids(self, pids: dict[str, list[int]]) -> None:
+        write_privately(self.data_dir / "pids.json", msgspec.json.encode({role: pids.get(role, []) for role in ROLES}))
+
+    def _listen(self) -> socket.socket:
+        try:
+            return open_socket(LOOPBACK, self.port)
+        except OSError as exc:
+            raise StartFailed(f"port {self.port} cannot be had ({exc.strerror}); choose another: --port") from exc
+
+    def _lock(self) -> int:
+        """Lock the data directory. Every child keeps the lock too, so it is free when the last of them has ended."""
+        path = self.data_dir / "lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        deadline = time.monotonic() + LEFTOVERS_END_WITHIN
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                owner = path.read_text().strip()
+                if (owner.isdigit() and is_running(int(owner))) or time.monotonic() > deadline:
+                    words = f"{self.data_dir} is in use by another `tollgate dev` (process {owner})"
+                    raise StartFailed(f"{words}; stop it, or choose another: --data-dir") from None
+            self.supervisor.pause(0.05)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        return descriptor
+
+    def _start_servers(self, file: Section | None) -> tuple[str, str]:
+        """Start the stores that the --config file does not name; return both URLs."""
+        given = file.entries if file is not None else {}
+        urls = []
+        servers: tuple[tuple[str, type[EmbeddedServer]], ...]
+        servers = (("redis_url", EmbeddedValkey), ("database_url", EmbeddedPostgres))
+        for key, kind in servers:
+            if key in given:
+                urls.append("")  # the file's own lies upon it
+                continue
+            server = kind(self.data_dir, pass_fds=(self.lock,))
+            self._start_server(server)
+            urls.append(server.url)
+        return urls[1], urls[0]
+
+    def _start_server(self, server: EmbeddedServer) -> None:
+        child = Child(server.name, server.launch, server.stop_signal, lists_descendants=False)
+        self.supervisor.start(child)
+        while not server.is_ready():
+            if server.pid is None:
+                if not server.is_worth_another_try():
+                    raise StartFailed(f"{server.name} ended at its start:\n{last_lines(server.log)}")
+                child.start()
+            self._pause(server.name, 0.02)
+        self.supervisor.note_pids()
+
+    def _start_engine(self, port: int) -> None:
+        command: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "gpu_backend",
+            "--model",
+            CHECKPOINT,
+            "--served-model-name",
+            DEMO_MODEL,
+        ]
+        command += ["--port", str(port), "--device", "cpu"]
+        self._start_child("engine", command)
+
+    def _start(self, role: str, command: str, pass_fds: tuple[int, ...] = ()) -> None:
+        words: list[str | Path] = [sys.executable, "-m", "gateway.cli", command, "--config", self.settings_file]
+        words += [word for fd in pass_fds for word in ("--fd", str(fd))]
+        self._start_child(role, words, pass_fds)
+
+    def _start_child(self, role: str, command: list[str | Path], pass_fds: tuple[int, ...] = ()) -> None:
+        def launch() -> subprocess.Popen[bytes]:
+            return spawn(command, log=self._log(role), pass_fds=(self.lock, *pass_fds))
+
+        self.supervisor.start(Child(role, launch, patience=DRAIN + TIDY_UP))
+
+    def _run(self, command: str) -> None:
+        """Run one of our commands to its end."""
+        words = [sys.executable, "-m", "gateway.cli", command, "--config", str(self.settings_file)]
+        process = spawn(words, log=self._log(command), pass_fds=(self.lock,))
+        try:
+            while process.poll() is None:
+                self._pause(command, 0.05)
+        finally:
+            stop(process, 1.0)
+        if process.returncode != 0:
+            raise StartFailed(f"`tollgate {command}` failed:\n{last_lines(self._log(command))}")
+
+    def _check(self, settings: dict[str, Any]) -> None:
+        """Have the --config file checked together with what we add, every fault with its line in the user's file."""
+        if self.config is None:
+            return
+        words = [sys.executable, "-m", "gateway.local_check", str(self.config)]
+        checked = subprocess.run(words, input=json.dumps(settings).encode(), capture_output=True)
+        if checked.returncode != 0:
+            raise StartFailed(checked.stderr.decode(errors="replace").strip())
+
+    def _wait(self, is_done: Callable[[], bool], role: str) -> None:
+        while not is_done():
+            self._pause(role, 0.05)
+
+    def _pause(self, role: str, seconds: float) -> None:
+        """Wait a moment for ``role``; while the house starts, a child that dies is a failure."""
+        dead = self.supervisor.first_dead()
+        if dead is not None and dead.role not in ("postgres", "redis"):
+            raise StartFailed(f"the {dead.role} ended at its start:\n{last_lines(self._log(dead.role))}")
+        if time.monotonic() > self.deadline:
+            words = f"the {role} was not ready within {START_WITHIN:g} s"
+            raise StartFailed(f"{words}; the end of its log:\n{last_lines(self._log(role))}")
+        self.supervisor.pause(seconds)
+        self.supervisor.note_pids()
+
+    def _log(self, role: str) -> Path:
+        return self.data_dir / "logs" / f"{role}.log"
+
+    def _put_long_logs_aside(self) -> None:
+        for log in (self.data_dir / "logs").glob("*.log"):
+            if log.stat().st_size > LARGEST_LOG:
+                log.replace(log.with_suffix(".log.old"))
+
+
+def welcome(ready: Ready, data_dir: Path) -> str:
+    """Return the words that greet whoever started the house; the curl line works as pasted."""
+    body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "What is Tollgate?"}]})
+    return f"""
+Tollgate is ready.
+
+  URL        {ready.url}/v1
+  team key   {ready.team_key}
+  models     {", ".join(ready.models)}
+  console    {ready.url}/console
+  admin key  {ready.admin_key}
+
+Ask it something:
+
+  curl {ready.url}/v1/chat/completions -H 'Authorization: Bearer {ready.team_key}' \\
+    -H 'Content-Type: application/json' -d '{body}'
+
+Logs are in {data_dir / "logs"}. Ctrl-C ends it; the data stays.
+"""
+
+
+def _print(words: str) -> None:
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"{words}\n")
+    sys.stderr.flush()

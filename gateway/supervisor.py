@@ -1,0 +1,166 @@
+# Keeps a set of processes alive: a child that dies is started again, later each time it dies young; at the end all are
+# asked to stop, in order. Used by `tollgate dev` for the whole house and by `tollgate serve` for its workers.
+#
+# One thread, no handlers: the signals are blocked and fetched when there is time for them, so none can come between.
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from gateway.processes import descendants_of
+
+FIRST_DELAY = 0.1  # seconds before a child that died is started again
+LONGEST_DELAY = 5.0
+STEADY_AFTER = 10.0  # seconds; a child that lived this long has a clean record
+
+
+class StopRequested(Exception):
+    """A signal asks the whole house to stop."""
+
+
+class StartFailed(Exception):
+    """Something cannot start; the message says what and why."""
+
+
+@dataclass
+class Child:
+    """One process to keep alive. ``role`` is what pids are listed under; ``launch`` starts it and returns at once."""
+
+    role: str
+    launch: Callable[[], subprocess.Popen[bytes]]
+    stop_signal: signal.Signals = signal.SIGTERM
+    patience: float = 10.0  # seconds between the stop signal and SIGKILL
+    lists_descendants: bool = True
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0  # monotonic seconds
+    restart_at: float | None = None
+    deaths: int = 0  # in a row, each soon after its start
+
+    def start(self) -> None:
+        """Start the process."""
+        self.process = self.launch()
+        self.started_at = time.monotonic()
+        self.restart_at = None
+
+    def pids(self) -> list[int]:
+        """Return the living processes of this child, itself first."""
+        if self.process is None or self.process.poll() is not None:
+            return []
+        below = descendants_of(self.process.pid) if self.lists_descendants else []
+        return [self.process.pid, *below]
+
+
+def restart_delay(deaths: int) -> float:
+    """Return how long a child that has died ``deaths`` times in a row, each time young, waits for its next start."""
+    return min(LONGEST_DELAY, FIRST_DELAY * 2 ** (deaths - 1)) if deaths else FIRST_DELAY
+
+
+@dataclass
+class Supervisor:
+    """Owns the children. ``say`` hears of deaths; ``pids_changed`` is called with all pids whenever they change."""
+
+    say: Callable[[str], None] = lambda words: None
+    pids_changed: Callable[[dict[str, list[int]]], None] = lambda pids: None
+    stop_signals: frozenset[signal.Signals] = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    forwarded: frozenset[signal.Signals] = frozenset()  # passed on to every child
+    children: list[Child] = field(default_factory=list)
+    _pids: dict[str, list[int]] | None = None
+
+    def __enter__(self) -> Supervisor:
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._awaited)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self.children:
+            _kill(child)
+
+    def start(self, child: Child) -> None:
+        """Start a child and keep it alive from now on."""
+        self.children.append(child)
+        child.start()
+        self.note_pids()
+
+    def pause(self, seconds: float) -> None:
+        """Wait, or return early because a child died; raise StopRequested when a signal asks for the end."""
+        arrived = signal.sigtimedwait(self._awaited, seconds)
+        number = None if arrived is None else signal.Signals(arrived.si_signo)
+        if number in self.stop_signals:
+            raise StopRequested(number)
+        if number in self.forwarded:
+            for child in self.children:
+                _send(child, number)
+
+    @property
+    def _awaited(self) -> frozenset[signal.Signals]:
+        return self.stop_signals | self.forwarded | {signal.SIGCHLD}
+
+    def tend(self) -> None:
+        """Start again what has died and waited long enough."""
+        now = time.monotonic()
+        for child in self.children:
+            if child.restart_at is None and child.process is not None and child.process.poll() is not None:
+                child.deaths = child.deaths + 1 if now - child.started_at < STEADY_AFTER else 0
+                delay = restart_delay(child.deaths)
+                child.restart_at = now + delay
+                self.say(f"{child.role} ended ({_ending(child.process.returncode)}); starting it again in {delay:g} s")
+            if child.restart_at is not None and now >= child.restart_at:
+                child.start()
+        self.note_pids()
+
+    def note_pids(self) -> None:
+        """Report the living pids if they are others than last time."""
+        pids: dict[str, list[int]] = {}
+        for child in self.children:
+            pids.setdefault(child.role, []).extend(child.pids())
+        if pids != self._pids:
+            self._pids = pids
+            self.pids_changed(pids)
+
+    def first_dead(self) -> Child | None:
+        """Return a child that does not run, if any: while the house is being started that is a failure."""
+        return next((child for child in self.children if child.process and child.process.poll() is not None), None)
+
+    def stop(self, waves: Iterable[Sequence[str]]) -> None:
+        """End the children, wave by wave of roles; a wave begins when the one before has ended.
+
+        One more stop signal, and nobody is waited for any longer.
+        """
+        is_hurried = False
+        for roles in waves:
+            wave = [child for child in self.children if child.role in roles and child.process is not None]
+            for child in wave:
+                _send(child, child.stop_signal)
+            asked_at = time.monotonic()
+            while running := [child for child in wave if child.process and child.process.poll() is None]:
+                for child in running:
+                    if is_hurried or time.monotonic() - asked_at > child.patience:
+                        _kill(child)
+                try:
+                    self.pause(0.05)
+                except StopRequested:
+                    is_hurried = True
+            self.note_pids()
+
+
+def _send(child: Child, number: signal.Signals) -> None:
+    if child.process is not None and child.process.poll() is None:
+        child.process.send_signal(number)
+
+
+def _kill(child: Child) -> None:
+    if child.process is not None and child.process.poll() is None:
+        child.process.kill()
+        child.process.wait()
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
