@@ -1,0 +1,105 @@
+# Teams, keys and the audit log as admins see them: the same shapes over HTTP and on the command line. Money shows as
+# exact decimal dollars, moments as RFC 3339 in UTC.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from billing.holds import Limits
+from billing.money import to_text
+from gateway.audit_log import AuditEntry
+from gateway.team_keys import KeyRecord, NewlyMade
+from gateway.teams import TeamRecord
+
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+
+def to_json(value: object) -> bytes:
+    """Return ``value`` as JSON, in which a Decimal is a number with exactly its digits."""
+    return _ENCODER.encode(value)
+
+
+def dollars(nano: int) -> Decimal:
+    """Return nano-dollars as the exact number of dollars."""
+    return Decimal(to_text(nano))
+
+
+def moment(value: datetime | None) -> str | None:
+    """Return a moment as text: ``2026-04-05T14:00:00Z``, to the microsecond where it has some."""
+    return None if value is None else value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def limits_view(limits: Limits) -> dict[str, Any]:
+    """Return every limit by the name that admins give it; null is none."""
+    return {
+        name.replace("nanousd_", "usd_"): dollars(value) if value is not None and "nanousd" in name else value
+        for name, value in asdict(limits).items()
+    }
+
+
+def team_view(record: TeamRecord) -> dict[str, Any]:
+    """Return a team."""
+    team = record.team
+    return {
+        "object": "team",
+        "id": team.id,
+        "name": team.name,
+        "weight": team.weight,
+        "allowed_models": None if team.allowed_models is None else sorted(team.allowed_models),
+        "allow_smaller": team.allow_smaller,
+        "safety": team.safety,
+        "limits": limits_view(team.limits),
+        "suspended": team.is_suspended,
+        "suspended_at": moment(record.suspended_at),
+        "created_at": moment(record.created_at),
+        "updated_at": moment(record.updated_at),
+    }
+
+
+def key_view(record: KeyRecord, now: datetime) -> dict[str, Any]:
+    """Return a key, without the key."""
+    return {
+        "object": "key",
+        "key_id": record.key_id,
+        "team_id": record.team_id,
+        "name": record.name,
+        "prefix": record.prefix,
+        "status": record.status(now),
+        "limits": limits_view(record.limits),
+        "created_at": moment(record.created_at),
+        "expires_at": moment(record.expires_at),
+        "revoked_at": moment(record.revoked_at),
+    }
+
+
+def made_view(made: NewlyMade, now: datetime) -> dict[str, Any]:
+    """Return a key at its making: this once with the key itself."""
+    view = key_view(made.record, now)
+    shown = {"object": "key", "key_id": view["key_id"], "key": made.key, **view}
+    if made.replaces is not None:
+        shown["replaces"] = key_view(made.replaces, now)
+    return shown
+
+
+def audit_view(entry: AuditEntry) -> dict[str, Any]:
+    """Return one line of the audit log."""
+    return {**asdict(entry), "created_at": moment(entry.created_at), "object": "audit_entry"}
+
+
+def record_view(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a row of the ledger, its money in dollars."""
+    shown = {"object": "usage_record", **row}
+    for name in ("cost", "gpu_cost"):
+        shown[f"{name}_usd"] = dollars(shown.pop(f"{name}_nanousd"))
+    return {**shown, "request_id": str(row["request_id"]), "created_at": moment(row["created_at"])}
+
+
+def list_view(items: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """Return a page in OpenAI's shape of a list: ``items`` may hold one more than ``limit``, which tells of a next."""
+    return {"object": "list", "data": items[:limit], "has_more": len(items) > limit}
