@@ -1,0 +1,92 @@
+# python -m gpu_backend --model PATH: one model behind OpenAI's API.
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+from gpu_backend.config import DEVICES, DTYPES, LOAD_FORMATS, EngineConfig
+from gpu_backend.server.serving import die_with_parent, serve
+from gpu_backend.server.settings import FrontSettings
+
+SECRET = "TOLLGATE_ENGINE_SECRET"
+DIE_WITH_PARENT = "TOLLGATE_DIE_WITH_PARENT"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the command line, serve, return the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if os.environ.get(DIE_WITH_PARENT) == "1":
+        die_with_parent()
+    logging.basicConfig(format="gpu_backend: %(message)s", level=logging.INFO, stream=sys.stderr)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time needs no thread pool
+    try:
+        settings = _settings(options)
+    except ValueError as exc:
+        parser.error(str(exc))
+    try:
+        return serve(settings)
+    except (OSError, ValueError) as exc:
+        print(f"gpu_backend: {exc}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    engine, front = EngineConfig(model=""), FrontSettings.__dataclass_fields__
+    parser = argparse.ArgumentParser(
+        prog="python -m gpu_backend",
+        description="Serve one Hugging Face checkpoint behind OpenAI's API.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--model", required=True, metavar="PATH", help="folder of the checkpoint")
+    add("--served-model-name", metavar="NAME", help="what clients call the model; the folder's name if not given")
+    add("--host", default=front["host"].default, help="address to listen on; beyond loopback a secret is demanded")
+    add("--port", type=int, default=front["port"].default, help="0 takes any free one")
+    add("--api-key", metavar="SECRET", help=f"bearer token that every request must carry; ${SECRET} if not given")
+    add("--device", choices=DEVICES, default=engine.device, help="auto is cuda where there is one")
+    add("--dtype", choices=DTYPES, default=engine.dtype, help="auto is bfloat16 on cuda, float32 on the CPU")
+    add("--max-num-batched-tokens", type=int, default=engine.max_num_batched_tokens, metavar="N", help="tokens a step")
+    add("--max-num-seqs", type=int, default=engine.max_num_seqs, metavar="N", help="replies that run at once")
+    add("--max-model-len", type=int, metavar="N", help="prompt and reply together; what the model allows if not given")
+    add("--block-size", type=int, default=engine.block_size, metavar="N", help="tokens in a block of the KV cache")
+    add("--load-format", choices=LOAD_FORMATS, default=engine.load_format, help="dummy makes random weights")
+    add("--max-waiting", type=int, default=front["max_waiting"].default, metavar="N", help="requests in the queue")
+    add("--drain-seconds", type=float, default=front["drain_seconds"].default, metavar="S", help="after SIGTERM")
+    add("--num-threads", type=int, metavar="N", help="of torch on the CPU; torch's own choice if not given")
+    add("--instance-id", metavar="ID", help="how /load tells replicas apart; host name and port if not given")
+    return parser
+
+
+def _settings(options: argparse.Namespace) -> FrontSettings:
+    """Put the settings together. Raises ``ValueError`` for those that cannot work."""
+    engine = EngineConfig(
+        model=options.model,
+        device=options.device,
+        dtype=options.dtype,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=options.max_model_len,
+        block_size=options.block_size,
+        load_format=options.load_format,
+        num_threads=options.num_threads,
+    )
+    return FrontSettings(
+        engine=engine,
+        served_model_name=options.served_model_name or Path(options.model).resolve().name,
+        instance_id=options.instance_id or f"{socket.gethostname()}:{options.port}",
+        host=options.host,
+        port=options.port,
+        api_key=options.api_key or os.environ.get(SECRET) or None,
+        max_waiting=options.max_waiting,
+        drain_seconds=options.drain_seconds,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

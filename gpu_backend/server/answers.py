@@ -1,0 +1,121 @@
+# The response to an inference call: it runs the whole call, so that it ends it when the client leaves, and it closes
+# what it opened whatever happens.
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Protocol
+
+from gpu_backend.server.errors import EngineFailed
+from gpu_backend.server.front import Front
+from gpu_backend.server.generation import Generation, Job
+from gpu_backend.server.reply import Piece, joined
+from gpu_backend.server.wire import UsageBody, encode
+from protocol.errors import ServiceError
+from protocol.sse import DONE, encode_event
+
+log = logging.getLogger("gpu_backend")
+
+
+class Dialect(Protocol):
+    """How one route writes its replies. One object per call; it may keep what a stream needs to remember."""
+
+    def whole(self, replies: list[Piece], usage: UsageBody) -> bytes:
+        """Return the body of a plain answer."""
+
+    def chunks(self, piece: Piece) -> list[bytes]:
+        """Return the chunks that a piece of a reply becomes."""
+
+    def usage_chunk(self, usage: UsageBody) -> bytes | None:
+        """Return the chunk with the usage, or None if nobody asked for it."""
+
+
+class InferenceResponse:
+    """Answers ``job`` in ``dialect``: an ASGI app that a route handler returns."""
+
+    def __init__(self, front: Front, job: Job, dialect: Dialect, request_id: str, *, streams: bool) -> None:
+        self._front = front
+        self._job = job
+        self._dialect = dialect
+        self._request_id = request_id
+        self._streams = streams
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Run the job until its last byte is sent, or until its client leaves."""
+        async with ended_when_client_leaves(receive):
+            generation = self._front.generate(self._job, self._front.new_id())
+            try:
+                await (self._stream(generation, send) if self._streams else self._send_whole(generation, send))
+            finally:
+                generation.close()
+
+    async def _send_whole(self, generation: Generation, send: Any) -> None:
+        pieces = [piece async for some in generation.pieces() for piece in some]
+        replies = [joined(pieces, index) for index in range(self._job.num_replies)]
+        await send_json(send, self._dialect.whole(replies, generation.usage()), self._request_id)
+
+    async def _stream(self, generation: Generation, send: Any) -> None:
+        async with aclosing(generation.pieces()) as pieces:
+            first = await anext(pieces)  # before the status goes out: a failure may still have its own
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            await send({"type": "http.response.start", "status": 200, "headers": _headers(headers, self._request_id)})
+            try:
+                await self._send_pieces(first, send)
+                async for some in pieces:
+                    await self._send_pieces(some, send)
+                usage = self._dialect.usage_chunk(generation.usage())
+                await _send_more(send, (encode_event(usage) if usage else b"") + DONE)
+            except Exception as exc:
+                # Too late for another status. What is not meant for clients is logged, and named without detail.
+                if not isinstance(exc, ServiceError):
+                    log.exception("a stream broke off (request %s)", self._request_id)
+                error = exc if isinstance(exc, ServiceError) else EngineFailed("The reply broke off inside the engine.")
+                await _send_more(send, encode_event(encode(error.body())))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_pieces(self, pieces: list[Piece], send: Any) -> None:
+        events = [encode_event(chunk) for piece in pieces for chunk in self._dialect.chunks(piece)]
+        if events:
+            await _send_more(send, b"".join(events))
+
+
+async def send_json(send: Any, body: bytes, request_id: str) -> None:
+    """Send a whole JSON answer."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": _headers(headers, request_id)})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+@asynccontextmanager
+async def ended_when_client_leaves(receive: Any) -> AsyncIterator[None]:
+    """Cancel what runs inside as soon as the client has gone, and swallow that cancellation."""
+    running = asyncio.current_task()
+    assert running is not None
+    has_left = False
+
+    async def watch() -> None:
+        nonlocal has_left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        running.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not has_left or running.uncancel() > 0:
+            raise
+    finally:
+        watching.cancel()
+
+
+async def _send_more(send: Any, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _headers(headers: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
+    return [*headers, (b"x-request-id", request_id.encode())]

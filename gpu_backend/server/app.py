@@ -1,0 +1,85 @@
+# The engine's HTTP app: where everything is built, wired and closed.
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from litestar import Litestar, Request, Response
+from litestar.connection import ASGIConnection
+from litestar.exceptions import HTTPException
+from litestar.handlers import BaseRouteHandler
+
+from gpu_backend.server import chat, completions, embeddings, operations
+from gpu_backend.server.errors import EngineFailed, InvalidKey, MethodNotAllowed, UnknownUrl
+from gpu_backend.server.front import Front, front_of, request_id_of
+from gpu_backend.server.wire import encode
+from protocol.errors import ServiceError, TooLarge
+
+log = logging.getLogger("gpu_backend")
+
+LARGEST_BODY = 32 * 1024 * 1024  # bytes
+
+
+def create_app(front: Front) -> Litestar:
+    """Return the app. It opens the engine when it starts and closes it when it stops."""
+
+    @asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
+        app.state.front = front
+        await front.engine.open()
+        try:
+            yield
+        finally:
+            await front.engine.close()
+
+    return Litestar(
+        route_handlers=[
+            handler for module in (chat, completions, embeddings, operations) for handler in module.handlers
+        ],
+        lifespan=[lifespan],
+        guards=[require_key],
+        exception_handlers={Exception: render_error},
+        request_max_body_size=LARGEST_BODY,
+        openapi_config=None,
+        logging_config=None,
+    )
+
+
+def require_key(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Let a request pass if it carries the engine's secret, or if there is none. /health is open to all."""
+    secret = connection.app.state.front.settings.api_key
+    if not secret or handler.opt.get("is_open"):
+        return
+    scheme, _, given = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), secret.encode()):
+        raise InvalidKey("This engine demands its secret as 'Authorization: Bearer …'.")
+
+
+def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:
+    """Return the error object for any exception. What is not meant for clients is logged and named by its id."""
+    error = _as_service_error(request, exc)
+    front_of(request).metrics.count_refusal(error.status)
+    headers = {**error.headers, "x-request-id": request_id_of(request)}
+    return Response(encode(error.body()), status_code=error.status, media_type="application/json", headers=headers)
+
+
+def _as_service_error(request: Request[Any, Any, Any], exc: Exception) -> ServiceError:
+    match exc:
+        case ServiceError():
+            return exc
+        case HTTPException(status_code=404):
+            return UnknownUrl(f"Unknown request URL: {request.method} {request.url.path}.")
+        case HTTPException(status_code=405):
+            return MethodNotAllowed(
+                f"Not allowed to {request.method} on {request.url.path}.", headers=dict(exc.headers or {})
+            )
+        case HTTPException(status_code=413):
+            return TooLarge(f"The body is longer than {LARGEST_BODY // 2**20} MiB, the most that is read.")
+        case HTTPException() if exc.status_code < 500:
+            return ServiceError(exc.detail, status=exc.status_code, type="invalid_request_error")
+    log.error("request %s failed", request_id_of(request), exc_info=exc)
+    return EngineFailed(f"The engine made a mistake of its own. Its log knows it as {request_id_of(request)}.")

@@ -1,0 +1,120 @@
+# POST /v1/chat/completions.
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, post
+from litestar.types import ASGIApp
+from msgspec import UNSET
+
+from gpu_backend.server.answers import InferenceResponse
+from gpu_backend.server.front import Front, front_of, request_id_of
+from gpu_backend.server.generation import Job
+from gpu_backend.server.prompts import check_token_ids, encode_chat
+from gpu_backend.server.reply import Piece
+from gpu_backend.server.requests import Extensions, check_chat, read_body, read_sender, sampling_of, stop_strings
+from gpu_backend.server.wire import (
+    Answer,
+    ChatChoice,
+    ChatDelta,
+    ChatMessage,
+    ChunkChoice,
+    UsageBody,
+    chat_logprobs,
+    encode,
+)
+from protocol.chat import ChatRequest
+
+
+@post("/v1/chat/completions", status_code=200)
+async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
+    """Answer the last turn of a conversation, whole or as a stream of chunks."""
+    front = front_of(request)
+    max_model_len = front.max_model_len
+    body, extensions = read_body(await request.body(), ChatRequest)
+    front.check_model(body.model)
+    check_chat(body, extensions)
+    check_token_ids(extensions.resume_token_ids, front.checkpoint.vocab_size, "resume_token_ids")
+    prompt = await encode_chat(front.checkpoint, body.messages, max_model_len)
+    job = Job(
+        prompts=(prompt,),
+        sampling=sampling_of(
+            body,
+            extensions,
+            max_tokens=min(body.output_limit or max_model_len, max_model_len - len(prompt)),
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            eos_token_ids=front.checkpoint.eos_token_ids,
+            defaults=front.checkpoint.defaults,
+            draw_seed=front.draw_seed,
+        ),
+        n=body.n or 1,
+        sender=read_sender(request.headers),
+        stops=stop_strings(body),
+        resumed=extensions.resume_token_ids,
+        skip=extensions.resume_text_chars,
+    )
+    dialect = ChatDialect(front, body, extensions)
+    return InferenceResponse(front, job, dialect, request_id_of(request), streams=bool(body.stream))
+
+
+class ChatDialect:
+    """Writes one call's replies as chat completions."""
+
+    def __init__(self, front: Front, body: ChatRequest, extensions: Extensions) -> None:
+        self._codec = front.checkpoint.codec
+        self._common: dict[str, Any] = {
+            "id": f"chatcmpl-{front.new_id()}",
+            "created": int(front.now()),
+            "model": body.model,
+            "system_fingerprint": front.checkpoint.fingerprint,
+        }
+        self._shows_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._shows_logprobs = bool(body.logprobs)
+        self._shows_token_ids = extensions.return_token_ids
+        self._begun: set[int] = set()  # replies whose role is out
+
+    def whole(self, replies: list[Piece], usage: UsageBody) -> bytes:
+        """Return the body of a plain answer."""
+        choices = [
+            ChatChoice(
+                index=reply.index,
+                message=ChatMessage(reply.text),
+                logprobs=chat_logprobs(self._codec, reply.scored) if self._shows_logprobs else None,
+                finish_reason=str(reply.finish_reason),
+                token_ids=reply.token_ids if self._shows_token_ids else UNSET,
+            )
+            for reply in replies
+        ]
+        return encode(Answer(object="chat.completion", choices=choices, usage=usage, **self._common))
+
+    def chunks(self, piece: Piece) -> list[bytes]:
+        """Return the role before a reply's first piece, then what it says, then its end."""
+        chunks: list[bytes] = []
+        if piece.index not in self._begun:
+            self._begun.add(piece.index)
+            chunks.append(self._chunk(ChunkChoice(index=piece.index, delta=ChatDelta(role="assistant", content=""))))
+        token_ids = piece.token_ids if self._shows_token_ids else UNSET
+        if piece.text or piece.scored or token_ids:
+            scores = chat_logprobs(self._codec, piece.scored) if piece.scored else None
+            delta = ChatDelta(content=piece.text)
+            chunks.append(
+                self._chunk(ChunkChoice(index=piece.index, delta=delta, logprobs=scores, token_ids=token_ids))
+            )
+        if piece.finish_reason is not None:
+            end = ChunkChoice(index=piece.index, delta=ChatDelta(), finish_reason=piece.finish_reason.value)
+            chunks.append(self._chunk(end))
+        return chunks
+
+    def usage_chunk(self, usage: UsageBody) -> bytes | None:
+        """Return the chunk that holds nothing but the usage, if it was asked for."""
+        if not self._shows_usage:
+            return None
+        return encode(Answer(object="chat.completion.chunk", choices=(), usage=usage, **self._common))
+
+    def _chunk(self, choice: ChunkChoice) -> bytes:
+        usage = None if self._shows_usage else UNSET
+        return encode(Answer(object="chat.completion.chunk", choices=(choice,), usage=usage, **self._common))
+
+
+handlers = [create_chat_completion]

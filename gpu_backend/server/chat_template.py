@@ -1,0 +1,130 @@
+# A checkpoint's chat template: messages become the text that the model was trained to continue. Templates are Jinja,
+# run in a sandbox under the conventions of Hugging Face transformers (its documentation, "Chat templates").
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from protocol.chat import ImagePart, Message, RefusalPart, TextPart
+from protocol.errors import BadRequest
+
+
+class ChatTemplate:
+    """One template, compiled once. ``special_tokens`` are the names it may use: ``bos_token``, ``eos_token``, …
+
+    ``now`` tells the local time to templates that write the date.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime.datetime] = datetime.datetime.now,
+    ) -> None:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
+        self._template = environment.from_string(source)
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """Return the conversation as text, ending where the assistant's next turn begins.
+
+        Raises ``BadRequest`` for what the template or the model cannot take: images, roles in an order it refuses.
+        """
+        plain = [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        try:
+            return self._template.render(
+                messages=plain, add_generation_prompt=True, tools=None, documents=None, **self._special_tokens
+            )
+        except TemplateError as exc:
+            raise BadRequest(
+                f"The model's chat template refuses these messages: {exc.message or type(exc).__name__}.",
+                param="messages",
+                code="invalid_value",
+            ) from exc
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as exc:
+            raise BadRequest(
+                f"The model's chat template cannot render these messages: {exc}.",
+                param="messages",
+                code="invalid_value",
+            ) from exc
+
+
+def read_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    """Return the source of a checkpoint's default chat template, or None where it has none."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):  # several, each with a name
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template
+
+
+def _plain_message(message: Message, where: str) -> dict[str, Any]:
+    """Write a message as templates expect it: text as one string, arguments of tool calls as objects."""
+    plain: dict[str, Any] = {"role": message.role, "content": _plain_content(message, where)}
+    for name in ("name", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return plain
+
+
+def _plain_content(message: Message, where: str) -> str:
+    if message.content is None or isinstance(message.content, str):
+        return message.content or message.refusal or ""
+    words = []
+    for i, part in enumerate(message.content):
+        match part:
+            case TextPart(text):
+                words.append(text)
+            case RefusalPart(refusal):
+                words.append(refusal)
+            case ImagePart():
+                raise BadRequest(
+                    "This model reads text only; leave the image out.",
+                    param=f"{where}.content[{i}]",
+                    code="unsupported_parameter",
+                )
+    return "".join(words)
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,79 @@
+# What the front needs to know of a checkpoint: its tokenizer, its chat template, where replies end, how it likes to be
+# sampled. Read once, from the small files; the weights are the engine's.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpu_backend.server.chat_template import ChatTemplate, read_template
+from gpu_backend.server.tokens import TextCodec, read_json, special_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a checkpoint's generation_config.json recommends, used where a request does not say."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One model as the front sees it. ``chat`` is None for a model without a chat template."""
+
+    codec: TextCodec
+    chat: ChatTemplate | None
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    hidden_size: int
+    defaults: SamplingDefaults
+    fingerprint: str  # changes when the model's configuration does
+    created: int  # unix seconds
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read a Hugging Face checkpoint's small files.
+
+    Raises ``FileNotFoundError`` for a folder that is none, ``ValueError`` for files that make no sense.
+    """
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"{folder} has no config.json; --model names the folder of a Hugging Face checkpoint")
+    config = read_json(folder / "config.json")
+    generation = read_json(folder / "generation_config.json")
+    tokenizer_config = read_json(folder / "tokenizer_config.json")
+    codec = TextCodec.load(folder)
+    names = special_tokens(tokenizer_config)
+    template = read_template(folder, tokenizer_config)
+    return Checkpoint(
+        codec=codec,
+        chat=ChatTemplate(template, names) if template else None,
+        eos_token_ids=_eos_token_ids(codec, names, config, generation),
+        vocab_size=int(config["vocab_size"]),
+        hidden_size=int(config["hidden_size"]),
+        defaults=_defaults(generation),
+        fingerprint="fp_" + blake2b(msgspec.json.encode([config, template]), digest_size=6).hexdigest(),
+        created=int((folder / "config.json").stat().st_mtime),
+    )
+
+
+def _eos_token_ids(codec: TextCodec, names: Mapping[str, str], *configs: Mapping[str, Any]) -> frozenset[int]:
+    """Collect what any of the files calls an end of sequence: an id, a list of ids, or the tokenizer's name for it."""
+    found: set[int] = set()
+    for config in configs:
+        given = config.get("eos_token_id")
+        found.update(given if isinstance(given, list) else [] if given is None else [given])
+    named = codec.token_id(names["eos_token"]) if "eos_token" in names else None
+    return frozenset(found if named is None else found | {named})
+
+
+def _defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
+    known = {name: generation[name] for name in SamplingDefaults.__slots__ if generation.get(name) is not None}
+    return SamplingDefaults(**known)

@@ -1,0 +1,109 @@
+# POST /v1/completions.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from litestar import Request, post
+from litestar.types import ASGIApp
+from msgspec import UNSET
+
+from gpu_backend.server.answers import InferenceResponse
+from gpu_backend.server.front import Front, front_of, request_id_of
+from gpu_backend.server.generation import Job
+from gpu_backend.server.prompts import check_token_ids, encode_prompts, split_prompts
+from gpu_backend.server.reply import Piece
+from gpu_backend.server.requests import Extensions, check_completion, read_body, read_sender, sampling_of, stop_strings
+from gpu_backend.server.wire import Answer, TextChoice, UsageBody, completion_logprobs, encode
+from protocol.completions import CompletionRequest
+from protocol.errors import BadRequest
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions alone
+
+
+@post("/v1/completions", status_code=200)
+async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
+    """Continue one prompt or several, whole or as a stream of chunks."""
+    front = front_of(request)
+    max_model_len = front.max_model_len
+    body, extensions = read_body(await request.body(), CompletionRequest)
+    front.check_model(body.model)
+    check_completion(body, extensions)
+    check_token_ids(extensions.resume_token_ids, front.checkpoint.vocab_size, "resume_token_ids")
+    prompts = await encode_prompts(front.checkpoint, body.prompt, max_model_len, room_for_reply=1, param="prompt")
+    if extensions.resume_token_ids and len(prompts) > 1:
+        raise BadRequest("'resume_token_ids' continues one reply: send one prompt with it.", param="prompt")
+    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    job = Job(
+        prompts=prompts,
+        sampling=sampling_of(
+            body,
+            extensions,
+            max_tokens=min(asked, max_model_len - min(map(len, prompts))),
+            logprobs=body.logprobs,
+            eos_token_ids=front.checkpoint.eos_token_ids,
+            defaults=front.checkpoint.defaults,
+            draw_seed=front.draw_seed,
+        ),
+        n=body.n or 1,
+        sender=read_sender(request.headers),
+        stops=stop_strings(body),
+        resumed=extensions.resume_token_ids,
+        skip=extensions.resume_text_chars,
+    )
+    dialect = CompletionDialect(front, body, extensions)
+    return InferenceResponse(front, job, dialect, request_id_of(request), streams=bool(body.stream))
+
+
+class CompletionDialect:
+    """Writes one call's replies as text completions."""
+
+    def __init__(self, front: Front, body: CompletionRequest, extensions: Extensions) -> None:
+        self._codec = front.checkpoint.codec
+        self._common: dict[str, Any] = {
+            "id": f"cmpl-{front.new_id()}",
+            "object": "text_completion",
+            "created": int(front.now()),
+            "model": body.model,
+            "system_fingerprint": front.checkpoint.fingerprint,
+        }
+        self._shows_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._shows_logprobs = body.logprobs is not None
+        self._shows_token_ids = extensions.return_token_ids
+        self._echoed = self._echoes(body) if body.echo else []  # one text per reply
+        self._begun: set[int] = set()  # replies whose echo is out
+
+    def whole(self, replies: list[Piece], usage: UsageBody) -> bytes:
+        """Return the body of a plain answer."""
+        return encode(Answer(choices=[self._choice(reply) for reply in replies], usage=usage, **self._common))
+
+    def chunks(self, piece: Piece) -> list[bytes]:
+        """Return what a piece says as one chunk, if it says anything that was asked for."""
+        choice = self._choice(piece)
+        self._begun.add(piece.index)
+        if not (choice.text or choice.logprobs or choice.token_ids or choice.finish_reason):
+            return []
+        usage = None if self._shows_usage else UNSET
+        return [encode(Answer(choices=(choice,), usage=usage, **self._common))]
+
+    def usage_chunk(self, usage: UsageBody) -> bytes | None:
+        """Return the chunk that holds nothing but the usage, if it was asked for."""
+        return encode(Answer(choices=(), usage=usage, **self._common)) if self._shows_usage else None
+
+    def _choice(self, piece: Piece) -> TextChoice:
+        shows_echo = bool(self._echoed) and piece.index not in self._begun
+        return TextChoice(
+            index=piece.index,
+            text=self._echoed[piece.index] + piece.text if shows_echo else piece.text,
+            logprobs=completion_logprobs(self._codec, piece.scored) if self._shows_logprobs else None,
+            finish_reason=piece.finish_reason.value if piece.finish_reason else None,
+            token_ids=piece.token_ids if self._shows_token_ids else UNSET,
+        )
+
+    def _echoes(self, body: CompletionRequest) -> Sequence[str]:
+        texts = [p if isinstance(p, str) else self._codec.decode(p) for p in split_prompts(body.prompt)]
+        return [text for text in texts for _ in range(body.n or 1)]
+
+
+handlers = [create_completion]

@@ -1,0 +1,300 @@
+# The engine's process as the HTTP front sees it: calls go out, events come back to whoever waits for them, and a
+# process that died is replaced. The event loop owns the state; one thread reads events, another writes commands.
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from queue import SimpleQueue
+from typing import Protocol
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.messages import (
+    Abort,
+    Command,
+    Drain,
+    Drained,
+    Embed,
+    Embedding,
+    Event,
+    Generate,
+    LoadReport,
+    NewTokens,
+    Ready,
+)
+from gpu_backend.engine.process import EngineProcess
+from gpu_backend.server.errors import EngineFailed, Overloaded
+
+log = logging.getLogger("gpu_backend")
+
+RESTARTS = 3  # within RESTART_WINDOW; the next death is final
+RESTART_WINDOW = 60.0  # seconds
+STOP_WITHIN = 2.0  # seconds
+
+
+class EngineState(StrEnum):
+    """Whether the engine takes requests."""
+
+    STARTING = "starting"  # the weights are being loaded, for the first time or again
+    ACTIVE = "active"  # steps can run
+    DRAINING = "draining"  # what runs is finished, nothing else is taken
+    FAILED = "failed"  # it died too often, or could not start at all
+
+
+class Process(Protocol):
+    """What is asked of ``gpu_backend.engine.process.EngineProcess``."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send(self, command: Command) -> None: ...
+
+    def receive(self) -> tuple[Event, ...]: ...
+
+    def stop(self, timeout: float = 5.0) -> None: ...
+
+
+class EngineCall:
+    """One client's commands and the events that answer them. Close it, whatever happens: unfinished work is aborted."""
+
+    def __init__(self, client: EngineClient, commands: Sequence[Generate | Embed]) -> None:
+        self._client = client
+        self._arrived: list[NewTokens | Embedding] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: EngineFailed | None = None
+        self._open = {command.request_id: _replies(command) for command in commands}  # replies without their last event
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last event of every reply has been handed out."""
+        return not self._open and not self._arrived
+
+    def awaits(self, request_id: str) -> bool:
+        """Whether a reply to this request has not had its last event yet."""
+        return request_id in self._open
+
+    async def events(self) -> list[NewTokens | Embedding]:
+        """Wait for the next events of this call: what came since the last time. Raises ``EngineFailed``."""
+        while not self._arrived:
+            if self._error is not None:
+                raise self._error
+            assert self._open, "the call is finished"
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def stop_reply(self, request_id: str, reply_index: int) -> None:
+        """Let one reply end here; its last event still comes, with its timings."""
+        self._client.send(Abort(request_id, reply_index))
+
+    def close(self) -> None:
+        """Abort what still runs and expect nothing more. Closing twice is closing once."""
+        unfinished, self._open = self._open, {}
+        self._client.forget(unfinished)
+
+    def deliver(self, event: NewTokens | Embedding) -> None:
+        """Take in an event; the client's reader calls this on the event loop."""
+        self._arrived.append(event)
+        if isinstance(event, Embedding) or event.finish_reason is not None:
+            left = self._open[event.request_id]
+            left.discard(0 if isinstance(event, Embedding) else event.reply_index)
+            if not left:
+                del self._open[event.request_id]
+        self._wake()
+
+    def fail(self, error: EngineFailed) -> None:
+        """Let whoever waits hear of ``error``."""
+        self._open = {}
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class EngineClient:
+    """Keeps one engine process running and hands its events out.
+
+    At most ``max_waiting`` requests wait for their first token. A process that dies is replaced at most ``RESTARTS``
+    times within ``RESTART_WINDOW`` seconds, and not at all if it never became ready; then ``on_failed`` is called.
+    It lives on the event loop of the main thread: the child dies with the thread that started it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        max_waiting: int = 4096,
+        start_process: Callable[[EngineConfig], Process] = EngineProcess.start,
+        on_failed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.state = EngineState.STARTING
+        self.ready: Ready | None = None
+        self.load: LoadReport | None = None
+        self.restarts = 0
+        self._config = config
+        self._max_waiting = max_waiting
+        self._start_process = start_process
+        self._on_failed = on_failed
+        self._clock = clock
+        self._calls: dict[str, EngineCall] = {}
+        self._waiting: set[str] = set()  # request ids without a first event
+        self._deaths: list[float] = []
+        self._is_closing = False
+
+    async def open(self) -> None:
+        """Start the process. It is not ready yet when this returns."""
+        self._loop = asyncio.get_running_loop()
+        self._start()
+
+    async def close(self) -> None:
+        """Stop the process; calls still open fail."""
+        self._is_closing = True
+        self._commands.put(None)
+        await asyncio.to_thread(self._process.stop, STOP_WITHIN)
+        self._fail_calls("The engine was stopped.")
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id."""
+        return self._process.pid
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no token yet."""
+        return len(self._waiting)
+
+    def call(self, commands: Sequence[Generate | Embed]) -> EngineCall:
+        """Hand commands to the engine. Raises ``Overloaded`` if it takes none now or too many wait already."""
+        self.refuse_if_closed()
+        if len(self._waiting) + len(commands) > self._max_waiting:
+            raise Overloaded(f"{len(self._waiting)} requests are waiting for this engine already. Try again later.")
+        call = EngineCall(self, commands)
+        for command in commands:
+            self._calls[command.request_id] = call
+            self._waiting.add(command.request_id)
+            self.send(command)
+        return call
+
+    def send(self, command: Command) -> None:
+        """Hand one command over without waiting."""
+        self._commands.put(command)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Abort requests that nobody waits for any more."""
+        for request_id in request_ids:
+            if self._calls.pop(request_id, None) is not None:
+                self._waiting.discard(request_id)
+                self.send(Abort(request_id))
+
+    def drain(self) -> None:
+        """Take no more requests; what runs is finished. There is no way back but a new process."""
+        if self.state is EngineState.ACTIVE:
+            self.send(Drain())
+        if self.state is not EngineState.FAILED:
+            self.state = EngineState.DRAINING
+
+    def refuse_if_closed(self) -> None:
+        """Raise ``Overloaded`` unless the engine takes requests."""
+        match self.state:
+            case EngineState.STARTING:
+                raise Overloaded("The engine is loading its model. Try again soon.")
+            case EngineState.DRAINING:
+                raise Overloaded("This engine is draining. Send the request to another replica.", retry_after=30)
+            case EngineState.FAILED:
+                raise Overloaded("The engine failed and is not coming back.", retry_after=30)
+
+    def _start(self) -> None:
+        process = self._process = self._start_process(self._config)
+        commands: SimpleQueue[Command | None] = SimpleQueue()
+        self._commands = commands
+        threading.Thread(target=self._read, args=(process,), name="engine-reader", daemon=True).start()
+        threading.Thread(target=_write, args=(process, commands), name="engine-writer", daemon=True).start()
+
+    def _read(self, process: Process) -> None:
+        with suppress(RuntimeError):  # the event loop is closed, and so is everything else
+            try:
+                while True:
+                    self._loop.call_soon_threadsafe(self._deliver, process.receive())
+            except Exception as exc:
+                if not isinstance(exc, EOFError):
+                    log.exception("the engine's process sent something unreadable")
+                self._loop.call_soon_threadsafe(self._lost, process)
+
+    def _deliver(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            match event:
+                case NewTokens() | Embedding():
+                    self._hand_out(event)
+                case LoadReport():
+                    self.load = event
+                case Ready():
+                    self.ready = event
+                    if self.state is EngineState.STARTING:
+                        self.state = EngineState.ACTIVE
+                    log.info("the engine is ready: %s", event)
+                case Drained():
+                    log.info("drained")
+
+    def _hand_out(self, event: NewTokens | Embedding) -> None:
+        self._waiting.discard(event.request_id)
+        call = self._calls.get(event.request_id)
+        if call is None:
+            return  # whoever asked has left
+        call.deliver(event)
+        if not call.awaits(event.request_id):
+            del self._calls[event.request_id]
+
+    def _lost(self, process: Process) -> None:
+        """The process is gone: tell everyone, and start another one if that makes sense."""
+        if self._is_closing or process is not self._process:
+            return
+        self._commands.put(None)
+        threading.Thread(target=process.stop, args=(STOP_WITHIN,), name="engine-reaper", daemon=True).start()
+        running = self._fail_calls("The engine's process died while it worked on this request. Try again.")
+        self._deaths = [then for then in self._deaths if self._clock() - then < RESTART_WINDOW] + [self._clock()]
+        if self.ready is None or len(self._deaths) > RESTARTS:
+            log.error("the engine's process died (%d requests lost) and is not started again", running)
+            self.state = EngineState.FAILED
+            self._on_failed()
+            return
+        delay = (len(self._deaths) - 1) * 1.0
+        log.error("the engine's process died (%d requests lost); starting it again in %.0f s", running, delay)
+        if self.state is EngineState.ACTIVE:
+            self.state = EngineState.STARTING
+        self.load = None
+        self.restarts += 1
+        self._loop.call_later(delay, self._start_again)
+
+    def _start_again(self) -> None:
+        if not self._is_closing:
+            self._start()
+
+    def _fail_calls(self, message: str) -> int:
+        calls = set(self._calls.values())
+        self._calls.clear()
+        self._waiting.clear()
+        for call in calls:
+            call.fail(EngineFailed(message))
+        return len(calls)
+
+
+def _replies(command: Generate | Embed) -> set[int]:
+    return set(range(command.n)) if isinstance(command, Generate) else {0}
+
+
+def _write(process: Process, commands: SimpleQueue[Command | None]) -> None:
+    """Send commands until None comes or the process is gone; its reader tells the rest of that story."""
+    with suppress(OSError):
+        while (command := commands.get()) is not None:
+            process.send(command)

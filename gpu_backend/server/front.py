@@ -1,0 +1,76 @@
+# What a route needs to answer: built once when the app starts, passed to every handler.
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from litestar import Request
+
+from gpu_backend.server.checkpoint import Checkpoint
+from gpu_backend.server.engine_client import EngineClient, EngineState
+from gpu_backend.server.errors import ModelNotFound
+from gpu_backend.server.generation import Generation, Job
+from gpu_backend.server.metrics import EngineReading, Metrics
+from gpu_backend.server.settings import FrontSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """One engine's HTTP side. Ids, seeds and the time are drawn from the last fields."""
+
+    settings: FrontSettings
+    checkpoint: Checkpoint
+    engine: EngineClient
+    metrics: Metrics
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+    draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
+    now: Callable[[], float] = time.time  # unix seconds
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that prompt and reply may have together. Raises ``Overloaded`` while the engine is not ready."""
+        self.engine.refuse_if_closed()
+        assert self.engine.ready is not None
+        return self.engine.ready.max_model_len
+
+    def check_model(self, name: str) -> None:
+        """Raise ``ModelNotFound`` unless ``name`` is the model served here."""
+        if name != self.settings.served_model_name:
+            raise ModelNotFound(
+                f"The model '{name[:100]}' is not served here, but '{self.settings.served_model_name}' is.",
+                param="model",
+            )
+
+    def generate(self, job: Job, request_id: str) -> Generation:
+        """Start a job. Raises ``Overloaded`` or ``BadRequest``; the caller closes what is returned."""
+        return Generation(job, request_id, self.engine, self.checkpoint, self.metrics)
+
+
+def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineClient) -> Front:
+    """Put a front together; the engine is opened and closed by the app."""
+
+    def current() -> EngineReading:
+        return EngineReading(engine.load, engine.state is EngineState.ACTIVE, engine.restarts, engine.num_waiting)
+
+    return Front(settings, checkpoint, engine, Metrics(settings.served_model_name, current))
+
+
+def front_of(request: Request[Any, Any, Any]) -> Front:
+    """Return the front that serves ``request``."""
+    return request.app.state.front
+
+
+def request_id_of(request: Request[Any, Any, Any]) -> str:
+    """Return the caller's own x-request-id where it is usable, else a new one; the same each time it is asked."""
+    state = request.scope["state"]
+    if "request_id" not in state:
+        given = request.headers.get("x-request-id", "")
+        state["request_id"] = (
+            given if given.isascii() and given.isprintable() and 0 < len(given) <= 128 else uuid.uuid4().hex
+        )
+    return state["request_id"]

@@ -1,0 +1,140 @@
+# One call for replies: what the engine is asked, and the pieces of all its replies as they come. Streamed and plain
+# answers both read it; they differ only in what they do with the pieces.
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+from gpu_backend.engine.messages import Generate, NewTokens
+from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.server.checkpoint import Checkpoint
+from gpu_backend.server.engine_client import EngineCall, EngineClient
+from gpu_backend.server.errors import EngineFailed
+from gpu_backend.server.metrics import Metrics
+from gpu_backend.server.reply import Piece, ReplyWriter
+from gpu_backend.server.requests import Sender
+from gpu_backend.server.wire import UsageBody
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A checked request for replies: ``n`` to each prompt, numbered prompt by prompt."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: SamplingParams
+    n: int
+    sender: Sender
+    stops: tuple[str, ...] = ()
+    resumed: tuple[int, ...] = ()
+    skip: int = 0  # characters of the resumed reply that its reader has
+
+    @property
+    def num_replies(self) -> int:
+        """Replies to all prompts together."""
+        return len(self.prompts) * self.n
+
+
+class Generation:
+    """A running job. Close it, whatever happens.
+
+    Raises ``Overloaded`` if the engine takes nothing now, and ``BadRequest`` for a reply that cannot be resumed so.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        request_id: str,
+        engine: EngineClient,
+        checkpoint: Checkpoint,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job = job
+        self._metrics = metrics
+        self._clock = clock
+        self._started = clock()
+        self._first_token: float | None = None
+        self._writers = {
+            (f"{request_id}-{i}", j): ReplyWriter(
+                i * job.n + j,
+                checkpoint.codec,
+                job.sampling,
+                job.stops,
+                checkpoint.eos_token_ids,
+                job.resumed,
+                job.skip,
+            )
+            for i in range(len(job.prompts))
+            for j in range(job.n)
+        }
+        self._call: EngineCall | None = None
+        if any(writer.finish_reason is None for writer in self._writers.values()):
+            self._call = engine.call([self._command(f"{request_id}-{i}", p) for i, p in enumerate(job.prompts)])
+
+    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
+        """Yield what the replies gain, as it comes, until all have ended. Raises ``EngineFailed``."""
+        beginnings = [writer.beginning for writer in self._writers.values() if writer.beginning is not None]
+        if beginnings:
+            yield beginnings
+        while self._call is not None and not self._call.is_finished:
+            written = [self._write(event) for event in await self._call.events() if isinstance(event, NewTokens)]
+            if pieces := [piece for piece in written if piece is not None]:
+                yield pieces
+        self._count()
+
+    def usage(self) -> UsageBody:
+        """Return what the job used so far. A resumed reply counts whole, as if it had never been interrupted."""
+        writers = list(self._writers.values())
+        firsts = writers[:: self._job.n]  # the replies to one prompt share its cache hit
+        timings = [writer.timings for writer in writers if writer.timings is not None]
+        return UsageBody.of(
+            prompt_tokens=sum(map(len, self._job.prompts)),
+            completion_tokens=sum(writer.num_tokens for writer in writers),
+            cached_tokens=sum(writer.cached_tokens for writer in firsts),
+            timings=timings,
+        )
+
+    def close(self) -> None:
+        """Free what the engine still holds for this job."""
+        if self._call is not None:
+            self._call.close()
+
+    def _command(self, request_id: str, prompt: tuple[int, ...]) -> Generate:
+        job = self._job
+        return Generate(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            sampling=job.sampling,
+            n=job.n,
+            tenant=job.sender.tenant,
+            weight=job.sender.weight,
+            tier=job.sender.tier,
+            deadline_ms=job.sender.deadline_ms,
+            resume_token_ids=job.resumed,
+        )
+
+    def _write(self, event: NewTokens) -> Piece | None:
+        assert self._call is not None
+        writer = self._writers[event.request_id, event.reply_index]
+        had_ended = writer.finish_reason is not None
+        if event.finish_reason is FinishReason.ERROR:
+            raise EngineFailed(f"The engine could not finish this reply: {event.error}.")
+        if event.finish_reason is FinishReason.ABORT and not had_ended:
+            raise EngineFailed("The engine gave this reply up before its end.")
+        if event.token_ids and self._first_token is None:
+            self._first_token = self._clock()
+        piece = writer.write(event)
+        if writer.finish_reason is not None and not had_ended and event.finish_reason is None:
+            self._call.stop_reply(event.request_id, event.reply_index)  # its text has ended; the engine does not know
+        return piece
+
+    def _count(self) -> None:
+        now = self._clock()
+        self._metrics.count_generation(
+            self.usage(),
+            [writer.finish_reason.value for writer in self._writers.values() if writer.finish_reason is not None],
+            time_to_first_token=(self._first_token or now) - self._started,
+            latency=now - self._started,
+        )

@@ -1,0 +1,129 @@
+# What Prometheus reads. Names are vLLM's where the meaning is the same, so that dashboards made for it work here; the
+# rest begin with ``tollgate_engine_``.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from gpu_backend.engine.messages import LoadReport
+from gpu_backend.server.wire import UsageBody
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+LABELS = ("model_name",)
+
+
+class Metrics:
+    """Counts what is answered; the engine's own state is read from ``current`` when somebody asks."""
+
+    def __init__(self, model_name: str, current: Callable[[], EngineReading]) -> None:
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+        self.registry.register(_EngineCollector(model_name, current))
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of answered requests.")
+        self._cached_tokens = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._queried_tokens = self._counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+        )
+        self._output_tokens = self._counter("vllm:generation_tokens", "Tokens generated for answered requests.")
+        self._finished = Counter(
+            "vllm:request_success", "Replies by how they ended.", (*LABELS, "finished_reason"), registry=self.registry
+        )
+        self._first_token = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.")
+        self._latency = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.")
+        self._queue = self._histogram("vllm:request_queue_time_seconds", "Waiting for the first step.")
+        self._prefill = self._histogram("vllm:request_prefill_time_seconds", "From the first step to the first token.")
+        self._decode = self._histogram("vllm:request_decode_time_seconds", "From the first token to the last.")
+        self._gpu_seconds = self._counter("tollgate_engine_request_gpu_seconds", "Device time shared over its tokens.")
+        self._refused = Counter(
+            "tollgate_engine_refused", "Requests refused, by status.", (*LABELS, "status"), registry=self.registry
+        )
+
+    def count_generation(
+        self, usage: UsageBody, finish_reasons: Iterable[str], *, time_to_first_token: float, latency: float
+    ) -> None:
+        """Book a generating call that was answered to its end. Times are seconds."""
+        assert isinstance(usage.completion_tokens, int)
+        self._output_tokens.inc(usage.completion_tokens)
+        self._first_token.observe(time_to_first_token)
+        self._decode.observe(usage.decode_ms / 1000)
+        for reason in finish_reasons:
+            self._finished.labels(self._model_name, reason).inc()
+        self._count_call(usage, latency)
+
+    def count_embeddings(self, usage: UsageBody, num_inputs: int, *, latency: float) -> None:
+        """Book an embedding call that was answered."""
+        self._finished.labels(self._model_name, "stop").inc(num_inputs)
+        self._count_call(usage, latency)
+
+    def count_refusal(self, status: int) -> None:
+        """Book a request that got an error instead of an answer."""
+        self._refused.labels(self._model_name, str(status)).inc()
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _count_call(self, usage: UsageBody, latency: float) -> None:
+        self._prompt_tokens.inc(usage.prompt_tokens)
+        self._queried_tokens.inc(usage.prompt_tokens)
+        self._cached_tokens.inc(usage.cached_tokens)
+        self._gpu_seconds.inc(usage.gpu_seconds)
+        self._latency.observe(latency)
+        self._queue.observe(usage.queue_ms / 1000)
+        self._prefill.observe(usage.prefill_ms / 1000)
+
+    def _counter(self, name: str, help: str) -> Counter:
+        return Counter(name, help, LABELS, registry=self.registry).labels(self._model_name)
+
+    def _histogram(self, name: str, help: str) -> Histogram:
+        return Histogram(name, help, LABELS, buckets=SECONDS, registry=self.registry).labels(self._model_name)
+
+
+class EngineReading:
+    """The engine's state at one moment, as the metrics show it."""
+
+    def __init__(self, load: LoadReport | None, is_up: bool, restarts: int, num_waiting: int) -> None:
+        self.load = load
+        self.is_up = is_up
+        self.restarts = restarts
+        self.num_waiting = num_waiting
+
+
+class _EngineCollector:
+    """Reads the last load report when Prometheus asks."""
+
+    def __init__(self, model_name: str, current: Callable[[], EngineReading]) -> None:
+        self._model_name = model_name
+        self._current = current
+
+    def collect(self) -> Iterable[Metric]:
+        reading = self._current()
+        yield self._gauge("tollgate_engine_up", "Whether the engine takes requests.", float(reading.is_up))
+        yield self._count("tollgate_engine_restarts", "Engine processes started after one died.", reading.restarts)
+        load = reading.load
+        if load is None:
+            return
+        yield self._gauge("vllm:num_requests_running", "Replies in the running batch.", load.running)
+        yield self._gauge("vllm:num_requests_waiting", "Replies waiting for room in the batch.", load.queue_depth)
+        yield self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use over all, 0 to 1.", load.kv_utilization)
+        yield self._gauge("tollgate_engine_free_blocks", "KV blocks free or evictable.", load.free_blocks)
+        yield self._gauge("tollgate_engine_blocks", "KV blocks in all.", load.total_blocks)
+        yield self._gauge("tollgate_engine_tokens_per_second", "Output, last ten seconds.", load.tokens_per_second)
+        yield self._count("tollgate_engine_steps", "Steps computed.", load.steps)
+        yield self._count("tollgate_engine_gpu_busy_seconds", "Device time of all steps.", load.gpu_busy_seconds)
+        yield self._count(
+            "vllm:num_preemptions", "Replies that lost their blocks.", load.counters.get("preemptions", 0.0)
+        )
+
+    def _gauge(self, name: str, help: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, help, labels=LABELS)
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _count(self, name: str, help: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, help, labels=LABELS)
+        family.add_metric([self._model_name], value)
+        return family

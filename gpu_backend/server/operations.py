@@ -1,0 +1,122 @@
+# What operators, balancers and the gateway's router ask: which model, how well, how busy; and to drain.
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, get, post
+from msgspec import Struct
+
+from gpu_backend.server.engine_client import EngineState
+from gpu_backend.server.front import Front, front_of
+from gpu_backend.server.wire import encode
+
+JSON = "application/json"
+
+
+class ModelBody(Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "tollgate"
+    max_model_len: int | None  # null until the engine is ready
+
+
+class ModelList(Struct, frozen=True):
+    data: list[ModelBody]
+    object: str = "list"
+
+
+class Health(Struct, frozen=True):
+    status: EngineState
+    restarts: int
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """What a router wants to know before it sends a request here."""
+
+    instance_id: str
+    model_id: str
+    status: EngineState
+    queue_depth: int
+    running: int
+    free_blocks: int
+    total_blocks: int
+    kv_utilization: float
+    tokens_per_second: float
+    requests_per_second: float
+    prefix_hit_rate: float
+
+
+@get("/v1/models")
+async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """List the one model that is served."""
+    return _json(ModelList([_model(front_of(request))]))
+
+
+@get("/v1/models/{model_id:path}")
+async def show_model(request: Request[Any, Any, Any], model_id: str) -> Response[bytes]:
+    """Describe the model, or say that there is no such."""
+    front = front_of(request)
+    front.check_model(model_id.removeprefix("/"))
+    return _json(_model(front))
+
+
+@get("/health", opt={"is_open": True})
+async def show_health(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Say whether this engine is alive: 200 when active or draining, 503 while it starts or after it failed."""
+    engine = front_of(request).engine
+    is_well = engine.state in (EngineState.ACTIVE, EngineState.DRAINING)
+    return _json(Health(engine.state, engine.restarts), 200 if is_well else 503)
+
+
+@get("/load")
+async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Describe how busy this engine is."""
+    front = front_of(request)
+    report, ready = front.engine.load, front.engine.ready
+    return _json(
+        Load(
+            instance_id=front.settings.instance_id,
+            model_id=front.settings.served_model_name,
+            status=front.engine.state,
+            queue_depth=report.queue_depth if report else 0,
+            running=report.running if report else 0,
+            free_blocks=report.free_blocks if report else ready.total_blocks if ready else 0,
+            total_blocks=ready.total_blocks if ready else 0,
+            kv_utilization=report.kv_utilization if report else 0.0,
+            tokens_per_second=report.tokens_per_second if report else 0.0,
+            requests_per_second=report.requests_per_second if report else 0.0,
+            prefix_hit_rate=report.prefix_hit_rate if report else 0.0,
+        )
+    )
+
+
+@get("/metrics")
+async def show_metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Return everything Prometheus reads."""
+    return Response(front_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@post("/drain", status_code=200)
+async def drain(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Take no more requests and finish what runs."""
+    engine = front_of(request).engine
+    engine.drain()
+    return _json(Health(engine.state, engine.restarts))
+
+
+def _model(front: Front) -> ModelBody:
+    ready = front.engine.ready
+    return ModelBody(
+        id=front.settings.served_model_name,
+        created=front.checkpoint.created,
+        max_model_len=ready.max_model_len if ready else None,
+    )
+
+
+def _json(body: Struct, status: int = 200) -> Response[bytes]:
+    return Response(encode(body), status_code=status, media_type=JSON)
+
+
+handlers = [list_models, show_model, show_health, show_load, show_metrics, drain]

@@ -1,0 +1,156 @@
+# One reply being written: the engine's tokens become pieces of text with what belongs to them, and the rules that end a
+# reply by its text are kept here. Pure: events in, pieces out.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpu_backend.engine.messages import NewTokens, Timings
+from gpu_backend.engine.plan import TokenLogprob
+from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.server.tokens import Detokenizer, StopStrings, TextCodec
+from protocol.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token of the reply with its log-probability; ``offset`` is where its text begins, in characters."""
+
+    token_id: int
+    offset: int
+    logprob: TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one reply gained. ``finish_reason`` comes with the last piece that says anything."""
+
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    scored: tuple[ScoredToken, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+class ReplyWriter:
+    """Writes reply number ``index`` of a call.
+
+    ``resumed`` are tokens that another replica already made: they pass through the same rules, and text is given out
+    from character ``skip`` on. Raises ``BadRequest`` if they have no such character.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        codec: TextCodec,
+        sampling: SamplingParams,
+        stops: Sequence[str] = (),
+        eos_token_ids: frozenset[int] = frozenset(),
+        resumed: Sequence[int] = (),
+        skip: int = 0,
+    ) -> None:
+        self.index = index
+        self.num_tokens = 0  # of the whole reply, resumed ones included
+        self.cached_tokens = 0
+        self.timings: Timings | None = None
+        self.finish_reason: FinishReason | None = None  # set once the text has its end
+        self._sampling = sampling
+        self._silent = frozenset() if sampling.ignore_eos else eos_token_ids
+        self._detokenizer = Detokenizer(codec)
+        self._stops = StopStrings(stops)
+        self._length = 0  # characters decoded
+        self._shown = 0  # characters given out, or skipped
+        self._waiting: list[ScoredToken] = []  # their text is kept back
+        self._skip = 0
+        self.beginning: Piece | None = None  # what is said before the engine does anything
+        if resumed:
+            self.beginning = self._resume(resumed, skip)
+        elif sampling.max_tokens == 0:
+            self.finish_reason = FinishReason.LENGTH
+            self.beginning = Piece(index, finish_reason=FinishReason.LENGTH)
+
+    def write(self, event: NewTokens) -> Piece | None:
+        """Take in an event of this reply; return what it adds, or None if that is nothing.
+
+        After the text has ended, further tokens are ignored: the engine had not heard of it yet.
+        """
+        self.cached_tokens = event.cached_tokens
+        self.timings = event.timings or self.timings
+        if self.finish_reason is not None:
+            return None
+        return self._add(event.token_ids, event.logprobs, event.finish_reason)
+
+    def _add(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], reason: FinishReason | None
+    ) -> Piece | None:
+        words: list[str] = []
+        taken = 0
+        for token_id, logprob in zip(token_ids, logprobs or (None,) * len(token_ids), strict=True):
+            taken += 1
+            self.num_tokens += 1
+            if token_id in self._silent:
+                continue
+            if logprob is not None:
+                self._waiting.append(ScoredToken(token_id, self._length, logprob))
+            text = self._detokenizer.feed(token_id)
+            self._length += len(text)
+            shown, has_stopped = self._stops.feed(text)
+            words.append(shown)
+            if has_stopped:
+                self.finish_reason = FinishReason.STOP
+                break
+        if self.finish_reason is None and reason is not None:
+            words.append(self._end())
+            self.finish_reason = reason
+        text = self._unskipped("".join(words))
+        if not (text or taken or self.finish_reason):
+            return None
+        return Piece(self.index, text, tuple(token_ids[:taken]), self._scored(), self.finish_reason)
+
+    def _end(self) -> str:
+        """Return what was kept back; the last bytes may still complete a stop string."""
+        shown, has_stopped = self._stops.feed(self._detokenizer.finish())
+        return shown if has_stopped else shown + self._stops.finish()
+
+    def _unskipped(self, text: str) -> str:
+        self._shown += len(text)
+        skipped = min(self._skip, len(text))
+        self._skip -= skipped
+        return text[skipped:]
+
+    def _scored(self) -> tuple[ScoredToken, ...]:
+        """Take the scored tokens whose text is out; at the end of the reply, all but those of the stop string."""
+        ready = self._waiting
+        if self.finish_reason is None or self._shown < self._length:
+            ready = [scored for scored in ready if scored.offset < self._shown]
+        self._waiting = self._waiting[len(ready) :]
+        return tuple(ready)
+
+    def _resume(self, token_ids: Sequence[int], skip: int) -> Piece:
+        self._skip = skip
+        ended = next((i + 1 for i, token in enumerate(token_ids) if token in self._sampling.stop_token_ids), None)
+        reason = FinishReason.STOP if ended is not None else None
+        if reason is None and len(token_ids) >= self._sampling.max_tokens:
+            ended, reason = self._sampling.max_tokens, FinishReason.LENGTH
+        piece = self._add(tuple(token_ids[:ended]), (), reason)
+        assert piece is not None
+        if skip > self._length:
+            raise BadRequest(
+                f"The text of 'resume_token_ids' has {self._length} characters; 'resume_text_chars' is {skip}.",
+                param="resume_text_chars",
+                code="invalid_value",
+            )
+        return Piece(self.index, piece.text, (), (), piece.finish_reason)
+
+
+def joined(pieces: Iterable[Piece], index: int) -> Piece:
+    """Return all pieces of one reply as one."""
+    own = [piece for piece in pieces if piece.index == index]
+    return Piece(
+        index=index,
+        text="".join(piece.text for piece in own),
+        token_ids=tuple(token for piece in own for token in piece.token_ids),
+        scored=tuple(token for piece in own for token in piece.scored),
+        finish_reason=next((piece.finish_reason for piece in own if piece.finish_reason), None),
+    )

@@ -1,0 +1,78 @@
+# Runs the front as a process: the socket, the server, the signals, and an end that leaves nothing behind.
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from gpu_backend.server.app import create_app
+from gpu_backend.server.checkpoint import load_checkpoint
+from gpu_backend.server.engine_client import EngineClient
+from gpu_backend.server.front import build_front
+from gpu_backend.server.settings import FrontSettings
+
+log = logging.getLogger("gpu_backend")
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+BACKLOG = 2048
+
+
+def serve(settings: FrontSettings) -> int:
+    """Serve until a signal comes or the engine fails for good; return the exit status.
+
+    Raises ``OSError`` if the address cannot be had or the checkpoint is missing, ``ValueError`` if it makes no sense.
+    """
+    checkpoint = load_checkpoint(Path(settings.engine.model))
+    listening = _listen(settings.host, settings.port)
+    exit_status = 0
+
+    def give_up() -> None:
+        nonlocal exit_status
+        exit_status = 1
+        server.should_exit = True
+
+    engine = EngineClient(settings.engine, settings.max_waiting, on_failed=give_up)
+    app = create_app(build_front(settings, checkpoint, engine))
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        ws="none",
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+    )
+    server = uvicorn.Server(config)
+    host, port = listening.getsockname()[:2]
+    log.info("serving %s on http://%s:%d", settings.served_model_name, f"[{host}]" if ":" in host else host, port)
+    server.run(sockets=[listening])
+    return exit_status
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the process that started this one ends (Linux). Call it from the main thread."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended in between
+        sys.exit(0)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as exc:
+        listening.close()
+        raise OSError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+    listening.set_inheritable(False)
+    return listening

@@ -1,0 +1,41 @@
+# What the HTTP front is told at its start, beside the engine's own configuration.
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+
+from gpu_backend.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSettings:
+    """How the engine is reached. Raises ``ValueError`` for an address that would let strangers in."""
+
+    engine: EngineConfig
+    served_model_name: str
+    instance_id: str  # how replicas are told apart in /load
+    host: str = "127.0.0.1"
+    port: int = 8100
+    api_key: str | None = field(default=None, repr=False)  # demanded as a bearer token when set
+    max_waiting: int = 4096  # requests without a first token, beyond which new ones are refused
+    drain_seconds: float = 5.0  # that running replies get after SIGTERM
+
+    def __post_init__(self) -> None:
+        if not self.api_key and not is_loopback(self.host):
+            raise ValueError(
+                f"listening on {self.host} lets other machines in: set TOLLGATE_ENGINE_SECRET (or --api-key), "
+                "or listen on 127.0.0.1"
+            )
+        if self.max_waiting < 1:
+            raise ValueError(f"max_waiting is {self.max_waiting}; it is at least 1")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,196 @@
+# Text to tokens and tokens to text: the checkpoint's tokenizer, and the pieces of text that its tokens stand for.
+# A reply is put together from bytes, so that no character is ever split and any cut of the tokens gives the same text.
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+CHARACTERS_PER_TOKEN = 16  # no ordinary text has more; a longer prompt is counted piece by piece
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TooManyTokens(Exception):
+    """A text has ``count`` tokens, or at least as many if it was not counted whole."""
+
+    def __init__(self, count: int, *, counted_whole: bool) -> None:
+        super().__init__(f"{count} tokens")
+        self.count = count
+        self.counted_whole = counted_whole
+
+
+class TextCodec:
+    """Encodes prompts and tells what each token adds to a reply.
+
+    Understands byte-level vocabularies (GPT-2, Llama 3, Qwen) and SentencePiece ones with byte fallback (Llama 2).
+    Raises ``ValueError`` for other kinds.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._spell = _spelling(tokenizer)
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = {token_id: token.content.encode() for token_id, token in added.items()}
+        self._pieces = {token_id: b"" for token_id, token in added.items() if token.special}
+
+    @classmethod
+    def load(cls, folder: Path) -> TextCodec:
+        """Read ``tokenizer.json``. Raises ``FileNotFoundError`` if there is none."""
+        file = folder / "tokenizer.json"
+        if not file.exists():
+            raise FileNotFoundError(f"{file} does not exist; the engine needs a checkpoint with a fast tokenizer")
+        return cls(Tokenizer.from_file(str(file)))
+
+    def encode(self, text: str, most: int, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the tokens of ``text``. Raises ``TooManyTokens`` if they are more than ``most``.
+
+        A text that is far too long is refused after a part of it, before it costs time and memory.
+        """
+        size = CHARACTERS_PER_TOKEN * (most + 1)
+        while len(text) > size:
+            beginning = len(self._tokenizer.encode(text[:size], add_special_tokens=False).ids)
+            if beginning > most + CHARACTERS_PER_TOKEN:  # some slack: the cut may fall into a token
+                raise TooManyTokens(beginning, counted_whole=False)
+            size *= 4
+        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(ids) > most:
+            raise TooManyTokens(len(ids), counted_whole=True)
+        return tuple(ids)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Return the text of a whole run of tokens, special ones left out."""
+        decoder = Detokenizer(self)
+        return "".join([decoder.feed(token_id) for token_id in token_ids]) + decoder.finish()
+
+    def token_id(self, name: str) -> int | None:
+        """Return the id of a vocabulary entry, or None."""
+        return self._tokenizer.token_to_id(name)
+
+    def piece(self, token_id: int) -> bytes:
+        """Return the bytes that a token adds to a reply: none for special tokens and unknown ids."""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._pieces[token_id] = self.label(token_id)
+        return piece
+
+    def label(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for, special ones by their names."""
+        if (name := self._added.get(token_id)) is not None:
+            return name
+        token = self._tokenizer.id_to_token(token_id)
+        return b"" if token is None else self._spell(token)
+
+
+class Detokenizer:
+    """Turns one reply's tokens into text as they come; bytes wait until their character is whole.
+
+    The pieces joined, the last from ``finish``, equal decoding all tokens at once. Bytes that are not UTF-8 are shown
+    as U+FFFD.
+    """
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that this token completes."""
+        return self._decoder.decode(self._codec.piece(token_id))
+
+    def finish(self) -> str:
+        """Return what is left of a character that was never completed."""
+        return self._decoder.decode(b"", final=True)
+
+
+class StopStrings:
+    """Finds where a reply must end, and keeps back text that may be the beginning of a stop string.
+
+    Of several stop strings the one that is complete first counts, whatever the pieces were.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = tuple(strings)
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, bool]:
+        """Take in text; return what may be shown, and whether a stop string ended the reply there."""
+        if not self._strings:
+            return text, False
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._strings if (at := text.find(stop)) >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)[1]], True
+        shown = len(text) - max(_overlap(text, stop) for stop in self._strings)
+        self._held = text[shown:]
+        return text[:shown], False
+
+    def finish(self) -> str:
+        """Return the text kept back: the reply ended, so it began no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return a JSON file's object; an empty one if there is no such file."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Return the special tokens that tokenizer_config.json names, as chat templates know them."""
+    found = {}
+    for name in SPECIAL_TOKEN_NAMES:
+        token = tokenizer_config.get(name)
+        if token is not None:
+            found[name] = token["content"] if isinstance(token, dict) else token
+    return found
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a beginning of ``stop``."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
+
+
+def _spelling(tokenizer: Tokenizer) -> Any:
+    """Return the function from a vocabulary entry to the bytes it stands for."""
+    decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {"type": None}
+    kinds = {step["type"] for step in decoder.get("decoders", [decoder])}
+    if "ByteLevel" in kinds:
+        return _spell_byte_level
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return _spell_sentence_piece
+    raise ValueError(f"the tokenizer's decoder is {decoder['type']}; byte-level and SentencePiece ones are understood")
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's table: printable characters stand for their own byte, the others for bytes in order from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _spell_byte_level(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF_CHARACTER[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def _spell_sentence_piece(token: str) -> bytes:
+    if match := _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(match[1], 16)])
+    return token.replace("▁", " ").encode()

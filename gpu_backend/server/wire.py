@@ -1,0 +1,195 @@
+# The answers' shapes in OpenAI's dialect, to the byte. Nothing here decides anything.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from gpu_backend.engine.messages import Timings
+from gpu_backend.engine.plan import TokenLogprob
+from gpu_backend.server.reply import ScoredToken
+from gpu_backend.server.tokens import TextCodec
+
+LEAST_LOGPROB = -9999.0  # what OpenAI writes for a probability of nothing; JSON has no infinity
+
+encode = msgspec.json.Encoder().encode
+
+
+class PromptDetails(Struct, frozen=True):
+    cached_tokens: int
+
+
+class UsageBody(Struct, frozen=True, kw_only=True):
+    """Tokens of a call, and ours: milliseconds of the slowest reply, device seconds of all of them."""
+
+    prompt_tokens: int
+    completion_tokens: int | UnsetType = UNSET  # embeddings have none
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | UnsetType = UNSET
+    cached_tokens: int = 0
+    gpu_seconds: float = 0.0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+    @classmethod
+    def of(
+        cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int, timings: Sequence[Timings]
+    ) -> UsageBody:
+        """Return the usage of a generating call."""
+        return cls(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptDetails(cached_tokens),
+            cached_tokens=cached_tokens,
+            **_times(timings),
+        )
+
+    @classmethod
+    def of_embeddings(cls, prompt_tokens: int, timings: Sequence[Timings]) -> UsageBody:
+        """Return the usage of an embedding call."""
+        return cls(prompt_tokens=prompt_tokens, total_tokens=prompt_tokens, **_times(timings))
+
+
+class TopToken(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenScore(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopToken]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    content: list[TokenScore]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class ChatMessage(Struct, frozen=True):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct, frozen=True, kw_only=True):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    token_ids: Sequence[int] | UnsetType = UNSET
+
+
+class ChatDelta(Struct, frozen=True, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChunkChoice(Struct, frozen=True, kw_only=True):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    token_ids: Sequence[int] | UnsetType = UNSET
+
+
+class TextChoice(Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    token_ids: Sequence[int] | UnsetType = UNSET
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """A whole answer or one chunk: ``object`` says of which kind. ``usage`` unset is left out, None is written."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: Sequence[ChatChoice | ChunkChoice | TextChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+
+
+class EmbeddingBody(Struct, frozen=True, kw_only=True):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: Sequence[float] | str
+
+
+class EmbeddingAnswer(Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: Sequence[EmbeddingBody]
+    model: str
+    usage: UsageBody
+
+
+def chat_logprobs(codec: TextCodec, scored: Iterable[ScoredToken]) -> ChatLogprobs:
+    """Write log-probabilities as chat completions show them."""
+    return ChatLogprobs([_score(codec, token) for token in scored])
+
+
+def completion_logprobs(codec: TextCodec, scored: Sequence[ScoredToken]) -> CompletionLogprobs:
+    """Write log-probabilities as completions show them."""
+    return CompletionLogprobs(
+        tokens=[_name(codec, token.token_id) for token in scored],
+        token_logprobs=[_finite(token.logprob.logprob) for token in scored],
+        top_logprobs=[_top_by_name(codec, token) for token in scored],
+        text_offset=[token.offset for token in scored],
+    )
+
+
+def _score(codec: TextCodec, scored: ScoredToken) -> TokenScore:
+    label = codec.label(scored.token_id)
+    top = [_top(codec.label(token_id), logprob) for token_id, logprob in scored.logprob.top]
+    return TokenScore(label.decode(errors="replace"), _finite(scored.logprob.logprob), list(label), top)
+
+
+def _top(label: bytes, logprob: float) -> TopToken:
+    return TopToken(label.decode(errors="replace"), _finite(logprob), list(label))
+
+
+def _top_by_name(codec: TextCodec, scored: ScoredToken) -> dict[str, float]:
+    top: TokenLogprob = scored.logprob
+    named = {_name(codec, token_id): _finite(logprob) for token_id, logprob in top.top}
+    return named | {_name(codec, scored.token_id): _finite(top.logprob)}
+
+
+def _name(codec: TextCodec, token_id: int) -> str:
+    """Return a token's text; what is no text by itself is written in OpenAI's way, ``bytes:\\xe4\\xb8``."""
+    label = codec.label(token_id)
+    try:
+        return label.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in label)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
+
+
+def _times(timings: Sequence[Timings]) -> dict[str, Any]:
+    if not timings:
+        return {}
+    return {
+        "gpu_seconds": round(sum(t.gpu_seconds for t in timings), 9),
+        "queue_ms": round(max(t.queue_ms for t in timings), 3),
+        "prefill_ms": round(max(t.prefill_ms for t in timings), 3),
+        "decode_ms": round(max(t.decode_ms for t in timings), 3),
+    }
