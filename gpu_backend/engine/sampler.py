@@ -12,7 +12,6 @@ from torch import Tensor
 from gpu_backend.engine.plan import SequenceStep, TokenLogprob
 
 GREEDY_BELOW = 1e-5  # a lower temperature than this means the most likely token
-CANDIDATES = 256  # top-p looks at this many before it sorts the whole vocabulary
 PHILOX_ROUNDS = 7  # the fewest that pass BigCrush (Salmon et al. 2011, table 2)
 LOW_32 = 0xFFFFFFFF
 
@@ -40,50 +39,61 @@ def sample(logits: Tensor, steps: Sequence[SequenceStep]) -> Sampled:
 
 
 def _sample_warm(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
-    """Sample by the Gumbel-max trick: the largest of log-probability plus Gumbel noise is a fair draw."""
+    """Sample by the Gumbel-max trick: the largest of log-probability plus Gumbel noise is a fair draw.
+
+    Of the tokens, top-k, then top-p of the rest, then min-p may exclude some, but never the likeliest.
+    """
     temperatures = torch.tensor([[step.sampling.temperature] for step in steps], device=logits.device)
     scaled = logits / temperatures
-    _mask_unlikely(scaled, steps)
-    return scaled.add_(gumbel_noise(steps, logits.shape[-1], logits.device)).argmax(-1)
+    _exclude_by_top_k(scaled, steps)
+    scores = gumbel_noise(steps, logits.shape[-1], logits.device).add_(scaled)
+    _exclude_by_min_p(scores, scaled, steps)
+    return _draw_by_top_p(scores, scaled, steps)
 
 
-def _mask_unlikely(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
-    """Put -inf in place of what top-k, then top-p of the rest, then min-p exclude. The likeliest token always stays."""
-    for rows, keep in (
-        ([i for i, s in enumerate(steps) if 0 < s.sampling.top_k < logits.shape[-1]], _top_k_floor),
-        ([i for i, s in enumerate(steps) if s.sampling.top_p < 1], _top_p_floor),
-        ([i for i, s in enumerate(steps) if s.sampling.min_p > 0], _min_p_floor),
-    ):
-        if rows:
-            part = logits[rows]
-            floor = keep(part, [steps[i] for i in rows])
-            logits[rows] = part.masked_fill_(part < floor, -torch.inf)
+def _exclude_by_top_k(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
+    """Put -inf in place of all but the k largest of each row."""
+    rows = [row for row, step in enumerate(steps) if 0 < step.sampling.top_k < logits.shape[-1]]
+    if rows:
+        ks = torch.tensor([[steps[row].sampling.top_k] for row in rows], device=logits.device)
+        part = logits[rows]
+        floor = part.topk(int(ks.max()), dim=-1).values.gather(-1, ks - 1)
+        logits[rows] = part.masked_fill_(part < floor, -torch.inf)
 
 
-def _top_k_floor(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
-    """Return each row's k-th largest logit, (rows, 1)."""
-    ks = torch.tensor([[step.sampling.top_k] for step in steps], device=logits.device)
-    return logits.topk(int(ks.max()), dim=-1).values.gather(-1, ks - 1)
+def _exclude_by_min_p(scores: Tensor, logits: Tensor, steps: Sequence[SequenceStep]) -> None:
+    """Put -inf in place of tokens less likely than min-p times the likeliest (Nguyen et al. 2024)."""
+    rows = [row for row, step in enumerate(steps) if step.sampling.min_p > 0]
+    if rows:
+        shares = torch.tensor([[steps[row].sampling.min_p] for row in rows], device=logits.device)
+        part = logits[rows]
+        scores[rows] = scores[rows].masked_fill_(part < part.amax(-1, keepdim=True) + shares.log(), -torch.inf)
 
 
-def _top_p_floor(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
-    """Return the least logit of each row's nucleus, the fewest tokens that reach top-p (Holtzman et al. 2020)."""
-    limits = torch.tensor([[step.sampling.top_p] for step in steps], device=logits.device)
-    total = logits.logsumexp(-1, keepdim=True)
-    for count in (CANDIDATES, logits.shape[-1]):
-        largest = logits.topk(min(count, logits.shape[-1]), dim=-1).values
-        mass = (largest - total).exp_().cumsum(-1)
-        if count >= logits.shape[-1] or bool((mass[:, -1:] >= limits).all()):
-            break
-    # The token that crosses the limit belongs to the nucleus.
-    last = (mass < limits).sum(-1, keepdim=True).clamp_(max=largest.shape[-1] - 1)
-    return largest.gather(-1, last)
+def _draw_by_top_p(scores: Tensor, logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
+    """Return each row's best score within its nucleus, the fewest tokens that reach top-p (Holtzman et al. 2020).
 
-
-def _min_p_floor(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
-    """Return the logit whose probability is min-p times that of the likeliest (Nguyen et al. 2024)."""
-    shares = torch.tensor([[step.sampling.min_p] for step in steps], device=logits.device)
-    return logits.amax(-1, keepdim=True) + shares.log()
+    Nothing is sorted. A token is in the nucleus if those more likely than it have less than top-p together; where the
+    best is not, neither is any less likely one, and the best of the others is tried. Each try about halves what is
+    left, as in quickselect.
+    """
+    chosen = scores.argmax(-1)
+    rows = torch.tensor([row for row, step in enumerate(steps) if step.sampling.top_p < 1], device=logits.device)
+    if not len(rows):
+        return chosen
+    limits = torch.tensor([[step.sampling.top_p] for step in steps if step.sampling.top_p < 1], device=logits.device)
+    scores, probabilities = scores[rows], logits[rows].softmax(-1)
+    while True:
+        best = scores.argmax(-1, keepdim=True)
+        chosen[rows] = best[:, 0]
+        own = probabilities.gather(-1, best)
+        above = (probabilities * (probabilities > own)).sum(-1, keepdim=True)
+        outside = ((above >= limits) & (above > 0))[:, 0]
+        if not bool(outside.any()):
+            return chosen
+        rows, limits, own = rows[outside], limits[outside], own[outside]
+        scores, probabilities = scores[outside], probabilities[outside]
+        scores.masked_fill_(probabilities <= own, -torch.inf)
 
 
 def _report_logprobs(

@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from gpu_backend.engine.plan import SequenceStep
@@ -18,9 +20,9 @@ def step(sampling: SamplingParams, position: int = 5, reply_index: int = 0) -> S
     return SequenceStep(1, (7,), position - 1, (0,), True, sampling, reply_index)
 
 
-def drawn(logits: Tensor, count: int, **settings: float) -> list[int]:
+def drawn(logits: Tensor, count: int, **wishes: float) -> list[int]:
     """Sample the same logits at ``count`` positions."""
-    sampling = SamplingParams(max_tokens=1, seed=11, **settings)  # type: ignore[arg-type]
+    sampling = SamplingParams(max_tokens=1, seed=11, **wishes)  # type: ignore[arg-type]
     steps = [step(sampling, position) for position in range(1, count + 1)]
     return sample(logits.expand(count, -1).clone(), steps).token_ids
 
@@ -99,7 +101,7 @@ def test_temperature_zero_takes_the_likeliest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "allowed"),
+    ("wishes", "allowed"),
     [
         ({"top_k": 2}, {0, 1}),
         ({"top_k": 1}, {0}),
@@ -114,22 +116,41 @@ def test_temperature_zero_takes_the_likeliest() -> None:
         ({}, {0, 1, 2, 3}),
     ],
 )
-def test_filters_keep_the_likely_tokens(settings: dict[str, float], allowed: set[int]) -> None:
+def test_filters_keep_the_likely_tokens(wishes: dict[str, float], allowed: set[int]) -> None:
     """Top-k counts, top-p adds up what top-k left, min-p compares with the likeliest."""
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
 
-    assert set(drawn(logits, 2000, **settings)) == allowed
+    assert set(drawn(logits, 2000, **wishes)) == allowed
 
 
-def test_top_p_looks_beyond_its_candidates_where_it_must() -> None:
-    """A flat distribution's nucleus is wider than the first look: the whole vocabulary is sorted then."""
-    logits = torch.zeros(1000)
-    logits[:500] = 1e-3
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**20),
+    st.sampled_from([0, 1, 3, 40]),
+    st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0]),
+    st.sampled_from([0.0, 0.05, 0.9]),
+)
+def test_draw_is_the_best_score_among_the_tokens_that_sorting_leaves(
+    seed: int, top_k: int, top_p: float, min_p: float
+) -> None:
+    """Whatever the filters, the token is the one that a sort, a running sum and a mask would choose."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(3, 100, generator=generator) * torch.tensor([[0.1], [2.0], [6.0]])
+    steps = [step(SamplingParams(1, 0.8, top_p, top_k, min_p, seed=seed + i)) for i in range(3)]
 
-    tokens = drawn(logits, 3000, top_p=0.4)
+    tokens = sample(logits, steps).token_ids
 
-    assert max(tokens) < 500
-    assert len(set(tokens)) > 300
+    noise = gumbel_noise(steps, 100, torch.device("cpu"))
+    for row in range(3):
+        scaled = logits[row] / 0.8
+        values, order = scaled.sort(descending=True)
+        values = values[: top_k or 100]
+        probabilities = values.softmax(-1)
+        before = probabilities.cumsum(-1) - probabilities
+        kept = (before < top_p) & (probabilities >= min_p * probabilities[0])
+        kept[0] = True
+        allowed = order[: len(values)][kept]
+        assert tokens[row] == allowed[(scaled + noise[row])[allowed].argmax()].item()
 
 
 def test_rows_without_usable_numbers_are_named() -> None:
