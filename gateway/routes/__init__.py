@@ -1,5 +1,6 @@
 # Decode, call one use case, encode: one file per resource.
 
-from gateway.routes import chat, completions, embeddings, health, models
+from gateway.routes import admin, chat, completions, embeddings, health, models
 
-HANDLERS = [*chat.handlers, *completions.handlers, *embeddings.handlers, *models.handlers, *health.handlers]
+MODULES = (chat, completions, embeddings, models, admin, health)
+HANDLERS = [handler for module in MODULES for handler in module.handlers]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request, get
+from litestar.params import FromPath
 
 from gateway.access import Admin, Caller
 from gateway.auth import team_or_admin_guard
@@ -23,7 +24,7 @@ async def list_models(request: Request[Any, Any, Any]) -> dict[str, Any]:
 
 
 @get("/v1/models/{model:path}", guards=[team_or_admin_guard], summary="Show a model")
-async def show_model(request: Request[Any, Any, Any], model: str) -> dict[str, Any]:
+async def show_model(request: Request[Any, Any, Any], model: FromPath[str]) -> dict[str, Any]:
     """Show one name that this caller may ask for."""
     services = services_of(request)
     name = model.removeprefix("/")

@@ -10,13 +10,13 @@ from openai import OpenAI
 
 from gateway.embedded import temporary_postgres, temporary_valkey
 from tests.support.house import House, running_house, settings_for
-from tests.support.scripted_upstream import ScriptedUpstream, running_upstream
+from tests.support.scripted_upstream import ScriptedUpstream
 
 
 @pytest.fixture(scope="session")
 def upstream() -> Iterator[ScriptedUpstream]:
     """The outside world."""
-    with running_upstream() as upstream:
+    with ScriptedUpstream(models=("small", "large")) as upstream:
         yield upstream
 
 
