@@ -1,0 +1,435 @@
+# tollgate.yaml: what it may say, and what is said about each thing it may not.
+
+from __future__ import annotations
+
+import textwrap
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from billing.money import to_nano
+from billing.prices import Price
+from gateway.config_file import ConfigFaults, Fault, load_settings
+from gateway.settings import Settings
+from router.catalog import AutoRoute
+from router.targets import Ability, Endpoint, Tier
+
+ENV = {
+    "DATABASE_URL": "postgresql://house:pass@db/tollgate",
+    "REDIS_URL": "redis://cache:6379/0",
+    "TOLLGATE_ADMIN_KEY": "tgadmin-canary",
+    "TOLLGATE_KEY_PEPPER": "pepper: [canary] #1",
+    "OPENAI_API_KEY": "sk-canary",
+    "ANTHROPIC_API_KEY": "sk-ant-canary",
+    "ENGINE_SECRET": "engine-canary",
+}
+HEAD = """\
+    database_url: ${DATABASE_URL}
+    redis_url: ${REDIS_URL}
+    admin_keys: [${TOLLGATE_ADMIN_KEY}]
+    key_pepper: ${TOLLGATE_KEY_PEPPER}
+    providers:
+      openai: {format: openai, api_keys: [${OPENAI_API_KEY}], endpoints: [{region: us, base_url: https://api.openai.com/v1}]}
+      own: {format: openai, self_hosted: true, endpoints: [{region: local, base_url: "http://gpu-0:8100/v1"}]}
+    models:
+      gpt-4o: {provider: openai}
+      llama: {provider: own, price: {input: 0.40, output: 0.80}}
+"""
+BELOW_HEAD = 11  # the line on which a test's own lines begin
+
+
+def load(folder: Path, text: str, env: dict[str, str] = ENV) -> Settings:
+    file = folder / "tollgate.yaml"
+    file.write_text(textwrap.dedent(text))
+    return load_settings(file, env)
+
+
+def faults_of(folder: Path, text: str, env: dict[str, str] = ENV) -> tuple[Fault, ...]:
+    with pytest.raises(ConfigFaults) as refusal:
+        load(folder, text, env)
+    return refusal.value.faults
+
+
+def test_smallest_file_takes_the_defaults(tmp_path: Path) -> None:
+    """What the file leaves out is as docs/configuration.md says; prices come from the library where it knows them."""
+    settings = load(tmp_path, HEAD)
+
+    assert settings.database_url == "postgresql://house:pass@db/tollgate"
+    assert settings.admin_keys == ("tgadmin-canary",)
+    assert settings.key_pepper == "pepper: [canary] #1"
+    assert settings.data_dir == Path("/var/lib/tollgate")
+    assert settings.models["gpt-4o"].price == Price(
+        input=to_nano("2.5"), output=to_nano(10), cached_input=to_nano("1.25")
+    )
+    assert settings.models["gpt-4o"].context == 128_000
+    assert settings.models["llama"].abilities == {Ability.CHAT, Ability.COMPLETIONS}
+    assert (settings.drain, settings.queue.wait, settings.journal_fsync) == (60.0, 10.0, "never")
+
+
+def test_everything_can_be_said(tmp_path: Path) -> None:
+    """Each section of the file lands where Settings keeps it, durations as seconds and dollars as nano-dollars."""
+    settings = load(
+        tmp_path,
+        """\
+        database_url: postgres://house@db/tollgate
+        redis_url: rediss://cache
+        data_dir: books
+        admin_keys: [one, two]
+        key_pepper: "0123"
+        providers:
+          openai:
+            format: openai
+            api_keys: [a, b]
+            endpoints: [{region: us, base_url: "https://us.api.openai.com/v1/"}, {region: eu, base_url: "https://eu.api.openai.com/v1"}]
+            timeouts: {connect: 500ms, first_token: 1m30s, between_tokens: 5s, total: 1h}
+            retries: {attempts: 3, budget: 0.5}
+            breaker: {window: 1m, min_requests: 5, failure_ratio: 0.25, open_for: 30s, probes: 1}
+            allow_fields: [verbosity]
+          own: {format: openai, self_hosted: true, endpoints: [{region: local, base_url: "http://gpu-0:8100/v1"}]}
+        models:
+          gpt-4o:
+            provider: openai
+            upstream_model: gpt-4o-2024-08-06
+            price: {input: 2.50, cached_input: 1.25, cache_write: 3, output: 10.00}
+            context: 1000
+            max_output: 100
+            abilities: [chat, vision]
+            tiers: [batch]
+            weight: 2
+            batch_discount: 0.5
+            note: an example
+          llama: {provider: own, price: {input: 0.4, output: 0.8}, gpu_hour: 3.50}
+        routes: {auto: {small: [llama], large: [gpt-4], quality: 0.5}}
+        fallbacks: {gpt-4: [llama]}
+        aliases: {gpt-4: gpt-4o}
+        safety: {input: block, output: off}
+        quotas: {standalone_share: 0.1}
+        queue: {per_team: 3, wait: 1s}
+        callbacks: {allow: [10.20.0.0/16, "fd00::/8"]}
+        journal: {fsync: always}
+        retention: {usage: 30d, batch_files: 1d, idempotency: 1h}
+        drain: 0s
+        """,
+    )
+    provider, model = settings.providers["openai"], settings.models["gpt-4o"]
+
+    assert settings.database_url == "postgresql://house@db/tollgate"
+    assert settings.data_dir == tmp_path / "books"
+    assert (settings.admin_keys, settings.key_pepper) == (("one", "two"), "0123")
+    assert provider.endpoints[0] == Endpoint("us", "https://us.api.openai.com/v1")
+    assert (provider.timeouts.connect, provider.timeouts.first_token, provider.timeouts.total) == (0.5, 90.0, 3600.0)
+    assert (provider.retries.attempts, provider.breaker.failure_ratio) == (3, 0.25)
+    assert provider.allow_fields == {"verbosity"}
+    assert model.price == Price(
+        input=to_nano("2.5"),
+        output=to_nano(10),
+        cached_input=to_nano("1.25"),
+        cache_write=to_nano(3),
+        batch_discount=0.5,
+    )
+    assert (model.upstream_model, model.context, model.max_output, model.weight) == ("gpt-4o-2024-08-06", 1000, 100, 2)
+    assert (model.abilities, model.tiers) == ({Ability.CHAT, Ability.VISION}, {Tier.BATCH})
+    assert model.note == "an example"
+    assert settings.models["llama"].gpu_hour_nanousd == to_nano("3.5")
+    assert settings.auto == {"auto": AutoRoute(small=("llama",), large=("gpt-4o",), quality=0.5)}
+    assert (settings.fallbacks, settings.aliases) == ({"gpt-4o": ("llama",)}, {"gpt-4": "gpt-4o"})
+    assert (settings.safety.input, settings.safety.output) == ("block", "off")
+    assert settings.callbacks_allow == (ip_network("10.20.0.0/16"), ip_network("fd00::/8"))
+    assert (settings.retention.usage, settings.journal_fsync, settings.drain) == (30 * 86400.0, "always", 0.0)
+
+
+FAULTS = [
+    ("quues: {wait: 1s}", "quues", "unknown key; did you mean `queue`?"),
+    ("queue: {wiat: 1s}", "queue.wiat", "unknown key; did you mean `wait`?"),
+    ("queue: {wait: 10}", "queue.wait", "a number needs its unit: 10s?"),
+    ("queue: {wait: 10 s}", "queue.wait", "such as 500ms, 2s, 10m, 24h or 400d"),
+    ("queue: {wait: 0s}", "queue.wait", "above zero"),
+    ("queue: {per_team: many}", "queue.per_team", "expected a whole number of at least 0, found the text 'many'"),
+    ("queue: {per_team: '64'}", "queue.per_team", "expected a whole number"),
+    ("queue: {per_team: -1}", "queue.per_team", "of at least 0"),
+    ("queue: 10s", "queue", "expected a mapping of settings"),
+    ("queue: [1]", "queue", "expected a mapping of settings, found a list"),
+    ("quotas: {standalone_share: 1.5}", "quotas.standalone_share", "above 0 and at most 1"),
+    ("quotas: {standalone_share: .nan}", "quotas.standalone_share", "expected a number"),
+    ("safety: {input: on}", "safety.input", "expected one of block, flag, off"),
+    ("journal: {fsync: sometimes}", "journal.fsync", "never, interval, always"),
+    ("journal: {fsink: never}", "journal.fsink", "did you mean `fsync`?"),
+    ("callbacks: {allow: [10.20.1.1/16]}", "callbacks.allow[0]", "the range is 10.20.0.0/16"),
+    ("callbacks: {allow: [inside]}", "callbacks.allow[0]", "a range such as 10.20.0.0/16"),
+    ("callbacks: {allow: 10.0.0.0/8}", "callbacks.allow", "expected a list"),
+    ("retention: {usage: forever}", "retention.usage", "expected a duration"),
+    ("drain: 1 minute", "drain", "expected a duration"),
+    ("data_dir: 7", "data_dir", None),
+    ("data_dir: on", "data_dir", "put it in quotes"),
+    ("routes: {auto: {small: [lama], large: [gpt-4o]}}", "routes.auto.small[0]", "did you mean `llama`?"),
+    ("routes: {auto: {small: [llama]}}", "routes.auto.large", "missing"),
+    ("routes: {auto: {small: [], large: [gpt-4o]}}", "routes.auto.small", "at least 1"),
+    ("routes: {auto: {small: [llama], large: [gpt-4o], quality: 2}}", "routes.auto.quality", "at most 1"),
+    ("routes: {llama: {small: [llama], large: [gpt-4o]}}", "routes.llama", "a name of its own"),
+    ("fallbacks: {gpt4o: [llama]}", "fallbacks.gpt4o", "did you mean `gpt-4o`?"),
+    ("fallbacks: {gpt-4o: [llma]}", "fallbacks.gpt-4o[0]", "did you mean `llama`?"),
+    ("fallbacks: {gpt-4o: [gpt-4o]}", "fallbacks.gpt-4o", "itself"),
+    ("aliases: {gpt-4: gpt-4oo}", "aliases.gpt-4", "unknown model gpt-4oo; did you mean `gpt-4o`?"),
+    ("aliases: {llama: gpt-4o}", "aliases.llama", "hide"),
+    ("drain: ${DRAIN}", "drain", "the environment variable DRAIN is not set"),
+    ("drain: ${file:/run/secrets/none-such}", "drain", "cannot be read"),
+    ("drain: ${dr ain}", "drain", "${NAME:-default}"),
+    ("drain: '${DRAIN'", "drain", "without its `}`"),
+    ("${OPENAI_API_KEY}: 1", "", "variables belong in values"),
+    ("drain: !!python/object/apply:os.system [true]", "drain", "YAML tags"),
+    ("drain: !secret x", "drain", "YAML tags"),
+    ("drain: 1s\ndrain: 2s", "drain", "duplicate key, first on line 11"),
+]
+
+
+@pytest.mark.parametrize(("line", "path", "words"), FAULTS)
+def test_fault_names_line_path_and_remedy(tmp_path: Path, line: str, path: str, words: str | None) -> None:
+    """A fault says where it is, by line and by the path of its key, and what would be right."""
+    text = textwrap.dedent(HEAD) + line + "\n"
+    if words is None:
+        assert load(tmp_path, text).data_dir == tmp_path / "7"  # a folder may be called 7
+        return
+
+    (fault,) = faults_of(tmp_path, text)
+
+    assert fault.line == BELOW_HEAD + line.count("\n")
+    assert fault.path == path
+    assert words in fault.message
+
+
+MODEL_FAULTS = [
+    ("{provider: opneai, upstream_model: gpt-4o}", "provider", "did you mean `openai`?"),
+    ("{upstream_model: gpt-4o}", "provider", "missing"),
+    ("{provider: openai, upstream_model: mystery}", "price", "the price library does not know mystery"),
+    ("{provider: own}", "price", "missing"),
+    ("{provider: own, price: {input: 1}}", "price.output", "missing"),
+    ("{provider: own, price: {input: one, output: 1}}", "price.input", "expected US dollars"),
+    ("{provider: own, price: {input: -1, output: 1}}", "price.input", "expected US dollars"),
+    ("{provider: own, price: {input: 1, output: 1, outptu: 1}}", "price.outptu", "did you mean `output`?"),
+    ("{provider: openai, upstream_model: gpt-4o, prise: {}}", "prise", "did you mean `price`?"),
+    ("{provider: openai, upstream_model: gpt-4o, context: 10, max_output: 11}", "max_output", "`context`"),
+    ("{provider: openai, upstream_model: gpt-4o, abilities: [chat, talk]}", "abilities[1]", "found the text 'talk'"),
+    ("{provider: openai, upstream_model: gpt-4o, tiers: [slow]}", "tiers[0]", "interactive, batch"),
+    ("{provider: openai, upstream_model: gpt-4o, batch_discount: 0}", "batch_discount", "above 0"),
+    ("{provider: openai, upstream_model: gpt-4o, gpu_hour: 3}", "gpu_hour", "our own engine"),
+    ("{provider: openai, upstream_model: claude-sonnet-4-5, context: 1000000}", "price", "costs more beyond 200000"),
+]
+
+
+@pytest.mark.parametrize(("model", "key", "words"), MODEL_FAULTS)
+def test_faulty_model_is_refused(tmp_path: Path, model: str, key: str, words: str) -> None:
+    """A model needs a provider that exists and a price that the file or the library knows: never a silent zero."""
+    (fault,) = faults_of(tmp_path, textwrap.dedent(HEAD) + f"  new: {model}\n")
+
+    assert (fault.line, fault.path) == (BELOW_HEAD, f"models.new.{key}")
+    assert words in fault.message
+
+
+PROVIDER_FAULTS = [
+    ("{endpoints: [{region: us, base_url: 'http://h/v1'}]}", "format", "openai or anthropic"),
+    ("{format: opneai, endpoints: [{region: us, base_url: 'http://h/v1'}]}", "format", "openai, anthropic"),
+    ("{format: openai}", "endpoints", "missing"),
+    ("{format: openai, endpoints: []}", "endpoints", "at least 1"),
+    ("{format: openai, endpoints: [{region: us}]}", "endpoints[0].base_url", "missing"),
+    ("{format: openai, endpoints: [{region: us, base_url: ftp://h}]}", "endpoints[0].base_url", "expected a URL"),
+    ("{format: openai, endpoints: [{region: us, base_url: 'http://h'}]}", "endpoints[0].base_url", "add /v1"),
+    ("{format: openai, endpoints: [{region: us, base_url: 'http://u:p@h/v1'}]}", "endpoints[0].base_url", "api_keys"),
+    ("{format: anthropic, endpoints: [{region: us, base_url: 'http://h/v1'}]}", "endpoints[0].base_url", "drop /v1"),
+    (
+        "{format: openai, api_keys: [a, a], endpoints: [{region: us, base_url: 'http://h/v1'}]}",
+        "api_keys",
+        "the same secret twice",
+    ),
+    (
+        "{format: openai, self_hosted: 1, endpoints: [{region: us, base_url: 'http://h/v1'}]}",
+        "self_hosted",
+        "true or false",
+    ),
+    (
+        "{format: openai, endpoints: [{region: a, base_url: 'http://h/v1'}, {region: a, base_url: 'http://h/v1/'}]}",
+        "endpoints",
+        "the same endpoint twice",
+    ),
+]
+
+
+@pytest.mark.parametrize(("provider", "key", "words"), PROVIDER_FAULTS)
+def test_faulty_provider_is_refused(tmp_path: Path, provider: str, key: str, words: str) -> None:
+    """A provider says how it speaks and where, with a base URL as its format has it."""
+    text = textwrap.dedent(HEAD).replace("models:", f"  new: {provider}\nmodels:")
+
+    (fault,) = faults_of(tmp_path, text)
+
+    assert (fault.line, fault.path) == (8, f"providers.new.{key}")
+    assert words in fault.message
+
+
+@pytest.mark.parametrize("key", ["database_url", "redis_url", "admin_keys", "key_pepper", "providers", "models"])
+def test_needed_setting_may_not_be_missing(tmp_path: Path, key: str) -> None:
+    """Nothing that guards the house has a default: without an admin key or a pepper it does not start."""
+    lines = textwrap.dedent(HEAD).splitlines(keepends=True)
+    start = next(place for place, line in enumerate(lines) if line.startswith(key))
+    end = next((place for place in range(start + 1, len(lines)) if lines[place][0] != " "), len(lines))
+
+    faults = faults_of(tmp_path, "".join(lines[:start] + lines[end:]))
+
+    assert key in [fault.path for fault in faults]
+
+
+def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
+    """One look at the file finds everything, in the file's order."""
+    lines = "\n".join(line for line, path, words in FAULTS if words and path and "\n" not in line)
+
+    faults = faults_of(tmp_path, lines)
+
+    assert len({fault.line for fault in faults}) > 10
+    assert [fault.line for fault in faults] == sorted(fault.line for fault in faults)
+
+
+def test_no_fault_shows_a_secret(tmp_path: Path) -> None:
+    """Where a secret lands in the wrong place, the message names its variable and never its value."""
+    text = """\
+        database_url: ${OPENAI_API_KEY}
+        redis_url: "${TOLLGATE_KEY_PEPPER}"
+        admin_keys: ${TOLLGATE_ADMIN_KEY}
+        key_pepper: [literal-canary]
+        drain: ${OPENAI_API_KEY}
+        queue: {per_team: ${OPENAI_API_KEY}, wait: "${FALLBACK:-default-canary}"}
+        journal: {fsync: "x${OPENAI_API_KEY}"}
+        callbacks: {allow: ["${OPENAI_API_KEY}"]}
+        aliases: {a: "${OPENAI_API_KEY}"}
+        providers: {p: {format: "${OPENAI_API_KEY}", endpoints: [{region: a, base_url: "${OPENAI_API_KEY}"}]}}
+        models: {m: {provider: "${OPENAI_API_KEY}", price: "${OPENAI_API_KEY}", abilities: ["${OPENAI_API_KEY}"]}}
+        """
+
+    faults = faults_of(tmp_path, text)
+    text_of_all = str(ConfigFaults(Path("tollgate.yaml"), list(faults)))
+
+    assert len(faults) > 8
+    assert "canary" not in text_of_all
+    assert "${OPENAI_API_KEY}" in text_of_all
+
+
+def test_variables_are_values_and_nothing_else(tmp_path: Path) -> None:
+    """A variable may hold anything, YAML's own characters too; defaults, files and a literal `${` work beside it."""
+    secret = tmp_path / "secret"
+    secret.write_text("from a file\n")
+    env = ENV | {"TOLLGATE_ADMIN_KEY": "a, b]: {c} # d", "WAIT": "3s", "EMPTY": ""}
+    text = (
+        textwrap.dedent(HEAD).replace("${TOLLGATE_KEY_PEPPER}", f"${{file:{secret}}}")
+        + "queue: {wait: ${WAIT}, per_team: ${NONE:-5}}\n"
+        + "drain: ${EMPTY:-7s}  # and ${NOT_SET} in a comment is a comment\n"
+        + 'data_dir: "/data/$${literal}/${NONE:-deep}"\n'
+    )
+
+    settings = load(tmp_path, text, env)
+
+    assert settings.admin_keys == ("a, b]: {c} # d",)
+    assert settings.key_pepper == "from a file"
+    assert (settings.queue.wait, settings.queue.per_team, settings.drain) == (3.0, 5, 7.0)
+    assert settings.data_dir == Path("/data/${literal}/deep")
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "words"),
+    [
+        (b"a: 1\nb: [1", 2, "not YAML"),
+        (b"a: 1\n\tb: 2", 2, "a tab where YAML wants spaces"),
+        (b"- a\n- b\n", 1, "a mapping of settings"),
+        (b"\xff\xfe", 1, "not UTF-8"),
+        (b"a: 1\nb: \xff", 2, "not UTF-8"),
+        (b"key_pepper: *canary", 1, "quote a value that begins with `*`"),
+        (b"a: \x00", 0, "a character that YAML does not allow"),
+    ],
+)
+def test_file_that_is_no_yaml_is_refused(tmp_path: Path, content: bytes, line: int, words: str) -> None:
+    """What cannot be parsed is refused with the line where the parser stopped, and never shown."""
+    file = tmp_path / "tollgate.yaml"
+    file.write_bytes(content)
+
+    with pytest.raises(ConfigFaults) as refusal:
+        load_settings(file, {})
+
+    assert refusal.value.faults[0].line == line
+    assert words in refusal.value.faults[0].message
+    assert "canary" not in str(refusal.value)
+
+
+def test_missing_file_is_a_fault_like_others(tmp_path: Path) -> None:
+    """A file that is not there is refused by name."""
+    with pytest.raises(ConfigFaults, match=r"none\.yaml: cannot be read: No such file"):
+        load_settings(tmp_path / "none.yaml", {})
+
+
+def test_aliases_of_yaml_cannot_grow_without_end(tmp_path: Path) -> None:
+    """A few lines of anchors that repeat one another are refused before they fill the memory."""
+    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
+    bomb += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
+
+    faults = faults_of(tmp_path, bomb + "loop: &loop [*loop]\n")
+
+    assert any("repeated too often" in fault.message for fault in faults)
+
+
+def test_merged_mappings_are_understood(tmp_path: Path) -> None:
+    """YAML's anchors and `<<` share what several entries have in common; what stands beside them wins."""
+    text = (
+        textwrap.dedent(HEAD)
+        + "  a: &common {provider: own, price: {input: 1, output: 2}}\n  b: {<<: *common, weight: 3}\n"
+    )
+
+    models = load(tmp_path, text).models
+
+    assert (models["b"].provider, models["b"].price, models["b"].weight) == ("own", models["a"].price, 3.0)
+
+
+def test_base_lies_under_the_file(tmp_path: Path) -> None:
+    """`tollgate dev` joins its own provider and model to a file's, which may then leave out what the house brings."""
+    base = {
+        "database_url": "postgresql://house@127.0.0.1/tollgate",
+        "redis_url": "redis://127.0.0.1",
+        "admin_keys": ["tgadmin-local"],
+        "key_pepper": "12345",
+        "providers": {
+            "demo": {
+                "format": "openai",
+                "self_hosted": True,
+                "endpoints": [{"region": "here", "base_url": "http://h/v1"}],
+            }
+        },
+        "models": {"demo": {"provider": "demo", "price": {"input": 0.1, "output": 0.2}}},
+        "drain": "5s",
+    }
+    file = tmp_path / "tollgate.yaml"
+    file.write_text(
+        "providers: {openai: {format: openai, endpoints: [{region: us, base_url: 'https://api.openai.com/v1'}]}}\n"
+        "models: {gpt-4o: {provider: openai}}\ndrain: 9s\n"
+    )
+
+    alone = load_settings(None, {}, base)
+    joined = load_settings(file, {}, base)
+
+    assert list(alone.models) == ["demo"]
+    assert alone.drain == 5.0
+    assert list(joined.models) == ["demo", "gpt-4o"]
+    assert list(joined.providers) == ["demo", "openai"]
+    assert (joined.drain, joined.key_pepper) == (9.0, "12345")
+
+
+CLAUDES = ("claude-haiku", "claude-sonnet", "claude-opus")
+
+
+def test_the_example_is_fine() -> None:
+    """The tollgate.yaml in the repository loads with its variables set, and says which it needs without them."""
+    file = Path(__file__).parents[3] / "tollgate.yaml"
+
+    settings = load_settings(file, ENV)
+    with pytest.raises(ConfigFaults) as refusal:
+        load_settings(file, {})
+
+    assert {"gpt-4o", "gpt-4o-mini", "claude-haiku", "claude-sonnet", "claude-opus", "llama-3-70b"} == set(
+        settings.models
+    )
+    assert settings.aliases["claude-3-5-sonnet"] == "claude-sonnet"
+    assert {fault.message.split()[3] for fault in refusal.value.faults} == set(ENV)
