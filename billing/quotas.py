@@ -1,0 +1,311 @@
+# Every limit of every scope, checked and held in one atomic step in Redis (quotas.lua), and settled in one more.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import resources
+from typing import Any, Protocol
+
+import structlog
+from msgspec import Struct
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from billing.holds import Hold, HoldRequest, LimitName, Limits, RefusedHold, Remaining, Scope, Settlement
+from billing.records import UsageRecord, day_of
+from billing.script import Script
+from billing.standalone import Standalone, demands
+from protocol.usage import Usage
+
+DEADLINE = 0.25  # seconds for any call to Redis
+LEASE = 30.0  # seconds a hold lives without being renewed
+AWAY = 1.0  # seconds between tries while Redis does not answer
+
+SCRIPT = resources.files(__package__).joinpath("quotas.lua").read_text()
+UNREACHABLE = (RedisError, OSError, TimeoutError)
+LIMITS = tuple(LimitName)  # in the order in which the script numbers them, from 1
+NO_LIMITS = Limits()
+MINUTES = {LimitName.REQUESTS_PER_MINUTE, LimitName.TOKENS_PER_MINUTE}
+
+log = structlog.get_logger(__name__)
+
+
+class Clock(Protocol):
+    """What quotas ask of a clock."""
+
+    def now(self) -> float: ...
+
+
+class ScopeState(Struct, frozen=True, array_like=True):
+    """What is used and held in one scope, as the script counts it."""
+
+    requests_per_minute: int
+    tokens_per_minute: int
+    live: int
+    day_tokens: int
+    day_tokens_held: int
+    day_nanousd: int
+    day_nanousd_held: int
+    month_nanousd: int
+    month_nanousd_held: int
+
+    def used_and_held(self, limit: LimitName) -> tuple[int, int]:
+        """Return what counts against ``limit``: settled, and held by running calls."""
+        match limit:
+            case LimitName.REQUESTS_PER_MINUTE:
+                return self.requests_per_minute, 0
+            case LimitName.TOKENS_PER_MINUTE:
+                return self.tokens_per_minute, 0
+            case LimitName.CONCURRENT_REQUESTS:
+                return 0, self.live
+            case LimitName.TOKENS_PER_DAY:
+                return self.day_tokens, self.day_tokens_held
+            case LimitName.USD_PER_DAY:
+                return self.day_nanousd, self.day_nanousd_held
+            case LimitName.USD_PER_MONTH:
+                return self.month_nanousd, self.month_nanousd_held
+
+
+class Quotas:
+    """The limits of all teams. Safe for any number of concurrent calls and gateways.
+
+    No call waits for Redis longer than 250 ms or fails because of it: what cannot be said now is said later, and calls
+    are held against this process's share of the last known remainder meanwhile (``is_standalone``).
+    """
+
+    def __init__(
+        self, redis: Redis, clock: Clock, *, standalone_share: float = 0.25, uses_server_time: bool = True
+    ) -> None:
+        self.exceeded = 0  # calls whose upstream billed more than was held
+        self.is_standalone = False
+        self._script = Script(redis, SCRIPT, deadline=DEADLINE)
+        self._clock = clock
+        self._uses_server_time = uses_server_time
+        self._server_ahead = 0.0  # seconds; what Redis's clock shows more than ours
+        self._standalone = Standalone(standalone_share)
+        self._retry_at = 0.0
+        self._unsaid: dict[str, list[Any]] = {}  # request id -> the call that Redis has yet to hear
+        self._repeating: asyncio.Task[None] | None = None
+
+    async def open(self, request: HoldRequest) -> Hold | RefusedHold:
+        """Hold the dearest leg against every limit of every scope, all or nothing."""
+        if self._is_away():
+            return self._standalone.open(request, self._clock.now())
+        try:
+            code, time, states, refusals = await self._call(
+                _open_args(request, request.valid_until + self._server_ahead)
+            )
+        except UNREACHABLE as exc:
+            # It may have been held after all: give that back as soon as Redis hears us.
+            self._lost(exc)
+            self._say_later(request.request_id, _release_args(request))
+            return self._standalone.open(request, self._clock.now())
+        self._found(time / 1000)
+        known = [ScopeState(*state) for state in states]
+        if code == 1:
+            return self._held(request, known)
+        return refusal(request, known, refusals)
+
+    async def renew(self, hold: Hold, used: Settlement) -> bool:
+        """Keep a running call's hold for another lease. False when it was freed meanwhile."""
+        if hold.standalone or self._is_away():
+            return True
+        request = hold.request
+        try:
+            return bool(await self._call(_renew_args(request, used)))
+        except UNREACHABLE as exc:
+            self._lost(exc)
+            return True
+
+    async def settle(self, hold: Hold, used: Settlement) -> None:
+        """Book what the call really used in place of its hold. Once per request id, however often it is said."""
+        if used.cost_nanousd > hold.request.cost_nanousd or used.usage.total_tokens > hold.request.tokens:
+            self.exceeded += 1
+            log.warning("hold_exceeded", request_id=hold.request.request_id, cost=used.cost_nanousd)
+        self._standalone.settle(hold.request.request_id, used)
+        await self._say(hold.request.request_id, _settle_args(hold.request, used))
+
+    async def release(self, hold: Hold) -> None:
+        """Give the whole hold back: the call cost nothing."""
+        self._standalone.settle(hold.request.request_id, None)
+        if not hold.standalone:
+            await self._say(hold.request.request_id, _release_args(hold.request))
+
+    async def book(self, records: Sequence[UsageRecord]) -> None:
+        """Settle calls of dead processes as their journals say; what was settled before changes nothing."""
+        for record in records:
+            scopes = (Scope("team", record.team_id, NO_LIMITS), Scope("key", record.key_id, NO_LIMITS))
+            request = HoldRequest(
+                request_id=record.request_id, team_id=record.team_id, scopes=scopes, legs=(), valid_until=0.0
+            )
+            usage = Usage(record.input_tokens, output_tokens=record.output_tokens)
+            await self._say(record.request_id, _settle_args(request, Settlement(usage, record.cost_nanousd)))
+
+    async def usage(self, team_id: str, *, day: int | None = None, key_id: str | None = None) -> ScopeState:
+        """Return what a team, or one of its keys, has used and held; ``day`` in days since 1970, default today.
+
+        Raises what Redis raises: a console or an audit would rather know.
+        """
+        day = int(self._clock.now() // 86_400) if day is None else day
+        scope = "team" if key_id is None else f"key:{key_id}"
+        state, _ = await self._call(["usage", team_id, "", scope, day, month_of(day)])
+        return ScopeState(*state)
+
+    async def sweep(self, team_id: str, most: int = 1000) -> list[str]:
+        """Free the holds of a team whose leases have ended, and return their request ids. Raises what Redis raises."""
+        return [which.decode() for which in await self._call(["sweep", team_id, "", most])]
+
+    def _held(self, request: HoldRequest, states: Sequence[ScopeState]) -> Hold:
+        for scope, state in zip(request.scopes, states, strict=True):
+            left = {limit: cap - sum(state.used_and_held(limit)) for limit, cap, _ in demands(scope, request)}
+            self._standalone.remember(scope, left)
+        requests, tokens = remaining(request, states)
+        return Hold(request=request, opened_at=self._clock.now(), requests=requests, tokens=tokens)
+
+    async def _say(self, request_id: str, args: list[Any]) -> None:
+        """Tell Redis now, or as soon as it can be reached."""
+        if self._is_away():
+            self._say_later(request_id, args)
+            return
+        try:
+            await self._call(args)
+        except UNREACHABLE as exc:
+            self._lost(exc)
+            self._say_later(request_id, args)
+
+    def _say_later(self, request_id: str, args: list[Any]) -> None:
+        self._unsaid[request_id] = args
+        if self._repeating is None or self._repeating.done():
+            self._repeating = asyncio.create_task(self._repeat())
+
+    async def _repeat(self) -> None:
+        """Say everything unsaid once Redis answers; all of it may be said twice."""
+        while self._unsaid:
+            request_id, args = next(iter(self._unsaid.items()))
+            try:
+                await self._call(args)
+            except UNREACHABLE as exc:
+                self._lost(exc)
+                await asyncio.sleep(AWAY)
+                continue
+            self._found(None)
+            if self._unsaid.get(request_id) is args:
+                del self._unsaid[request_id]
+
+    async def _call(self, args: list[Any]) -> Any:
+        """Run one verb of the script on its team's keys: args are verb, team, and what follows the time."""
+        verb, team_id, *rest = args
+        time = "" if self._uses_server_time else repr(self._clock.now())
+        return await self._script.call(f"tollgate:{{{team_id}}}", verb, time, *rest)
+
+    def _is_away(self) -> bool:
+        return self.is_standalone and self._clock.now() < self._retry_at
+
+    def _lost(self, exc: BaseException) -> None:
+        if not self.is_standalone:
+            log.error("redis_lost", error=repr(exc))
+        self.is_standalone = True
+        self._retry_at = self._clock.now() + AWAY
+
+    def _found(self, server_time: float | None) -> None:
+        if server_time is not None and self._uses_server_time:
+            self._server_ahead = server_time - self._clock.now()
+        if self.is_standalone:
+            log.info("redis_found", unsaid=len(self._unsaid))
+            self.is_standalone = False
+            self._standalone.clear()
+
+
+def remaining(request: HoldRequest, states: Sequence[ScopeState]) -> tuple[Remaining | None, Remaining | None]:
+    """Return the tightest request and token limits per minute, for the x-ratelimit headers."""
+    tightest: dict[LimitName, Remaining] = {}
+    for scope, state in zip(request.scopes, states, strict=True):
+        for limit, cap, _ in demands(scope, request):
+            if limit in MINUTES:
+                left = max(0, cap - state.used_and_held(limit)[0])
+                if limit not in tightest or left < tightest[limit].remaining:
+                    tightest[limit] = Remaining(cap, left, 60.0 if left < cap else 0.0)
+    return tightest.get(LimitName.REQUESTS_PER_MINUTE), tightest.get(LimitName.TOKENS_PER_MINUTE)
+
+
+def refusal(request: HoldRequest, states: Sequence[ScopeState], refusals: Sequence[Sequence[int]]) -> RefusedHold:
+    """Return the refusal that a caller should hear of: the one that lasts longest."""
+    requests, tokens = remaining(request, states) if states else (None, None)
+    heard = []
+    for scope_number, limit_number, wait_ms in refusals:
+        scope, limit = request.scopes[scope_number - 1], LIMITS[limit_number - 1]
+        cap, wanted = next((cap, wanted) for name, cap, wanted in demands(scope, request) if name == limit)
+        used, held = states[scope_number - 1].used_and_held(limit)
+        is_settled = limit not in MINUTES and used + wanted > cap and limit is not LimitName.CONCURRENT_REQUESTS
+        alone = wanted > cap
+        heard.append(
+            RefusedHold(
+                scope=scope,
+                limit=limit,
+                cap=cap,
+                used=used,
+                held=held,
+                wanted=wanted,
+                retry_after=None if is_settled or alone else (wait_ms / 1000 if wait_ms >= 0 else 1.0),
+                is_settled=is_settled,
+                alone_exceeds=alone,
+                requests=requests,
+                tokens=tokens,
+            )
+        )
+    if not heard:  # it came after valid_until, or after its own release: nobody waits for the answer any more
+        scope = request.scopes[0]
+        return RefusedHold(
+            scope=scope, limit=LimitName.CONCURRENT_REQUESTS, cap=0, used=0, held=0, wanted=1, retry_after=1.0,
+            is_settled=False, alone_exceeds=False,
+        )  # fmt: skip
+    return max(heard, key=lambda one: (one.alone_exceeds, one.is_settled, one.retry_after or 0.0))
+
+
+def month_of(day: int) -> int:
+    """Return the month of a day since 1970, counted in months since year 0."""
+    moment = datetime.fromtimestamp(day * 86_400, UTC)
+    return moment.year * 12 + moment.month
+
+
+def _period(request_id: str) -> tuple[int, int]:
+    day = day_of(request_id)
+    return day, month_of(day)
+
+
+def _name(scope: Scope) -> str:
+    return "team" if scope.kind == "team" else f"{scope.kind}:{scope.id}"
+
+
+def _open_args(request: HoldRequest, valid_until: float) -> list[Any]:
+    args: list[Any] = ["open", request.team_id, request.request_id, valid_until, LEASE]
+    args += [request.tokens, request.cost_nanousd, *_period(request.request_id)]
+    for scope in request.scopes:
+        limits = scope.limits
+        caps = (
+            limits.requests_per_minute,
+            limits.tokens_per_minute,
+            limits.concurrent_requests,
+            limits.tokens_per_day,
+            limits.nanousd_per_day,
+            limits.nanousd_per_month,
+        )
+        args += [_name(scope), *("" if cap is None else cap for cap in caps)]
+    return args
+
+
+def _renew_args(request: HoldRequest, used: Settlement) -> list[Any]:
+    so_far = [used.usage.total_tokens, used.cost_nanousd]
+    as_opened = [request.tokens, request.cost_nanousd, *_period(request.request_id)]
+    return ["renew", request.team_id, request.request_id, LEASE, *so_far, *as_opened, *map(_name, request.scopes)]
+
+
+def _settle_args(request: HoldRequest, used: Settlement) -> list[Any]:
+    amounts = [used.usage.total_tokens, used.cost_nanousd, *_period(request.request_id)]
+    return ["settle", request.team_id, request.request_id, *amounts, *map(_name, request.scopes)]
+
+
+def _release_args(request: HoldRequest) -> list[Any]:
+    return ["release", request.team_id, request.request_id]

@@ -1,0 +1,283 @@
+# Quotas on a real Valkey: every limit of every scope in one atomic step.
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import pytest
+from redis.asyncio import Redis
+
+from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
+from billing.quotas import Quotas
+from billing.records import day_of
+from gateway.clock import Clock
+from protocol.usage import Usage
+from tests.support.clock import SetClock
+from tests.support.factories import make_record
+
+TEAM = "team_a"
+UNLIMITED = Limits()
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    """Noon, until the test moves it."""
+    return SetClock()
+
+
+@pytest.fixture
+def quotas(redis: Redis, clock: SetClock) -> Quotas:
+    """Quotas whose time the test decides."""
+    return Quotas(redis, clock, uses_server_time=False)
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit", "fits"),
+    [
+        (Limits(requests_per_minute=3), LimitName.REQUESTS_PER_MINUTE, 3),
+        (Limits(tokens_per_minute=250), LimitName.TOKENS_PER_MINUTE, 2),
+        (Limits(concurrent_requests=4), LimitName.CONCURRENT_REQUESTS, 4),
+        (Limits(tokens_per_day=599), LimitName.TOKENS_PER_DAY, 5),
+        (Limits(nanousd_per_day=7000), LimitName.USD_PER_DAY, 7),
+        (Limits(nanousd_per_month=6000), LimitName.USD_PER_MONTH, 6),
+    ],
+)
+@pytest.mark.parametrize("kind", ["team", "key"])
+async def test_each_limit_of_each_scope_holds(
+    quotas: Quotas, clock: SetClock, limits: Limits, limit: LimitName, fits: int, kind: str
+) -> None:
+    """As many calls are held as fit to the last unit; the next is refused and told which limit it was."""
+    request = [ask(clock, **{kind: limits}) for _ in range(fits + 1)]
+
+    answers = [await quotas.open(each) for each in request]
+
+    assert all(isinstance(each, Hold) for each in answers[:-1])
+    refused = answers[-1]
+    assert isinstance(refused, RefusedHold)
+    assert (refused.limit, refused.scope.kind) == (limit, kind)
+
+
+async def test_a_refusal_holds_nothing_anywhere(quotas: Quotas, clock: SetClock) -> None:
+    """All or nothing: what one scope refuses, the other scope does not count."""
+    await quotas.open(ask(clock, team=Limits(), key=Limits(nanousd_per_day=500)))
+
+    state = await quotas.usage(TEAM)
+
+    assert (state.live, state.day_nanousd_held, state.day_tokens_held) == (0, 0, 0)
+
+
+async def test_settling_books_what_was_used(quotas: Quotas, clock: SetClock) -> None:
+    """After settling, the hold is gone and the real cost stands in every counter, for team and key."""
+    hold = await held(quotas, ask(clock))
+
+    await quotas.settle(hold, used(tokens=30, cost=300))
+
+    for key_id in (None, "key_a"):
+        state = await quotas.usage(TEAM, key_id=key_id)
+        assert (state.live, state.day_tokens_held, state.day_nanousd_held, state.month_nanousd_held) == (0, 0, 0, 0)
+        assert (state.day_tokens, state.day_nanousd, state.month_nanousd) == (30, 300, 300)
+
+
+async def test_settling_twice_books_once(quotas: Quotas, clock: SetClock) -> None:
+    """Settle is idempotent by id, also when a release comes between or after."""
+    hold = await held(quotas, ask(clock))
+
+    await quotas.settle(hold, used(cost=300))
+    await quotas.release(hold)
+    await quotas.settle(hold, used(cost=300))
+
+    assert (await quotas.usage(TEAM)).day_nanousd == 300
+
+
+async def test_a_settlement_after_the_hold_was_freed_books_it_all(quotas: Quotas, clock: SetClock) -> None:
+    """An owner that was paused beyond its lease still owes what it used."""
+    hold = await held(quotas, ask(clock))
+    clock.move(31)
+    assert await quotas.sweep(TEAM) == [hold.request.request_id]
+    assert (await quotas.usage(TEAM)).day_nanousd_held == 0
+
+    await quotas.settle(hold, used(cost=300))
+
+    assert (await quotas.usage(TEAM)).day_nanousd == 300
+
+
+async def test_a_renewed_hold_lives_on(quotas: Quotas, clock: SetClock) -> None:
+    """A lease lasts 30 s from its last renewal."""
+    hold = await held(quotas, ask(clock))
+    clock.move(29)
+
+    assert await quotas.renew(hold, used(cost=1))
+    clock.move(29)
+
+    assert await quotas.sweep(TEAM) == []
+
+
+async def test_a_wiped_redis_gets_running_holds_back(quotas: Quotas, clock: SetClock, redis: Redis) -> None:
+    """The next renewal after a wipe puts the hold back."""
+    hold = await held(quotas, ask(clock))
+    await redis.flushall()
+
+    assert await quotas.renew(hold, used(cost=1))
+
+    assert (await quotas.usage(TEAM)).day_nanousd_held == 1000
+
+
+async def test_an_open_after_its_own_release_is_refused(quotas: Quotas, clock: SetClock) -> None:
+    """An open that overslept finds the tombstone of its release and holds nothing."""
+    request = ask(clock)
+    await quotas.release(Hold(request=request, opened_at=clock.now()))
+
+    assert isinstance(await quotas.open(request), RefusedHold)
+
+
+async def test_an_open_that_comes_too_late_is_refused(quotas: Quotas, clock: SetClock) -> None:
+    """After valid_until a hold may no longer be opened."""
+    request = ask(clock)
+    clock.move(6)
+
+    assert isinstance(await quotas.open(request), RefusedHold)
+
+
+async def test_an_open_said_twice_holds_once(quotas: Quotas, clock: SetClock) -> None:
+    """A retry of the same open is answered again, not counted again."""
+    request = ask(clock, team=Limits(requests_per_minute=1, nanousd_per_day=1000))
+
+    assert isinstance(await quotas.open(request), Hold)
+    assert isinstance(await quotas.open(request), Hold)
+
+    assert (await quotas.usage(TEAM)).requests_per_minute == 1
+
+
+async def test_waiting_as_told_is_enough(quotas: Quotas, clock: SetClock) -> None:
+    """retry_after comes from the very bucket that refuses: just before it there is no room, right after there is."""
+    limits = Limits(requests_per_minute=2)
+    await held(quotas, ask(clock, team=limits))
+    clock.move(10.4)
+    await held(quotas, ask(clock, team=limits))
+    refused = await quotas.open(ask(clock, team=limits))
+    assert isinstance(refused, RefusedHold) and refused.retry_after == pytest.approx(49.6, abs=0.01)
+
+    clock.move(refused.retry_after - 0.1)
+    assert isinstance(await quotas.open(ask(clock, team=limits)), RefusedHold)
+    clock.move(0.2)
+    assert isinstance(await quotas.open(ask(clock, team=limits)), Hold)
+
+
+async def test_a_minute_refund_goes_to_its_own_bucket(quotas: Quotas, clock: SetClock) -> None:
+    """Tokens that were held and not used can be held again at once, and leave the window with their bucket."""
+    limits = Limits(tokens_per_minute=100)
+    hold = await held(quotas, ask(clock, team=limits))
+    clock.move(30)
+    await quotas.settle(hold, used(tokens=40))
+
+    assert (await quotas.usage(TEAM)).tokens_per_minute == 40
+    clock.move(30)
+    assert (await quotas.usage(TEAM)).tokens_per_minute == 0
+
+
+async def test_a_settled_limit_and_a_held_one_are_told_apart(quotas: Quotas, clock: SetClock) -> None:
+    """Room taken by running calls comes back; room that is settled does not."""
+    limits = Limits(nanousd_per_day=1500)
+    hold = await held(quotas, ask(clock, team=limits))
+    first = await quotas.open(ask(clock, team=limits))
+    await quotas.settle(hold, used(cost=1000))
+    second = await quotas.open(ask(clock, team=limits))
+    third = await quotas.open(ask(clock, team=limits, cost=1501))
+
+    assert isinstance(first, RefusedHold) and isinstance(second, RefusedHold) and isinstance(third, RefusedHold)
+    assert (first.is_settled, first.retry_after, first.held) == (False, 1.0, 1000)
+    assert (second.is_settled, second.retry_after, second.used) == (True, None, 1000)
+    assert third.alone_exceeds
+
+
+async def test_many_callers_at_once_never_pass_a_cap(redis: Redis) -> None:
+    """300 concurrent callers of three gateways at a cap of 50 calls' worth: 50 are held, no more and no fewer."""
+    clock = Clock()
+    gateways = [Quotas(redis, clock) for _ in range(3)]
+    limits = Limits(nanousd_per_day=50_000)
+
+    answers = await asyncio.gather(*(gateways[n % 3].open(ask(clock, team=limits)) for n in range(300)))
+
+    assert sum(isinstance(answer, Hold) for answer in answers) == 50
+    assert (await gateways[0].usage(TEAM)).day_nanousd_held == 50_000
+
+
+async def test_headers_show_the_tightest_minute_limits(quotas: Quotas, clock: SetClock) -> None:
+    """The hold tells what is left of requests and tokens per minute in the scope that has least."""
+    hold = await held(
+        quotas,
+        ask(clock, team=Limits(requests_per_minute=10, tokens_per_minute=900), key=Limits(requests_per_minute=3)),
+    )
+
+    assert hold.requests is not None and (hold.requests.limit, hold.requests.remaining) == (3, 2)
+    assert hold.tokens is not None and (hold.tokens.limit, hold.tokens.remaining) == (900, 800)
+
+
+async def test_the_dead_are_booked_from_their_journals(quotas: Quotas, clock: SetClock) -> None:
+    """A call whose owner died counts once, whether its hold is still there, was freed, or was settled."""
+    holds = [await held(quotas, ask(clock)) for _ in range(3)]
+    await quotas.settle(holds[0], used(cost=400))
+    await quotas.release(holds[1])
+
+    await quotas.book([make_record(hold.request.request_id, cost_nanousd=400) for hold in holds])
+
+    assert (await quotas.usage(TEAM)).day_nanousd == 1200
+    assert (await quotas.usage(TEAM)).live == 0
+
+
+async def test_without_redis_a_share_of_the_last_remainder_is_spent(redis: Redis) -> None:
+    """Away, Redis costs no call more than its deadline; what is held is a quarter of what was left."""
+    clock = Clock()
+    quotas = Quotas(redis, clock)
+    limits = Limits(nanousd_per_day=41_000)
+    await held(quotas, ask(clock, team=limits))
+    with socket.socket() as deaf:  # accepts connections and never answers
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        quotas._script.redis, working = Redis(port=deaf.getsockname()[1]), quotas._script.redis
+        start = time.monotonic()
+
+        answers = [await quotas.open(ask(clock, team=limits)) for _ in range(20)]
+
+        assert time.monotonic() - start < 0.6
+        holds = [answer for answer in answers if isinstance(answer, Hold)]
+        assert len(holds) == 10 and all(hold.standalone for hold in holds)
+        await asyncio.gather(*(quotas.settle(hold, used(cost=900)) for hold in holds))
+        await quotas._script.redis.aclose()
+
+    quotas._script.redis = working
+    for _ in range(300):
+        if not quotas.is_standalone and not quotas._unsaid:
+            break
+        await asyncio.sleep(0.01)
+    state = await quotas.usage(TEAM)
+    assert (state.day_nanousd, state.day_nanousd_held) == (9_000, 1_000)
+
+
+def ask(
+    clock: Clock, *, team: Limits = UNLIMITED, key: Limits = UNLIMITED, tokens: int = 100, cost: int = 1000
+) -> HoldRequest:
+    """Return a request for a hold, valid for five seconds."""
+    request_id = clock.new_id()
+    assert day_of(request_id) == int(clock.now() // 86_400)
+    return HoldRequest(
+        request_id=request_id,
+        team_id=TEAM,
+        scopes=(Scope("team", TEAM, team), Scope("key", "key_a", key)),
+        legs=(Leg("a", tokens, cost), Leg("b", tokens // 2, cost // 2)),
+        valid_until=clock.now() + 5,
+    )
+
+
+async def held(quotas: Quotas, request: HoldRequest) -> Hold:
+    """Open a hold that must have room."""
+    hold = await quotas.open(request)
+    assert isinstance(hold, Hold)
+    return hold
+
+
+def used(*, tokens: int = 10, cost: int = 100) -> Settlement:
+    """Return what a call used."""
+    return Settlement(Usage(input_tokens=tokens), cost)
