@@ -1,0 +1,44 @@
+# One word per chore. Everything but `make gpu` runs on a laptop: Linux, Python 3.11 or newer, make.
+
+PYTHON ?= python3
+BIN := .venv/bin
+EXTRAS := embedded,engine,training,dev
+# Two test processes: most tests wait for a process, a server or a timeout rather than for the CPU.
+JOBS ?= 2
+
+.PHONY: setup demo test soak check fix bench gpu clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tollgate needs Python 3.11 or newer; say which: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+demo: setup
+	@exec $(BIN)/tollgate dev
+
+test: setup
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not soak and not gpu"
+
+soak: setup
+	$(BIN)/python -m pytest -m soak --timeout 3600
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fix: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python -m benchmarks.gateway
+
+gpu:
+	$(PYTHON) -m tests.gpu
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

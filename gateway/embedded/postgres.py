@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gateway.embedded.server import Address, EmbeddedFault, EmbeddedServer, write_privately
 from gateway.embedded.unprivileged import account_for, find_postgres_binaries, prepare_home
-from gateway.processes import LOOPBACK, Account, is_running, last_lines, spawn, wait_until_gone
+from gateway.processes import LOOPBACK, Account, is_running, last_lines, spawn, state_of, wait_until_gone
 
 
 class EmbeddedPostgres(EmbeddedServer):
@@ -141,7 +141,7 @@ class EmbeddedPostgres(EmbeddedServer):
             if not wait_until_gone(pid, 10.0):
                 os.kill(pid, signal.SIGQUIT)
                 wait_until_gone(pid, 10.0)
-        elif is_running(pid):
+        elif state_of(pid) is not None:  # Postgres counts even a zombie that nobody reaps
             self._pid_file.unlink(missing_ok=True)
 
     @property

@@ -52,6 +52,7 @@ class EmbeddedServer(ABC):
 
     def launch(self) -> subprocess.Popen[bytes]:
         """Start the server's process, without waiting until it answers."""
+        self._reap()
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._address is None:
             self._address = self._find_address()
@@ -93,6 +94,14 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def _spawn(self, address: Address) -> subprocess.Popen[bytes]: ...
+
+    def _reap(self) -> None:
+        """Let go of the process before; it may be dying this moment."""
+        if self._process is not None:
+            try:
+                self._process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                raise EmbeddedFault(f"{self.name} is running already, as process {self._process.pid}") from None
 
     def _find_address(self) -> Address:
         path = self.data_dir / f"{self.name}.json"

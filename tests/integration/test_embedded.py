@@ -1,0 +1,244 @@
+# The embedded Postgres and Valkey: they start from nothing, survive what kills them, and never outlive their parent.
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import asyncpg
+import pytest
+from redis import Redis
+
+from gateway.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
+from gateway.processes import is_running, wait_until_gone
+
+ROOT = Path(__file__).parents[2]
+
+
+def query(url: str, statement: str) -> object:
+    async def run() -> object:
+        connection = await asyncpg.connect(url)
+        try:
+            return await connection.fetchval(statement)
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+def write(server: EmbeddedServer) -> None:
+    if isinstance(server, EmbeddedPostgres):
+        query(server.url, "CREATE TABLE kept (value int)")
+        query(server.url, "INSERT INTO kept VALUES (7)")
+    else:
+        with Redis.from_url(server.url) as redis:
+            redis.set("kept", 7)
+
+
+def read(server: EmbeddedServer) -> int:
+    if isinstance(server, EmbeddedPostgres):
+        return int(str(query(server.url, "SELECT value FROM kept")))
+    with Redis.from_url(server.url) as redis:
+        return int(str(redis.get("kept"), "ascii"))  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=[EmbeddedPostgres, EmbeddedValkey])
+def server(request: pytest.FixtureRequest, tmp_path: Path):  # type: ignore[no-untyped-def]
+    """A server that has not been started."""
+    fast = {"server_settings": {"fsync": "off"}} if request.param is EmbeddedPostgres else {}
+    server = request.param(tmp_path / "data", **fast)
+    yield server
+    server.remove()
+
+
+def test_data_and_url_outlive_a_clean_stop(server: EmbeddedServer) -> None:
+    """What was written is there after stop and start, under the same URL."""
+    server.start()
+    write(server)
+    url = server.url
+    server.stop()
+    server.start()
+
+    assert read(server) == 7
+    assert server.url == url
+
+
+def test_another_object_on_the_same_data_finds_them_again(server: EmbeddedServer) -> None:
+    """A later process needs nothing but the data directory."""
+    server.start()
+    write(server)
+    server.stop()
+    with type(server)(server.data_dir) as again:
+        value, url = read(again), again.url
+
+    assert value == 7
+    assert url == server.url
+
+
+def test_data_outlives_a_kill(server: EmbeddedServer) -> None:
+    """After SIGKILL the next start recovers everything that was acknowledged."""
+    server.start()
+    write(server)
+    pid = server.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until_gone(pid, 5)
+    server.start()
+
+    assert server.pid != pid
+    assert read(server) == 7
+
+
+def test_a_server_dies_with_the_process_that_started_it(server: EmbeddedServer) -> None:
+    """SIGKILL of the parent ends the server within seconds, and its data is whole."""
+    kind = type(server).__name__
+    code = (
+        f"import sys, time; from pathlib import Path; from gateway.embedded import {kind}\n"
+        f"server = {kind}(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, str(server.data_dir)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    assert parent.stdout is not None
+    with parent:
+        pid = int(parent.stdout.readline())
+        was_running = is_running(pid)
+        parent.kill()
+
+    assert was_running
+    assert wait_until_gone(pid, 10)
+    server.start()
+    write(server)
+    assert read(server) == 7
+
+
+def test_strangers_are_not_let_in(server: EmbeddedServer) -> None:
+    """The password is asked for: other users of the machine reach the port too."""
+    server.start()
+    stranger = server.url.replace(server.address.password, "guess")
+
+    with pytest.raises(Exception, match=r"(?i)password"):
+        if isinstance(server, EmbeddedPostgres):
+            query(stranger, "SELECT 1")
+        else:
+            Redis.from_url(stranger).ping()
+
+
+def test_secrets_beside_the_data_are_private(server: EmbeddedServer) -> None:
+    """Passwords are in files of mode 0600 and not among the arguments, which everybody can read."""
+    server.start()
+    arguments = Path(f"/proc/{server.pid}/cmdline").read_bytes()
+    files = [path for path in server.data_dir.rglob("*") if path.is_file() and not path.is_symlink()]
+    telling = [path for path in files if server.address.password.encode() in path.read_bytes()]
+
+    assert server.address.password.encode() not in arguments
+    assert telling
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in telling)
+
+
+def test_a_thread_may_not_start_a_server(server: EmbeddedServer) -> None:
+    """The kernel's death signal goes by thread: a server started in one would end with it."""
+    caught: list[Exception] = []
+
+    def start() -> None:
+        try:
+            server.start()
+        except RuntimeError as exc:
+            caught.append(exc)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+
+    assert "main thread" in str(caught[0])
+
+
+@pytest.fixture
+def postgres(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """A Postgres in a data directory closed to others, not started."""
+    data_dir = tmp_path / "closed"
+    data_dir.mkdir(mode=0o700)
+    postgres = EmbeddedPostgres(data_dir, server_settings={"fsync": "off"})  # no test pulls the plug
+    yield postgres
+    postgres.remove()
+
+
+def test_a_pid_file_that_names_a_stranger_is_stale(postgres: EmbeddedPostgres) -> None:
+    """After a crash the pid in postmaster.pid may belong to another program of the same user by now."""
+    postgres.start()
+    account = Path(f"/proc/{postgres.pid}").stat().st_uid
+    os.kill(postgres.pid or 0, signal.SIGKILL)
+    pid_file = postgres.data_dir / "postgres" / "cluster" / "postmaster.pid"
+    stranger = subprocess.Popen(["sleep", "60"], user=account)
+    lines = pid_file.read_text().splitlines()
+    pid_file.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
+    try:
+        postgres.start()
+
+        assert query(postgres.url, "SELECT 1") == 1
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_start_after_start_after_kill(postgres: EmbeddedPostgres) -> None:
+    """Killed at once after each start, again and again, Postgres comes back every time."""
+    for _ in range(4):
+        postgres.start()
+        os.kill(postgres.pid or 0, signal.SIGKILL)
+    postgres.start()
+
+    assert query(postgres.url, "SELECT 1") == 1
+
+
+def test_an_interrupted_creation_is_begun_anew(postgres: EmbeddedPostgres) -> None:
+    """A half-made cluster has another name than a whole one, and is thrown away."""
+    postgres.start()
+    postgres.stop()
+    home = (postgres.data_dir / "postgres").resolve()
+    (home / "cluster").rename(home / "unfinished")
+    (home / "unfinished" / "PG_VERSION").unlink()
+    postgres.start()
+
+    assert query(postgres.url, "SELECT current_database()") == "tollgate"
+
+
+def test_a_pointer_to_nothing_is_refused(postgres: EmbeddedPostgres) -> None:
+    """Lost data is said to be lost, never silently replaced by an empty database."""
+    (postgres.data_dir / "postgres").symlink_to(postgres.data_dir / "gone")
+
+    with pytest.raises(EmbeddedFault, match="gone"):
+        postgres.start()
+    (postgres.data_dir / "postgres").unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="SKIPPED: only root has to hand Postgres to another user")
+def test_root_hands_postgres_to_another_user_and_changes_no_modes(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """As root Postgres runs unprivileged from a folder of its own; the closed data directory stays closed."""
+    folders = (postgres.data_dir, *postgres.data_dir.parents)
+    before = [stat.S_IMODE(folder.stat().st_mode) for folder in folders]
+    postgres.start()
+    home = (postgres.data_dir / "postgres").resolve()
+
+    assert Path(f"/proc/{postgres.pid}").stat().st_uid != 0
+    assert not home.is_relative_to(tmp_path)
+    assert not home.is_relative_to(Path.home())
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == before
+
+
+def test_removal_leaves_nothing(postgres: EmbeddedPostgres) -> None:
+    """A test's server takes its folder outside the data directory with it."""
+    postgres.start()
+    home = (postgres.data_dir / "postgres").resolve()
+    pid = postgres.pid
+    postgres.remove()
+
+    assert not home.exists()
+    assert pid is not None and not is_running(pid)
