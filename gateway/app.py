@@ -73,6 +73,7 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
         stack.push_async_callback(client.close)
         journal = Journal.open(settings.data_dir / "journal", fsync=settings.journal_fsync, clock=clock)
         stack.callback(journal.close)
+        quotas = Quotas(redis, clock, standalone_share=settings.quotas.standalone_share)
         background = Background()
         metrics = Metrics()
         services = Services(
@@ -81,9 +82,9 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
             clock=clock,
             database=database,
             redis=redis,
-            quotas=Quotas(redis, clock),
+            quotas=quotas,
             journal=journal,
-            flusher=Flusher(journal, database, clock),
+            flusher=Flusher(journal, database, clock, book_adopted=quotas.book),
             client=client,
             providers=ProviderRegistry(settings.providers),
             complexity=Complexity.load(),

@@ -163,6 +163,8 @@ class Reply:
     async def _next_events(self) -> list[Event]:
         answering = self._answering
         assert answering.response is not None and answering.events is not None
+        if answering.events.failure is not None:
+            raise answering.events.failure
         patience = answering.provider.timeouts.between_tokens
         try:
             async with asyncio.timeout(patience):

@@ -44,10 +44,16 @@ class UpstreamRequest(Struct, frozen=True):
 
 
 class EventStream(Protocol):
-    """Reads one streamed reply. It holds the state of that reply and nothing else."""
+    """Reads one streamed reply. It holds the state of that reply and nothing else.
+
+    However the bytes are cut, the events are the same: what came before a fault is returned, and the fault waits in
+    ``failure`` for whoever has passed those events on.
+    """
+
+    failure: UpstreamFailure | None
 
     def feed(self, piece: bytes) -> list[Event]:
-        """Take in bytes, cut anywhere, and return what they complete. Raises UpstreamFailure for an error frame."""
+        """Take in bytes and return what they complete. Raises ``failure`` when nothing came before it."""
 
     def finish(self) -> list[Event]:
         """The bytes have ended. Return what that completes; raise UpstreamError when the reply is not whole."""

@@ -93,6 +93,7 @@ class OpenAIEvents:
     """Reads one streamed reply in OpenAI's dialect."""
 
     def __init__(self) -> None:
+        self.failure: UpstreamFailure | None = None
         self._reader = EventReader()
         self._is_done = False
         self._has_finished = False
@@ -110,7 +111,12 @@ class OpenAIEvents:
                 else:
                     self._read_chunk(event.data, events)
         except EventStreamTooLong as exc:
-            raise UpstreamError("The upstream sent an event that is too long.", outcome="malformed") from exc
+            self.failure = UpstreamError("The upstream sent an event that is too long.", outcome="malformed")
+            self.failure.__cause__ = exc
+        except UpstreamFailure as exc:
+            self.failure = exc
+        if self.failure is not None and not events:
+            raise self.failure
         return events
 
     def finish(self) -> list[Event]:
