@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from gpu_backend.engine.plan import SequenceStep, StepPlan
-from gpu_backend.kernels.reference import AttentionGroup, by_shape, group_sequences
+from gpu_backend.kernels.grouping import AttentionGroup, Grouping, by_shape, integers
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tensors of one step. ``order[i]`` is the place in the plan of the i-th sequence in the tensors."""
+    """The tensors of one step, its sequences side by side."""
 
-    order: tuple[int, ...]
     token_ids: Tensor  # (tokens,)
     positions: Tensor  # (tokens,)
     slots: Tensor  # (tokens,): block · block_size + offset
@@ -27,11 +26,10 @@ class Batch:
     poolers: tuple[tuple[SequenceStep, slice], ...]  # embeddings, with their rows
 
 
-def build_batch(plan: StepPlan, block_size: int, null_block: int, device: torch.device, dtype: torch.dtype) -> Batch:
-    """Lay a plan out for the device. ``null_block`` pads block tables and holds zeros for ever."""
+def build_batch(plan: StepPlan, grouping: Grouping, device: torch.device) -> Batch:
+    """Lay a plan out for the device."""
     query_lens = [len(step.token_ids) for step in plan.sequences]
-    context_lens = [step.start + count for step, count in zip(plan.sequences, query_lens, strict=True)]
-    order = by_shape(query_lens, context_lens)
+    order = by_shape(query_lens, [step.start + count for step, count in zip(plan.sequences, query_lens, strict=True)])
     steps = [plan.sequences[i] for i in order]
 
     token_ids: list[int] = []
@@ -45,8 +43,8 @@ def build_batch(plan: StepPlan, block_size: int, null_block: int, device: torch.
         first_row = len(token_ids)
         token_ids += step.token_ids
         positions += range(step.start, step.start + len(step.token_ids))
-        slots += _slots(step, block_size)
-        if _ends_in_fresh_block(step, block_size):
+        slots += _slots(step, grouping.block_size)
+        if _ends_in_fresh_block(step, grouping.block_size):
             fresh.append(step.block_table[-1])
         if step.samples:
             samplers.append(step)
@@ -54,26 +52,15 @@ def build_batch(plan: StepPlan, block_size: int, null_block: int, device: torch.
         if step.pools:
             poolers.append((step, slice(first_row, len(token_ids))))
 
-    groups = group_sequences(
-        [query_lens[i] for i in order],
-        [context_lens[i] for i in order],
-        [step.block_table for step in steps],
-        block_size,
-        null_block,
-        device,
-        dtype,
-    )
+    where = integers(positions, device)
     return Batch(
-        order=tuple(order),
-        token_ids=torch.tensor(token_ids).to(device),
-        positions=torch.tensor(positions).to(device),
-        slots=torch.tensor(slots).to(device),
-        groups=groups,
-        fresh_blocks=torch.tensor(fresh).to(device) if fresh else None,
+        token_ids=integers(token_ids, device),
+        positions=where,
+        slots=integers(slots, device),
+        groups=grouping.groups([query_lens[i] for i in order], where, [step.block_table for step in steps]),
+        fresh_blocks=integers(fresh, device) if fresh else None,
         samplers=tuple(samplers),
-        sample_rows=None
-        if len(sample_rows) == len(token_ids)
-        else torch.tensor(sample_rows, dtype=torch.long).to(device),
+        sample_rows=None if len(sample_rows) == len(token_ids) else integers(sample_rows, device),
         poolers=tuple(poolers),
     )
 

@@ -11,6 +11,7 @@ from gpu_backend.config import EngineConfig
 from gpu_backend.engine.batch import Batch, build_batch
 from gpu_backend.engine.plan import StepPlan, StepResult, TokenLogprob
 from gpu_backend.engine.sampler import sample
+from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.models import ModelConfig, UnsupportedModel, load_model, load_model_config
 from gpu_backend.models.weights import Checkpoint, RandomWeights
 
@@ -47,13 +48,14 @@ class Runner:
                 dtype=self.dtype,
                 device=self.device,
             )
-        self.max_model_len = _possible_length(config, wished, self.num_blocks * self.block_size)
+            self.max_model_len = _possible_length(config, wished, self.num_blocks * self.block_size)
+            self._grouping = Grouping(self.block_size, self.num_blocks, self.max_model_len, self.device, self.dtype)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step: store its keys and values, and return a token for each sequence that samples."""
         started = time.perf_counter()
-        batch = build_batch(plan, self.block_size, self.num_blocks, self.device, self.dtype)
+        batch = build_batch(plan, self._grouping, self.device)
         if batch.fresh_blocks is not None:
             # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
             self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)

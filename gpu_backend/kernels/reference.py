@@ -4,31 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# A group may be padded by a quarter, or by about as much work as another call costs.
-WASTE_SHARE = 0.25
-WASTE_ALLOWED = 64  # query rows × blocks
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionGroup:
-    """Sequences whose attention is computed in one call, padded to the longest of them.
-
-    Their query rows are ``rows`` of the step, in order. With ``padded_rows`` (sequences × longest query) they must be
-    spread to that shape first, since their queries differ in length; padding repeats a sequence's first row.
-    """
-
-    rows: slice
-    num_sequences: int
-    padded_rows: Tensor | None
-    unpadded: Tensor | None  # where the rows lie in the padded shape, flattened
-    block_tables: Tensor  # (sequences × blocks,), padded with a block of zeros
-    mask: Tensor  # (sequences, 1, longest query, blocks × block size): 0 where a query may look, else -inf
+from gpu_backend.kernels.grouping import AttentionGroup
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -80,44 +61,6 @@ def paged_attention(query: Tensor, kv_cache: Tensor, groups: Sequence[AttentionG
     return out
 
 
-def group_sequences(
-    query_lens: Sequence[int],
-    context_lens: Sequence[int],
-    block_tables: Sequence[Sequence[int]],
-    block_size: int,
-    null_block: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> tuple[AttentionGroup, ...]:
-    """Cut a step's sequences, in their order, into groups that waste little when padded.
-
-    ``context_lens`` count the tokens before and in the step. Sort sequences by shape first (``by_shape``).
-    ``null_block`` is one that holds zeros; it pads the block tables.
-    """
-    groups, row, first = [], 0, 0
-    for last in _group_ends(query_lens, context_lens, block_size):
-        members = slice(first, last)
-        groups.append(
-            _make_group(
-                row,
-                query_lens[members],
-                context_lens[members],
-                block_tables[members],
-                block_size,
-                null_block,
-                device,
-                dtype,
-            )
-        )
-        row, first = groups[-1].rows.stop, last
-    return tuple(groups)
-
-
-def by_shape(query_lens: Sequence[int], context_lens: Sequence[int]) -> list[int]:
-    """Return the order of sequences in which neighbours are of similar shape: short queries first."""
-    return sorted(range(len(query_lens)), key=lambda i: (query_lens[i], context_lens[i]))
-
-
 def _attend_one_each(query: Tensor, kv_cache: Tensor, group: AttentionGroup, scale: float, out: Tensor) -> None:
     """One query each: the heads that share a key head take the place of several queries."""
     _, heads, head_dim = query.shape
@@ -145,56 +88,3 @@ def _gather(kv_cache: Tensor, group: AttentionGroup) -> tuple[Tensor, Tensor]:
     kv = kv_cache.index_select(0, group.block_tables)
     kv = kv.view(group.num_sequences, -1, *kv_cache.shape[2:])
     return kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
-
-
-def _group_ends(query_lens: Sequence[int], context_lens: Sequence[int], block_size: int) -> list[int]:
-    """Return where each group ends. Work is counted in query rows × blocks."""
-    ends = []
-    longest_query, most_blocks, count, work = 0, 0, 0, 0
-    for index, (query_len, context_len) in enumerate(zip(query_lens, context_lens, strict=True)):
-        blocks = -(-context_len // block_size)
-        longest = max(longest_query, query_len)
-        most = max(most_blocks, blocks)
-        joint = work + query_len * blocks
-        padded = (count + 1) * longest * most
-        mixed = longest_query == 1 and query_len > 1  # rows with one query each have a cheaper path
-        if count and (mixed or padded - joint > max(WASTE_ALLOWED, WASTE_SHARE * joint)):
-            ends.append(index)
-            longest, most, count, joint = query_len, blocks, 0, query_len * blocks
-        longest_query, most_blocks, count, work = longest, most, count + 1, joint
-    return [*ends, len(query_lens)] if query_lens else []
-
-
-def _make_group(
-    first_row: int,
-    query_lens: Sequence[int],
-    context_lens: Sequence[int],
-    block_tables: Sequence[Sequence[int]],
-    block_size: int,
-    null_block: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> AttentionGroup:
-    count, longest = len(query_lens), max(query_lens)
-    num_blocks = max(map(len, block_tables))
-    tables = [block for table in block_tables for block in (*table, *(null_block,) * (num_blocks - len(table)))]
-    lens = torch.tensor([query_lens, context_lens]).view(2, count, 1)
-    offsets = torch.arange(longest)
-    # A padded query looks at position 0, so that its row is finite; nobody reads it.
-    limits = torch.where(offsets < lens[0], lens[1] - lens[0] + offsets, 0)  # (sequences, longest)
-    visible = torch.arange(num_blocks * block_size) <= limits[..., None]
-    mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)[:, None]
-    padded_rows = unpadded = None
-    if min(query_lens) < longest:
-        starts = torch.cumsum(lens[0], 0) - lens[0]
-        is_real = offsets < lens[0]
-        padded_rows = torch.where(is_real, starts + offsets, starts).view(-1).to(device)
-        unpadded = is_real.view(-1).nonzero().view(-1).to(device)
-    return AttentionGroup(
-        rows=slice(first_row, first_row + sum(query_lens)),
-        num_sequences=count,
-        padded_rows=padded_rows,
-        unpadded=unpadded,
-        block_tables=torch.tensor(tables).to(device),
-        mask=mask.to(device),
-    )

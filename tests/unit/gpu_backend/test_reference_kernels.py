@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpu_backend.kernels import reference
+from gpu_backend.kernels.grouping import Grouping
 
 CPU = torch.device("cpu")
 
@@ -57,9 +58,9 @@ def test_paged_attention_equals_attention_over_the_sequence(
         tables.append(table)
         expected.append(attention_by_definition(query, keys, values, past, 0.3))
 
-    groups = reference.group_sequences(
-        [n for n, _ in lens], [n + past for n, past in lens], tables, block_size, num_blocks, CPU, torch.float32
-    )
+    positions = torch.tensor([past + i for n, past in lens for i in range(n)])
+    grouping = Grouping(block_size, num_blocks, 64, CPU, torch.float32)
+    groups = grouping.groups([n for n, _ in lens], positions, tables)
     out = reference.paged_attention(torch.cat(queries), cache, groups, 0.3)
 
     torch.testing.assert_close(out, torch.cat(expected), atol=2e-5, rtol=1e-4)
@@ -70,7 +71,7 @@ def test_decodes_of_similar_length_share_a_call() -> None:
     contexts = sorted([100 + i for i in range(30)] + [5000])
     tables = [[0] * -(-context // 16) for context in contexts]
 
-    groups = reference.group_sequences([1] * 31, contexts, tables, 16, 999, CPU, torch.float32)
+    groups = Grouping(16, 999, 5000, CPU, torch.float32).groups([1] * 31, torch.tensor(contexts) - 1, tables)
 
     assert [group.num_sequences for group in groups] == [30, 1]
 

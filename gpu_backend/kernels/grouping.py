@@ -1,0 +1,125 @@
+# Cuts a step's sequences into groups of similar shape, so that attention in plain torch takes a few padded calls
+# instead of one call per sequence. Done once per step, used by every layer.
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# A group may be padded by a quarter, or by about as much work as another call costs.
+WASTE_SHARE = 0.25
+WASTE_ALLOWED = 64  # query rows × blocks
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Sequences whose attention is computed in one call, padded to the longest of them.
+
+    Their query rows are ``rows`` of the step, in order. With ``padded_rows`` (sequences × longest query) they must be
+    spread to that shape first, since their queries differ in length; padding repeats a sequence's first row.
+    """
+
+    rows: slice
+    num_sequences: int
+    padded_rows: Tensor | None
+    unpadded: Tensor | None  # where the rows lie in the padded shape, flattened
+    block_tables: Tensor  # (sequences × blocks,), padded with the null block
+    mask: Tensor  # (sequences, 1, longest query, blocks × block size): 0 where a query may look, else -inf
+
+
+class Grouping:
+    """Makes the groups of each step. ``null_block`` is one that holds zeros for ever; it pads the block tables."""
+
+    def __init__(
+        self, block_size: int, null_block: int, max_model_len: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.block_size = block_size
+        self._null_block = null_block
+        self._device = device
+        # The mask of position p is the window of this row that begins p + 1 before the first -inf.
+        self._reach = -(-max_model_len // block_size) * block_size
+        self._stair = torch.zeros(2 * self._reach, device=device, dtype=dtype)
+        self._stair[self._reach :] = -torch.inf
+
+    def groups(
+        self, query_lens: Sequence[int], positions: Tensor, block_tables: Sequence[Sequence[int]]
+    ) -> tuple[AttentionGroup, ...]:
+        """Group sequences in their given order, which ``by_shape`` makes a good one.
+
+        ``positions`` (tokens,) are those of all queries; a block table covers its sequence up to the last of them.
+        """
+        groups, row, first = [], 0, 0
+        for last in _group_ends(query_lens, block_tables):
+            groups.append(self._group(row, query_lens[first:last], positions, block_tables[first:last]))
+            row, first = groups[-1].rows.stop, last
+        return tuple(groups)
+
+    def _group(
+        self, first_row: int, query_lens: Sequence[int], positions: Tensor, block_tables: Sequence[Sequence[int]]
+    ) -> AttentionGroup:
+        count, longest = len(query_lens), max(query_lens)
+        num_blocks = max(map(len, block_tables))
+        tables: list[int] = []
+        for table in block_tables:
+            tables += table
+            tables += (self._null_block,) * (num_blocks - len(table))
+        rows = slice(first_row, first_row + sum(query_lens))
+        positions = positions[rows]
+        padded_rows = unpadded = None
+        if min(query_lens) < longest:
+            padded_rows, unpadded = self._padding(query_lens, longest)
+            positions = positions.index_select(0, padded_rows)
+        width = num_blocks * self.block_size
+        mask = self._stair.unfold(0, width, 1).index_select(0, self._reach - 1 - positions)
+        return AttentionGroup(
+            rows=rows,
+            num_sequences=count,
+            padded_rows=padded_rows,
+            unpadded=unpadded,
+            block_tables=integers(tables, self._device),
+            mask=mask.view(count, 1, longest, width),
+        )
+
+    def _padding(self, query_lens: Sequence[int], longest: int) -> tuple[Tensor, Tensor]:
+        """Return which row stands at each place of the padded shape, and where each row stands."""
+        padded_rows: list[int] = []
+        unpadded: list[int] = []
+        row = 0
+        for index, query_len in enumerate(query_lens):
+            padded_rows += range(row, row + query_len)
+            padded_rows += (row,) * (longest - query_len)
+            unpadded += range(index * longest, index * longest + query_len)
+            row += query_len
+        return integers(padded_rows, self._device), integers(unpadded, self._device)
+
+
+def by_shape(query_lens: Sequence[int], context_lens: Sequence[int]) -> list[int]:
+    """Return the order of sequences in which neighbours are of similar shape: short queries first."""
+    return sorted(range(len(query_lens)), key=lambda i: (query_lens[i], context_lens[i]))
+
+
+def integers(values: list[int], device: torch.device) -> Tensor:
+    """Return an int64 tensor; several times faster than ``torch.tensor`` for a long list."""
+    if not values:
+        return torch.empty(0, dtype=torch.long, device=device)
+    return torch.frombuffer(array("q", values), dtype=torch.long).to(device)
+
+
+def _group_ends(query_lens: Sequence[int], block_tables: Sequence[Sequence[int]]) -> list[int]:
+    """Return where each group ends. Work is counted in query rows × blocks."""
+    ends = []
+    longest, most, count, work = 0, 0, 0, 0
+    for index, (query_len, table) in enumerate(zip(query_lens, block_tables, strict=True)):
+        blocks = len(table)
+        own = query_len * blocks
+        padded = (count + 1) * max(longest, query_len) * max(most, blocks)
+        mixed = longest == 1 and query_len > 1  # sequences with one query each have a cheaper path
+        if count and (mixed or padded - work - own > max(WASTE_ALLOWED, WASTE_SHARE * (work + own))):
+            ends.append(index)
+            longest, most, count, work = 0, 0, 0, 0
+        longest, most, count, work = max(longest, query_len), max(most, blocks), count + 1, work + own
+    return [*ends, len(query_lens)] if query_lens else []
