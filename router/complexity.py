@@ -16,7 +16,7 @@ import numpy.typing as npt
 from protocol.chat import ChatRequest, Message
 from router.abilities import InferenceRequest
 from router.errors import ArtifactMismatch
-from router.features import form_of, hashed, text_of, words_of
+from router.features import read_text, text_of
 
 WEIGHTS = "complexity.npz"
 MANIFEST = "complexity.json"  # {"sha256": of the weights, "format": FORMAT, …}
@@ -35,10 +35,10 @@ class Complexity:
     def __init__(self, weights: dict[str, Floats]) -> None:
         self._idf = weights["idf"]  # (buckets,)
         self._words = weights["words"]  # (buckets, heads)
-        self._form = weights["form"].astype(np.float64)  # (form features, heads), for standardised features
-        self._mean = weights["mean"].astype(np.float64)  # (form features,)
-        self._scale = weights["scale"].astype(np.float64)  # (form features,)
-        self._bias = weights["bias"].astype(np.float64)  # (heads,)
+        # The form features were standardised for the fit; here that is folded into their weights and the bias.
+        scaled = weights["form"].astype(np.float64) / weights["scale"][:, None]  # (form features, heads)
+        self._form = scaled
+        self._bias = weights["bias"] - weights["mean"] @ scaled  # (heads,)
         self._joint = [float(value) for value in weights["joint"]]  # of z_strong, z_weak, p_strong - p_weak; intercept
 
     @classmethod
@@ -67,13 +67,11 @@ class Complexity:
 
     def score(self, text: str) -> float:
         """Return ``small_suffices`` of a text as ``features.text_of`` reads it from a request."""
-        words = words_of(text)
-        counts = hashed(words)
-        form = (np.array(form_of(text, words)) - self._mean) / self._scale
+        hits, form = read_text(text)
         logits = form @ self._form + self._bias
-        if counts:
-            buckets = np.fromiter(counts.keys(), np.intp, len(counts))
-            weight = (1 + np.log(np.fromiter(counts.values(), np.float64, len(counts)))) * self._idf[buckets]
+        if len(hits):
+            buckets, counts = np.unique(hits, return_counts=True)
+            weight = (1 + np.log(counts)) * self._idf[buckets]
             logits += weight @ self._words[buckets] / math.sqrt(weight @ weight)
         strong, weak = logits.tolist()
         by_strong, by_weak, by_gap, intercept = self._joint

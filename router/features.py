@@ -7,39 +7,51 @@ import math
 import re
 from zlib import crc32
 
-from protocol.chat import ChatRequest, Message
+import numpy as np
+import numpy.typing as npt
+
+from protocol.chat import ChatRequest, Message, TextPart
 from protocol.completions import CompletionRequest
 from router.abilities import InferenceRequest
 
 BUCKETS = 1 << 14  # of hashed words and pairs of words
-HEAD = TAIL = 1500  # characters looked at from either end: what a decision costs does not grow with the prompt
+HEAD = TAIL = 1000  # characters looked at from either end: what a decision costs does not grow with the prompt
 SHORT_TURN = 80  # characters; a shorter turn ("and in Python?") leans on the one before it
 
-_WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
-_OPTION = re.compile(r"^\(?[A-J][.):]\s", re.MULTILINE)
-_SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
+# Over lower-case UTF-8: words (bytes of other scripts count as letters), numbers, and signs one by one.
+_WORD = re.compile(rb"[a-z\x80-\xff]+|[0-9]+|[^\sa-z0-9\x80-\xff]")
+_OPTION = re.compile(rb"^\(?[a-j][.):]\s", re.MULTILINE)
+_SENTENCE_END = re.compile(rb"[.!?](?=\s|$)")
+_CODE_MARKS = (b"def ", b"return", b"```", b"();", b"import ")
+_PAIR = np.uint32(2654435761)  # Knuth's multiplicative hash: the order of a pair matters
+
+# Kinds of characters whose share of the text is a feature, as columns of a table that is indexed by byte.
+_KINDS = {
+    "digits": b"0123456789",
+    "capitals": b"ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    "punctuation": b",;:-",
+    "math_signs": b"=+*/^<>$%",
+    "brackets": b"()[]{}",
+    "backslashes": b"\\",
+    "quotes": b"\"'",
+    "foreign": bytes(range(128, 256)),
+}
+_KIND_OF_BYTE = np.array([[float(byte in kind) for kind in _KINDS.values()] for byte in range(256)])
 
 FORM_NAMES = (
+    *_KINDS,
     "log_characters",
     "log_words",
     "word_length",
     "long_words",
-    "digits",
     "numbers",
-    "capitals",
-    "punctuation",
-    "math_signs",
-    "brackets",
-    "backslashes",
-    "code_marks",
-    "foreign",
+    "distinct_words",
+    "sentence_length",
     "log_lines",
     "line_length",
     "options",
     "question_marks",
-    "sentence_length",
-    "distinct_words",
-    "quotes",
+    "code_marks",
 )
 
 
@@ -70,57 +82,45 @@ def bounded(text: str) -> str:
     return text if len(text) <= HEAD + TAIL else f"{text[:HEAD]}\n{text[-TAIL:]}"
 
 
-def words_of(text: str) -> list[str]:
-    """Return words, numbers and signs in order, in lower case."""
-    return _WORD.findall(text.lower())
+def read_text(text: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]:
+    """Return the buckets that words and pairs of neighbours fall into, repeated ones too, and the form features."""
+    data = text.encode("utf-8", "replace")
+    lower = data.lower()
+    words = _WORD.findall(lower)
+    return _buckets(words), _form(data, lower, words)
 
 
-def hashed(words: list[str]) -> dict[int, int]:
-    """Return how often each bucket of words and pairs of neighbours is hit."""
-    counts: dict[int, int] = {}
-    before = "^"
-    for word in words:
-        for gram in (word, f"{before} {word}"):
-            bucket = crc32(gram.encode("utf-8", "surrogatepass")) & (BUCKETS - 1)
-            counts[bucket] = counts.get(bucket, 0) + 1
-        before = word
-    return counts
+def _buckets(words: list[bytes]) -> npt.NDArray[np.uint32]:
+    singles = np.fromiter(map(crc32, words), np.uint32, len(words))
+    pairs = singles[:-1] * _PAIR ^ singles[1:]
+    return np.concatenate((singles, pairs)) & np.uint32(BUCKETS - 1)
 
 
-def form_of(text: str, words: list[str]) -> list[float]:
-    """Return the numbers of ``FORM_NAMES``: shares are per character or word, so that they carry over to any length."""
-    characters = max(1, len(text))
-    alphabetic = [word for word in words if word[0].isalpha()]
-    numbers = sum(1 for word in words if word[0].isdecimal())
-    count = max(1, len(words))
-    spelled = max(1, len(alphabetic))
-    lines = text.count("\n") + 1
-    return [
-        math.log(characters),
+def _form(data: bytes, lower: bytes, words: list[bytes]) -> npt.NDArray[np.float64]:
+    """Return the numbers of ``FORM_NAMES``: shares rather than counts, so that they carry over to any length."""
+    size, count = max(1, len(data)), max(1, len(words))
+    lengths = np.fromiter(map(len, words), np.intp, len(words))
+    lines = data.count(b"\n") + 1
+    kinds = np.bincount(np.frombuffer(data, np.uint8), minlength=256) @ _KIND_OF_BYTE / size
+    others = (
+        math.log(size),
         math.log(count),
-        sum(map(len, alphabetic)) / spelled,
-        sum(1 for word in alphabetic if len(word) > 8) / spelled,
-        sum(map(text.count, "0123456789")) / characters,
-        numbers / count,
-        sum(map(str.isupper, text)) / characters,
-        sum(map(text.count, ",;:-")) / characters,
-        sum(map(text.count, "=+*/^<>$%")) / characters,
-        sum(map(text.count, "()[]{}")) / characters,
-        text.count("\\") / characters,
-        sum(map(text.count, ("def ", "return", "```", "();", "import "))) / lines,
-        0.0 if text.isascii() else (len(text.encode("utf-8", "surrogatepass")) - characters) / characters,
+        int(lengths.sum()) / count,
+        int((lengths > 8).sum()) / count,
+        sum(map(bytes.isdigit, words)) / count,
+        len(set(words)) / count,
+        math.log(count / max(1, len(_SENTENCE_END.findall(data)))),
         math.log(lines),
-        math.log(characters / lines),
-        float(min(10, len(_OPTION.findall(text)))),
-        min(3.0, text.count("?")),
-        math.log(count / max(1, len(_SENTENCE_END.findall(text)))),
-        len(set(alphabetic)) / spelled,
-        sum(map(text.count, "\"'“”")) / characters,
-    ]
+        math.log(size / lines),
+        float(min(10, len(_OPTION.findall(lower)))),
+        float(min(3, data.count(b"?"))),
+        sum(map(data.count, _CODE_MARKS)) / lines,
+    )
+    return np.concatenate((kinds, others))
 
 
 def _bounded_text(message: Message) -> str:
     # Parts are cut before they are joined, so that a huge one is never copied whole.
     if isinstance(message.content, str):
         return bounded(message.content)
-    return bounded("".join(bounded(part.text) for part in message.content or () if hasattr(part, "text")))
+    return bounded("".join(bounded(part.text) for part in message.content or () if isinstance(part, TextPart)))

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Literal
 
+from billing.money import NanoDollars
 from billing.prices import cost_of
 from protocol.embeddings import EmbeddingRequest
 from protocol.usage import Usage
@@ -19,6 +22,7 @@ SAME_COST = 1.05  # costs within this factor are a tie
 SAME_TIME = 1.25  # so are predicted times to the first token
 
 Health = Mapping[str, TargetHealth]
+Row = tuple[NanoDollars, float, Target]  # nano-dollars expected, milliseconds to the first token expected, the target
 
 
 def expected_usage(request: InferenceRequest) -> Usage:
@@ -39,16 +43,16 @@ def by_cost(
     Among near-ties the soonest first token comes first. Models equal in both take turns by weight: ``share`` in [0, 1)
     points at one of them, and the rest follow. Endpoints of one model keep their order of preference.
     """
-    costs: dict[str, int] = {model.name: cost_of(usage, model.price, batch=batch) for model in models}
-    targets = [target for model in models for target in catalog.targets_of(model)]
-    if len(targets) == 1:
-        return targets
-    times = {target.key: health.get(target.key, HEALTHY).first_token_ms for target in targets}
+    rows = [
+        (cost, _first_token_ms(target, health), target)
+        for cost, model in ((cost_of(usage, model.price, batch=batch), model) for model in models)
+        for target in catalog.targets_of(model)
+    ]
     return [
         target
-        for equal_cost in _ties(targets, lambda target: costs[target.model.name], SAME_COST)
-        for equal in _ties(equal_cost, lambda target: times[target.key], SAME_TIME)
-        for target in _in_turn(equal, share)
+        for equal_cost in _ties(rows, 0, SAME_COST)
+        for equal in _ties(equal_cost, 1, SAME_TIME)
+        for target in _in_turn([target for _, _, target in equal], share)
     ]
 
 
@@ -60,9 +64,10 @@ def by_preference(model: ModelSpec, catalog: Catalog, health: Health) -> list[Ta
     regions = list(dict.fromkeys(target.endpoint.region for target in targets))
     ordered: list[Target] = []
     for region in regions:
-        replicas = [target for target in targets if target.endpoint.region == region]
-        for equal in _ties(replicas, lambda target: health.get(target.key, HEALTHY).first_token_ms, SAME_TIME):
-            ordered += sorted(equal, key=lambda target: health.get(target.key, HEALTHY).queue_depth)
+        replicas = [(NanoDollars(0), _first_token_ms(t, health), t) for t in targets if t.endpoint.region == region]
+        for equal in _ties(replicas, 1, SAME_TIME):
+            tied = [target for _, _, target in equal]
+            ordered += sorted(tied, key=lambda target: health.get(target.key, HEALTHY).queue_depth)
     return ordered
 
 
@@ -77,23 +82,28 @@ def _is_unavailable(health: TargetHealth) -> bool:
     return health.is_open or health.is_full
 
 
-def _ties(targets: Sequence[Target], value: Callable[[Target], float], factor: float) -> Iterator[list[Target]]:
-    """Yield groups of targets by rising value; in each group none exceeds the least of the group by ``factor``."""
-    group: list[Target] = []
-    ceiling = 0.0
-    for target in sorted(targets, key=value):
-        if group and value(target) > ceiling:
-            yield group
-            group = []
-        if not group:
-            ceiling = value(target) * factor
-        group.append(target)
-    if group:
-        yield group
+def _first_token_ms(target: Target, health: Health) -> float:
+    return health.get(target.key, HEALTHY).first_token_ms if health else 0.0
 
 
-def _in_turn(targets: Sequence[Target], share: float) -> list[Target]:
+def _ties(rows: list[Row], column: Literal[0, 1], factor: float) -> list[list[Row]]:
+    """Return groups of rows by rising value; in each group none exceeds the least of the group by ``factor``."""
+    if len(rows) < 2:
+        return [rows] if rows else []
+    groups: list[list[Row]] = []
+    ceiling = -1.0
+    for row in sorted(rows, key=itemgetter(column)):
+        if row[column] > ceiling:
+            groups.append([])
+            ceiling = row[column] * factor
+        groups[-1].append(row)
+    return groups
+
+
+def _in_turn(targets: list[Target], share: float) -> list[Target]:
     """Return the targets, those of the model that ``share`` points at first; a model's share is its weight's."""
+    if len(targets) < 2:
+        return targets
     by_model: dict[str, list[Target]] = {}
     for target in targets:
         by_model.setdefault(target.model.name, []).append(target)

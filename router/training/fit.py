@@ -18,7 +18,7 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.preprocessing import StandardScaler
 
 from router.complexity import FORMAT, MANIFEST, WEIGHTS
-from router.features import BUCKETS, bounded, form_of, hashed, words_of
+from router.features import BUCKETS, bounded, read_text
 from router.training.dataset import Outcomes, read_outcomes
 
 SEED = 20260
@@ -78,19 +78,12 @@ class FittedComplexity:
 
 def features_of(prompts: list[str]) -> tuple[csr_matrix, npt.NDArray[np.float64]]:
     """Return hashed word counts (rows, buckets) and form features (rows, form), as serving computes them."""
-    indices: list[int] = []
-    values: list[int] = []
-    starts = [0]
-    form = []
-    for prompt in prompts:
-        text = bounded(prompt)
-        words = words_of(text)
-        counts = hashed(words)
-        indices += counts.keys()
-        values += counts.values()
-        starts.append(len(indices))
-        form.append(form_of(text, words))
-    return csr_matrix((values, indices, starts), shape=(len(prompts), BUCKETS), dtype=np.float64), np.array(form)
+    readings = [read_text(bounded(prompt)) for prompt in prompts]
+    starts = np.cumsum([0, *(len(hits) for hits, _ in readings)])
+    buckets = np.concatenate([hits for hits, _ in readings])
+    counts = csr_matrix((np.ones(len(buckets)), buckets, starts), shape=(len(prompts), BUCKETS))
+    counts.sum_duplicates()
+    return counts, np.array([form for _, form in readings])
 
 
 def joint_features(logits: npt.NDArray) -> npt.NDArray[np.float64]:

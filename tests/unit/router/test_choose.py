@@ -1,0 +1,329 @@
+# The route: who is on it, in which order, and what is said when nobody can be.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from protocol.chat import ChatRequest, ImagePart, ImageUrl, JsonObjectFormat, Message, TextPart, Tool
+from protocol.chat import Function as ToolFunction
+from protocol.completions import CompletionRequest
+from protocol.embeddings import EmbeddingRequest
+from router import Ability, TargetHealth, Tier, Wish, choose_route
+from router.abilities import InferenceRequest
+from router.errors import ContextTooShort, CostLimitTooLow, LacksAbility, ModelNotAllowed, UnknownModel
+from tests.unit.router.examples import EVERYTHING, catalog, chat, model, names
+
+OPEN = TargetHealth(is_open=True)
+FULL = TargetHealth(is_full=True, queue_depth=64)
+
+
+def easy(request: InferenceRequest) -> float:
+    return 0.95
+
+
+def hard(request: InferenceRequest) -> float:
+    return 0.10
+
+
+@dataclass
+class Asked:
+    """A complexity model that remembers whether it was asked."""
+
+    times: int = 0
+
+    def __call__(self, request: InferenceRequest) -> float:
+        self.times += 1
+        return 0.95
+
+
+SMALL, LARGE = model("small", dollars="0.10"), model("large", dollars="5.00")
+AUTO = catalog(SMALL, LARGE, small=("small",), large=("large",))
+
+
+def test_a_named_model_goes_to_its_endpoints_in_order_of_preference() -> None:
+    """Regions are tried as the configuration lists them."""
+    route = choose_route(chat("m"), Wish(), catalog(model("m", "us-eu")), {}, hard)
+
+    assert (names(route.targets), route.reason, route.complexity) == (["m@us", "m@eu"], "named", None)
+
+
+def test_an_alias_resolves_and_says_so() -> None:
+    """The caller's word is kept as asked; the reason tells that it meant another model."""
+    route = choose_route(chat("old"), Wish(), catalog(model("new"), aliases={"old": "older", "older": "new"}), {}, hard)
+
+    assert (route.asked, names(route.targets), route.reason) == ("old", ["new@one"], "alias")
+
+
+def test_an_alias_may_mean_the_automatic_route() -> None:
+    """What is said then is what the automatic route decided."""
+    known = catalog(SMALL, LARGE, small=("small",), large=("large",), aliases={"best": "auto"})
+
+    assert choose_route(chat("best"), Wish(), known, {}, hard).reason == "auto_large"
+
+
+@pytest.mark.parametrize("aliases", [{}, {"x": "y", "y": "x"}, {"x": "gone"}])
+def test_an_unknown_name_is_a_404(aliases: dict[str, str]) -> None:
+    """A name that leads to no model is unknown, also through aliases that go nowhere or in a circle."""
+    with pytest.raises(UnknownModel, match="'x' does not exist") as caught:
+        choose_route(chat("x"), Wish(), catalog(SMALL, aliases=aliases), {}, easy)
+
+    assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
+
+
+def test_fallbacks_follow_the_named_model() -> None:
+    """Fallbacks come behind every endpoint of the model, in the order configured, if they can serve the request."""
+    models = (model("m", "us-eu"), model("deaf", abilities=frozenset()), model("spare"))
+    known = catalog(*models, fallbacks={"m": ("deaf", "spare", "m")})
+
+    route = choose_route(chat("m"), Wish(), known, {}, hard)
+
+    assert (names(route.targets), route.reason) == (["m@us", "m@eu", "spare@one"], "named")
+
+
+@pytest.mark.parametrize("down", [OPEN, FULL])
+def test_what_is_down_goes_last(down: TargetHealth) -> None:
+    """A target with an open breaker or a full queue is tried only after all others; the reason says fallback."""
+    known = catalog(model("m", "us-eu"), model("spare"), fallbacks={"m": ("spare",)})
+    health = {target.key: down for target in known.targets_of(known.models["m"])}
+
+    route = choose_route(chat("m"), Wish(), known, health, hard)
+
+    assert (names(route.targets), route.reason) == (["spare@one", "m@us", "m@eu"], "fallback")
+
+
+def test_replicas_of_one_region_are_peers() -> None:
+    """Within a region the sooner first token leads, and among equals the shorter queue."""
+    known = catalog(model("m", "own"))
+    first, second = (target.key for target in known.targets_of(known.models["m"]))
+
+    slow = choose_route(chat("m"), Wish(), known, {first: TargetHealth(first_token_ms=900)}, hard)
+    queued = choose_route(chat("m"), Wish(), known, {first: TargetHealth(queue_depth=3)}, hard)
+
+    assert [t.key for t in slow.targets] == [second, first]
+    assert [t.key for t in queued.targets] == [second, first]
+
+
+def test_a_far_region_is_not_preferred_for_being_quick() -> None:
+    """Between regions the order configured stands, whatever the predicted times."""
+    known = catalog(model("m", "us-eu"))
+    us, _ = (target.key for target in known.targets_of(known.models["m"]))
+
+    route = choose_route(chat("m"), Wish(), known, {us: TargetHealth(first_token_ms=900)}, hard)
+
+    assert names(route.targets) == ["m@us", "m@eu"]
+
+
+def test_auto_trusts_a_small_model_with_what_is_easy() -> None:
+    """At or above the quality asked the small models lead, the large ones stand behind."""
+    route = choose_route(chat(), Wish(), AUTO, {}, easy)
+
+    assert (names(route.targets), route.reason, route.complexity) == (["small@one", "large@one"], "auto_small", 0.95)
+
+
+def test_auto_gives_what_is_hard_to_a_large_model() -> None:
+    """Below the quality asked the large models lead; the small ones are there for overload."""
+    route = choose_route(chat(), Wish(), AUTO, {}, hard)
+
+    assert (names(route.targets), route.reason, route.complexity) == (["large@one", "small@one"], "auto_large", 0.10)
+
+
+def test_a_team_may_decline_smaller_models() -> None:
+    """Without allow_smaller no small model is on the route of a hard request, even when the large one is down."""
+    health = {target.key: OPEN for target in AUTO.targets_of(LARGE)}
+
+    route = choose_route(chat(), Wish(allow_smaller=False), AUTO, health, hard)
+
+    assert names(route.targets) == ["large@one"]
+
+
+@pytest.mark.parametrize(("quality", "reason"), [(0.05, "auto_small"), (0.10, "auto_small"), (0.11, "auto_large")])
+def test_the_caller_moves_the_threshold(quality: float, reason: str) -> None:
+    """The caller's quality replaces the route's own; a score that reaches it suffices."""
+    assert choose_route(chat(), Wish(quality=quality), AUTO, {}, hard).reason == reason
+
+
+def test_complexity_is_asked_only_when_there_is_a_choice() -> None:
+    """With one kind of model left, the answer could not matter."""
+    asked = Asked()
+
+    route = choose_route(chat(), Wish(allowed_models=frozenset({"large"})), AUTO, {}, asked)
+
+    assert (names(route.targets), route.reason, route.complexity, asked.times) == (["large@one"], "auto_large", None, 0)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [chat(), CompletionRequest(model="auto", prompt="Once"), EmbeddingRequest(model="auto", input=["a", "b"])],
+    ids=["chat", "completions", "embeddings"],
+)
+def test_auto_works_with_one_model_in_both_lists(request_: InferenceRequest) -> None:
+    """A house with a single model answers auto with it, once, at every endpoint kind."""
+    known = catalog(model("only", abilities=EVERYTHING), small=("only",), large=("only",))
+
+    assert names(choose_route(request_, Wish(), known, {}, hard).targets) == ["only@one"]
+
+
+def test_embeddings_never_fall_over_to_another_model() -> None:
+    """Vectors of different models do not compare: the first model that embeds answers, wherever it is served."""
+    embeds = frozenset({Ability.EMBEDDINGS})
+    models = (
+        model("a", "us-eu", abilities=embeds, dollars="9.00"),
+        model("b", abilities=embeds),
+        model("a-too", abilities=embeds, upstream_model="a"),
+    )
+    known = catalog(*models, small=("a", "b", "a-too"))
+
+    assert names(choose_route(EmbeddingRequest(model="auto", input="x"), Wish(), known, {}, hard).targets) == [
+        "a@us",
+        "a@eu",
+        "a-too@one",
+    ]
+
+
+def test_the_cheaper_leads_and_batch_prices_count() -> None:
+    """Expected cost orders the models of a group, in tier batch with the discount."""
+    plain, discounted = model("plain", dollars="1.00"), model("discounted", dollars="1.50")
+    price = discounted.price
+    halved = model("discounted", price=type(price)(input=price.input, output=price.output, batch_discount=0.5))
+    known = catalog(plain, halved, small=("plain", "discounted"))
+
+    now = choose_route(chat(), Wish(), known, {}, easy)
+    later = choose_route(chat(), Wish(tier=Tier.BATCH), known, {}, easy)
+
+    assert [names(now.targets), names(later.targets)] == [
+        ["plain@one", "discounted@one"],
+        ["discounted@one", "plain@one"],
+    ]
+
+
+def test_among_equal_costs_the_sooner_first_token_leads() -> None:
+    """A difference of cost within five per cent is outweighed by the predicted first token."""
+    known = catalog(model("a", dollars="1.00"), model("b", dollars="1.04"), small=("a", "b"))
+    health = {t.key: TargetHealth(first_token_ms=800) for t in known.targets_of(known.models["a"])}
+
+    assert names(choose_route(chat(), Wish(), known, health, easy).targets) == ["b@one", "a@one"]
+
+
+def test_equals_share_by_weight() -> None:
+    """Over the draw, equal models lead as often as their weights say; the same draw gives the same route."""
+    known = catalog(model("a", weight=3.0), model("b", weight=1.0), small=("a", "b"))
+
+    leaders = [choose_route(chat(), Wish(), known, {}, easy, share=i / 100).targets[0].model.name for i in range(100)]
+
+    assert (leaders.count("a"), leaders.count("b")) == (75, 25)
+
+
+def test_a_model_that_the_team_may_not_use_is_a_403() -> None:
+    """The name is known, so the refusal is about permission."""
+    with pytest.raises(ModelNotAllowed) as caught:
+        choose_route(chat("large"), Wish(allowed_models=frozenset({"small"})), AUTO, {}, easy)
+
+    assert (caught.value.status, caught.value.code) == (403, "model_not_allowed")
+
+
+def test_an_auto_route_serves_with_what_the_team_may_use() -> None:
+    """Models that the team may not use drop out; a team allowed the route by name, and no model of it, has all."""
+    rest = choose_route(chat(), Wish(allowed_models=frozenset({"small"})), AUTO, {}, hard)
+    whole = choose_route(chat(), Wish(allowed_models=frozenset({"auto"})), AUTO, {}, hard)
+
+    assert [names(rest.targets), names(whole.targets)] == [["small@one"], ["large@one", "small@one"]]
+    with pytest.raises(ModelNotAllowed):
+        choose_route(chat(), Wish(allowed_models=frozenset({"else"})), AUTO, {}, hard)
+
+
+def test_fallbacks_that_the_team_may_not_use_are_left_out() -> None:
+    """A failing model is no way around the team's list."""
+    known = catalog(model("m"), model("dear"), fallbacks={"m": ("dear",)})
+
+    route = choose_route(chat("m"), Wish(allowed_models=frozenset({"m"})), known, {}, hard)
+
+    assert names(route.targets) == ["m@one"]
+
+
+TOOL = (Tool(ToolFunction("look_up")),)
+PICTURE = (TextPart("What is this?"), ImagePart(ImageUrl("data:image/png;base64,AAAA")))
+
+
+@pytest.mark.parametrize(
+    ("request_", "lacks", "param"),
+    [
+        (chat("plain", tools=TOOL), "tools", "tools"),
+        (chat("plain", response_format=JsonObjectFormat()), "json", "response_format"),
+        (chat("plain", logprobs=True), "logprobs", "logprobs"),
+        (ChatRequest(model="plain", messages=(Message(role="user", content=PICTURE),)), "vision", "messages"),
+        (CompletionRequest(model="plain", prompt="x"), "completions", "model"),
+        (EmbeddingRequest(model="plain", input="x"), "embeddings", "model"),
+    ],
+)
+def test_a_refusal_names_what_is_lacking_and_who_could(request_: InferenceRequest, lacks: str, param: str) -> None:
+    """What no target can do is a 400 that names the ability, the field and the models that have it."""
+    known = catalog(model("plain"), model("able", abilities=EVERYTHING), model("secret", abilities=EVERYTHING))
+
+    with pytest.raises(LacksAbility) as caught:
+        choose_route(request_, Wish(allowed_models=frozenset({"plain", "able"})), known, {}, easy)
+
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "unsupported_parameter", param)
+    assert f"lacks {lacks}." in caught.value.message
+    assert caught.value.message.endswith("Models that can: able.")
+
+
+def test_auto_passes_over_models_that_lack_an_ability() -> None:
+    """What a small model cannot do goes to a large one without asking how hard it is."""
+    known = catalog(SMALL, model("large", abilities=EVERYTHING), small=("small",), large=("large",))
+
+    route = choose_route(chat(tools=TOOL), Wish(), known, {}, easy)
+
+    assert (names(route.targets), route.reason) == (["large@one"], "auto_large")
+
+
+def test_earlier_tool_calls_need_tools_too() -> None:
+    """A model without tools cannot read a tool's result."""
+    known = catalog(model("plain"))
+    turns = (Message(role="user", content="Hi"), Message(role="tool", content="42", tool_call_id="c"))
+
+    with pytest.raises(LacksAbility, match="lacks tools"):
+        choose_route(ChatRequest(model="plain", messages=turns), Wish(), known, {}, easy)
+
+
+def test_a_prompt_longer_than_every_context_is_refused() -> None:
+    """More words than the context has tokens cannot fit; the message says which model has room."""
+    known = catalog(model("m"), model("wide", context=100_000))
+
+    with pytest.raises(ContextTooShort, match="8000 tokens") as caught:
+        choose_route(chat("m", "word " * 9_000), Wish(), known, {}, easy)
+
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+    assert caught.value.message.endswith("Models that can: wide.")
+
+
+def test_token_ids_count_exactly() -> None:
+    """A prompt of token ids must leave room for one token of reply, and is not refused when it does."""
+    known = catalog(model("m", abilities=EVERYTHING))
+
+    fits = choose_route(CompletionRequest(model="m", prompt=[1] * 7_999), Wish(), known, {}, easy)
+
+    assert names(fits.targets) == ["m@one"]
+    with pytest.raises(ContextTooShort):
+        choose_route(CompletionRequest(model="m", prompt=[1] * 8_000), Wish(), known, {}, easy)
+
+
+def test_a_tier_that_is_not_served_is_refused() -> None:
+    """A model may be for batch alone."""
+    known = catalog(model("m", tiers=frozenset({Tier.BATCH})))
+
+    assert choose_route(chat("m"), Wish(tier=Tier.BATCH), known, {}, easy).targets
+    with pytest.raises(LacksAbility, match="tier interactive") as caught:
+        choose_route(chat("m"), Wish(), known, {}, easy)
+    assert caught.value.param == "x-tier"
+
+
+def test_a_cost_limit_drops_what_could_exceed_it() -> None:
+    """Targets whose worst cost is above the caller's limit drop out; with none left it is a 400 that names it."""
+    within = choose_route(chat(max_tokens=100), Wish(max_cost_nanousd=1_000_000), AUTO, {}, hard)
+
+    assert names(within.targets) == ["small@one"]
+    with pytest.raises(CostLimitTooLow, match="x-max-cost-usd") as caught:
+        choose_route(chat(max_tokens=100), Wish(max_cost_nanousd=10), AUTO, {}, hard)
+    assert (caught.value.status, caught.value.param) == (400, "x-max-cost-usd")

@@ -1,0 +1,189 @@
+# What holds for every catalogue, request and state of health.
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from billing.prices import cost_of
+from protocol.chat import Function, JsonObjectFormat, Tool
+from protocol.embeddings import EmbeddingRequest
+from router import Ability, Catalog, Target, TargetHealth, Tier, Wish, choose_route
+from router.abilities import InferenceRequest, needed_abilities
+from router.bounds import cost_most, prompt_tokens_least
+from router.errors import ModelNotAllowed, NoTargetFits
+from router.order import SAME_COST, expected_usage
+from tests.unit.router.examples import catalog, chat, model
+
+NAMES = ("a", "b", "c", "d")
+
+models = st.builds(
+    lambda name, provider, cents, abilities, context, tiers, weight: model(
+        name,
+        provider,
+        f"{cents / 100:.2f}",
+        abilities=frozenset(abilities),
+        context=context,
+        tiers=frozenset(tiers),
+        weight=weight,
+    ),
+    st.just("?"),
+    st.sampled_from(["us-only", "us-eu", "own"]),
+    st.integers(1, 300),
+    st.sets(st.sampled_from(list(Ability))).map(lambda some: some | {Ability.CHAT}),
+    st.sampled_from([40, 1_000, 10_000]),
+    st.sampled_from([{Tier.INTERACTIVE}, {Tier.BATCH}, set(Tier)]),
+    st.sampled_from([0.5, 1.0, 2.0]),
+)
+
+
+@st.composite
+def catalogs(draw: st.DrawFn) -> Catalog:
+    chosen = [
+        model(
+            name,
+            spec.provider,
+            price=spec.price,
+            abilities=spec.abilities,
+            context=spec.context,
+            tiers=spec.tiers,
+            weight=spec.weight,
+        )
+        for name, spec in zip(NAMES, draw(st.lists(models, min_size=4, max_size=4)), strict=True)
+    ]
+    lists = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True).map(tuple)
+    return catalog(*chosen, small=draw(lists), large=draw(lists), fallbacks={"a": draw(lists)})
+
+
+requests = st.one_of(
+    st.builds(
+        lambda name, words, tools, json: chat(
+            name,
+            "word " * words,
+            tools=(Tool(Function("f")),) if tools else None,
+            response_format=JsonObjectFormat() if json else None,
+        ),
+        st.sampled_from(["auto", "a"]),
+        st.sampled_from([1, 50, 2_000]),
+        st.booleans(),
+        st.booleans(),
+    ),
+    st.builds(lambda name: EmbeddingRequest(model=name, input="some words"), st.sampled_from(["auto", "a"])),
+)
+wishes = st.builds(
+    Wish,
+    tier=st.sampled_from(Tier),
+    allowed_models=st.none() | st.frozensets(st.sampled_from(NAMES), min_size=1),
+    allow_smaller=st.booleans(),
+    quality=st.none() | st.floats(0, 1),
+    max_cost_nanousd=st.none() | st.integers(0, 20_000_000),
+)
+states = st.builds(
+    TargetHealth,
+    is_open=st.booleans(),
+    is_full=st.booleans(),
+    queue_depth=st.integers(0, 9),
+    first_token_ms=st.floats(0, 2_000),
+)
+
+
+@st.composite
+def healths(draw: st.DrawFn, known: Catalog) -> dict[str, TargetHealth]:
+    keys = [target.key for spec in known.models.values() for target in known.targets_of(spec)]
+    return draw(st.dictionaries(st.sampled_from(keys), states))
+
+
+def serves(target: Target, request: InferenceRequest, wish: Wish) -> bool:
+    """Whether a target can answer, written out anew: the judge of the code under test."""
+    spec = target.model
+    room = 0 if isinstance(request, EmbeddingRequest) else 1
+    return (
+        (wish.allowed_models is None or spec.name in wish.allowed_models)
+        and needed_abilities(request) <= spec.abilities
+        and wish.tier in spec.tiers
+        and prompt_tokens_least(request) + room <= spec.context
+        and (
+            wish.max_cost_nanousd is None
+            or cost_most(request, spec, batch=wish.tier is Tier.BATCH) <= wish.max_cost_nanousd
+        )
+    )
+
+
+@given(st.data(), catalogs(), requests, wishes, st.floats(0, 1), st.floats(0, 0.999))
+def test_a_route_holds_only_what_can_serve(
+    data: st.DataObject, known: Catalog, request: InferenceRequest, wish: Wish, score: float, share: float
+) -> None:
+    """Every target of a route can serve the request, and none is on it twice."""
+    health = data.draw(healths(known))
+    try:
+        route = choose_route(request, wish, known, health, lambda _: score, share=share)
+    except (NoTargetFits, ModelNotAllowed):
+        return
+
+    assert route.targets
+    assert all(serves(target, request, wish) for target in route.targets)
+    assert len({target.key for target in route.targets}) == len(route.targets)
+
+
+@given(st.data(), catalogs(), requests, wishes, st.floats(0, 1))
+def test_nobody_is_refused_while_something_fits(
+    data: st.DataObject, known: Catalog, request: InferenceRequest, wish: Wish, score: float
+) -> None:
+    """A refusal means that no model which the name may mean can serve the request, whatever their health."""
+    health = data.draw(healths(known))
+    auto = known.auto["auto"]
+    meant = {*auto.small, *auto.large} if request.model == "auto" else {"a"}
+    fitting = [
+        target for name in meant for target in known.targets_of(known.models[name]) if serves(target, request, wish)
+    ]
+    try:
+        choose_route(request, wish, known, health, lambda _: score)
+        refused = False
+    except (NoTargetFits, ModelNotAllowed):
+        refused = True
+
+    assert refused == (not fitting)
+
+
+@given(st.data(), catalogs(), requests, wishes, st.floats(0, 1), st.floats(0, 0.999))
+def test_equal_arguments_give_equal_routes(
+    data: st.DataObject, known: Catalog, request: InferenceRequest, wish: Wish, score: float, share: float
+) -> None:
+    """Choosing is a function of its arguments."""
+    health = data.draw(healths(known))
+
+    def outcome() -> object:
+        try:
+            return choose_route(request, wish, known, health, lambda _: score, share=share)
+        except (NoTargetFits, ModelNotAllowed) as refusal:
+            return (type(refusal), refusal.message)
+
+    assert outcome() == outcome()
+
+
+@given(st.data(), catalogs(), wishes, st.floats(0, 1), st.floats(0, 0.999))
+def test_auto_orders_by_health_then_trust_then_cost(
+    data: st.DataObject, known: Catalog, wish: Wish, score: float, share: float
+) -> None:
+    """What is down comes last; among the rest the trusted kind leads, and in each kind cost never falls past a tie."""
+    health, request = data.draw(healths(known)), chat()
+    try:
+        route = choose_route(request, wish, known, health, lambda _: score, share=share)
+    except (NoTargetFits, ModelNotAllowed):
+        return
+    auto = known.auto["auto"]
+    trusted = auto.small if route.reason == "auto_small" else auto.large
+
+    def rank(target: Target) -> tuple[bool, bool]:
+        state = health.get(target.key, TargetHealth())
+        return (state.is_open or state.is_full, target.model.name not in trusted)
+
+    def cost(target: Target) -> int:
+        return cost_of(expected_usage(request), target.model.price, batch=wish.tier is Tier.BATCH)
+
+    ranks = [rank(target) for target in route.targets]
+    assert ranks == sorted(ranks)
+    for before, after in pairwise(route.targets):
+        assert rank(before) != rank(after) or cost(before) <= cost(after) * SAME_COST
