@@ -82,9 +82,14 @@ class Rotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     expires_at: datetime | float | UnsetType | None = UNSET  # of the new key; absent: as the old one's
 
 
+def is_id(text: str) -> bool:
+    """Tell whether ``text`` could be a team's id at all."""
+    return _ID.fullmatch(text) is not None
+
+
 def check_id(team_id: str) -> str:
     """Return ``team_id`` if it can be one. Raises BadRequest."""
-    if _ID.fullmatch(team_id):
+    if is_id(team_id):
         return team_id
     raise BadRequest(
         "A team's 'id' is 1 to 64 lower-case letters, digits, '-' and '_', and begins with a letter or digit.",

@@ -3,23 +3,26 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from msgspec import UNSET, Struct
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import Select, func, insert, literal, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.holds import Limits
 from gateway.audit_log import Act, record_act
 from gateway.errors import Conflict
 from gateway.keys import key_digest, new_key, shown_prefix
-from gateway.tables import api_keys, teams
+from gateway.tables import api_keys
 from gateway.team_inputs import NewKey, Rotation, apply_limits, check_moment, check_name, check_overlap
-from gateway.teams import announce, read_limits, unknown_team
+from gateway.teams import announce, get_team, read_limits
 from protocol.errors import NotFound
+
+_ID = re.compile("key_[0-9a-f]{24}")
 
 
 class KeyRecord(Struct, frozen=True, kw_only=True):
@@ -54,8 +57,7 @@ async def create_key(connection: AsyncConnection, pepper: str, new: NewKey, act:
     expires_at = check_moment(new.expires_at, _moment(now))
     limits = apply_limits(new.limits)
     name = check_name(new.name)
-    if (await connection.execute(select(teams.c.id).where(teams.c.id == new.team_id))).one_or_none() is None:
-        raise unknown_team(new.team_id)
+    await get_team(connection, new.team_id)
     made = await _insert(connection, pepper, new.team_id, name, limits, expires_at)
     details = {"name": name, "limits": limits, "expires_at": expires_at}
     await _tell(connection, act, "key.created", made.record, details)
@@ -94,20 +96,15 @@ async def list_keys(
     if team_id is not None:
         query = query.where(api_keys.c.team_id == team_id)
     if after is not None:
-        mark = select(api_keys.c.team_id, api_keys.c.created_at, api_keys.c.id).where(api_keys.c.id == after)
-        if (seen := (await connection.execute(mark)).one_or_none()) is None:
-            raise unknown_key(after)
-        place = func.row(api_keys.c.team_id, api_keys.c.created_at, api_keys.c.id)
-        query = query.where(place > func.row(*seen))
+        seen = await get_key(connection, after)
+        place = tuple_(api_keys.c.team_id, api_keys.c.created_at, api_keys.c.id)
+        query = query.where(place > tuple_(literal(seen.team_id), literal(seen.created_at), literal(seen.key_id)))
     return [_record(row) for row in (await connection.execute(query)).mappings()]
 
 
 async def get_key(connection: AsyncConnection, key_id: str) -> KeyRecord:
     """Return a key. Raises NotFound."""
-    row = (await connection.execute(select(api_keys).where(api_keys.c.id == key_id))).mappings().one_or_none()
-    if row is None:
-        raise unknown_key(key_id)
-    return _record(row)
+    return await _find(connection, key_id, select(api_keys))
 
 
 async def revoke_key(connection: AsyncConnection, key_id: str, act: Act) -> KeyRecord:
@@ -148,11 +145,15 @@ def unknown_key(key_id: str) -> NotFound:
 
 
 async def _lock_key(connection: AsyncConnection, key_id: str) -> KeyRecord:
-    query = select(api_keys).where(api_keys.c.id == key_id).with_for_update()
-    row = (await connection.execute(query)).mappings().one_or_none()
-    if row is None:
-        raise unknown_key(key_id)
-    return _record(row)
+    return await _find(connection, key_id, select(api_keys).with_for_update())
+
+
+async def _find(connection: AsyncConnection, key_id: str, query: Select[Any]) -> KeyRecord:
+    if _ID.fullmatch(key_id):
+        row = (await connection.execute(query.where(api_keys.c.id == key_id))).mappings().one_or_none()
+        if row is not None:
+            return _record(row)
+    raise unknown_key(key_id)
 
 
 async def _tell(connection: AsyncConnection, act: Act, action: str, record: KeyRecord, details: dict[str, Any]) -> None:

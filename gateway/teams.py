@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct
-from sqlalchemy import bindparam, func, select, text, update
+from sqlalchemy import Select, bindparam, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -19,7 +19,16 @@ from gateway.audit_log import Act, record_act
 from gateway.errors import Conflict
 from gateway.settings import Safety
 from gateway.tables import api_keys, teams
-from gateway.team_inputs import NewTeam, TeamPatch, apply_limits, check_id, check_models, check_name, check_weight
+from gateway.team_inputs import (
+    NewTeam,
+    TeamPatch,
+    apply_limits,
+    check_id,
+    check_models,
+    check_name,
+    check_weight,
+    is_id,
+)
 from protocol.errors import NotFound
 
 
@@ -55,10 +64,7 @@ async def create_team(
 
 async def get_team(connection: AsyncConnection, team_id: str) -> TeamRecord:
     """Return a team. Raises NotFound."""
-    row = (await connection.execute(select(teams).where(teams.c.id == team_id))).mappings().one_or_none()
-    if row is None:
-        raise unknown_team(team_id)
-    return _record(row)
+    return _record(await _find(connection, team_id, select(teams)))
 
 
 async def list_teams(connection: AsyncConnection, *, after: str | None = None, limit: int = 1000) -> list[TeamRecord]:
@@ -73,10 +79,7 @@ async def update_team(
     connection: AsyncConnection, team_id: str, patch: TeamPatch, act: Act, models: Collection[str] | None = None
 ) -> TeamRecord:
     """Change what ``patch`` speaks of, and leave the rest. Raises BadRequest, NotFound."""
-    query = select(teams).where(teams.c.id == team_id).with_for_update()
-    before = (await connection.execute(query)).mappings().one_or_none()
-    if before is None:
-        raise unknown_team(team_id)
+    before = await _find(connection, team_id, select(teams).with_for_update())
     changes = _changes(patch, before, models)
     if not changes:
         return _record(before)
@@ -117,6 +120,14 @@ def unknown_team(team_id: str) -> NotFound:
 def read_limits(stored: Any) -> Limits:
     """Return limits from their column."""
     return msgspec.convert(stored, Limits)
+
+
+async def _find(connection: AsyncConnection, team_id: str, query: Select[Any]) -> Mapping[Any, Any]:
+    if is_id(team_id):
+        row = (await connection.execute(query.where(teams.c.id == team_id))).mappings().one_or_none()
+        if row is not None:
+            return row
+    raise unknown_team(team_id)
 
 
 async def _tell(connection: AsyncConnection, act: Act, action: str, team_id: str, details: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from litestar import Request, Response, delete, get, patch, post
+from litestar.params import FromPath
 
 from billing.lookup import find_row
 from gateway.access import Admin
@@ -45,14 +46,14 @@ async def get_teams(request: AnyRequest) -> Response[bytes]:
 
 
 @get("/admin/teams/{team_id:str}", guards=[admin_guard], summary="Show a team")
-async def get_one_team(request: AnyRequest, team_id: str) -> Response[bytes]:
+async def get_one_team(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
     """Show a team and its limits."""
     async with services_of(request).database.begin() as connection:
         return answer(team_view(await get_team(connection, team_id)))
 
 
 @patch("/admin/teams/{team_id:str}", guards=[admin_guard], summary="Change a team")
-async def patch_team(request: AnyRequest, team_id: str) -> Response[bytes]:
+async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
     """Change what the body names and leave the rest; null takes a limit away, ``suspended`` shuts the team out."""
     services = services_of(request)
     changes = decode(await request.body(), TeamPatch)
@@ -83,14 +84,14 @@ async def get_keys(request: AnyRequest) -> Response[bytes]:
 
 
 @get("/admin/keys/{key_id:str}", guards=[admin_guard], summary="Show a key")
-async def get_one_key(request: AnyRequest, key_id: str) -> Response[bytes]:
+async def get_one_key(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
     """Show what is known of a key."""
     async with services_of(request).database.begin() as connection:
         return answer(key_view(await get_key(connection, key_id), now_of(request)))
 
 
 @post("/admin/keys/{key_id:str}/rotate", guards=[admin_guard], status_code=201, summary="Rotate a key")
-async def post_rotation(request: AnyRequest, key_id: str) -> Response[bytes]:
+async def post_rotation(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
     """Make a key like this one; this one works for ``overlap`` (24h) longer. An overlap of 0 ends it at once."""
     services = services_of(request)
     body = await request.body()
@@ -103,7 +104,7 @@ async def post_rotation(request: AnyRequest, key_id: str) -> Response[bytes]:
 
 
 @delete("/admin/keys/{key_id:str}", guards=[admin_guard], status_code=200, summary="Revoke a key")
-async def delete_key(request: AnyRequest, key_id: str) -> Response[bytes]:
+async def delete_key(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
     """End a key for ever. Every gateway refuses it within a second."""
     async with services_of(request).database.begin() as connection:
         record = await revoke_key(connection, key_id, act_of(request))
@@ -123,7 +124,7 @@ async def get_audit_log(request: AnyRequest) -> Response[bytes]:
 
 
 @get("/admin/usage-records/{request_id:str}", guards=[admin_guard], summary="Show a usage record")
-async def get_usage_record(request: AnyRequest, request_id: str) -> Response[bytes]:
+async def get_usage_record(request: AnyRequest, request_id: FromPath[str]) -> Response[bytes]:
     """Show the ledger's row of one call, by the x-request-id of its answer."""
     async with services_of(request).database.begin() as connection:
         row = await find_row(connection, request_id)
@@ -171,6 +172,8 @@ def read_parameters(request: AnyRequest, *known: str) -> dict[str, str]:
             )
         if name in query:
             raise BadRequest(f"'{name}' appears twice. Send it once.", param=name, code="invalid_value")
+        if not value.isprintable():
+            raise BadRequest(f"'{name}' holds characters that cannot be shown.", param=name, code="invalid_value")
         query[name] = value
     return query
 

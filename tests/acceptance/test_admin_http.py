@@ -1,0 +1,277 @@
+# What admins do over HTTP: teams, keys, the audit log, single usage records.
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.house import House
+
+
+@pytest.fixture
+def admin(house: House) -> Iterator[httpx.Client]:
+    """A client with an admin's key."""
+    with house.client(house.admin_key) as client:
+        yield client
+
+
+def new_id() -> str:
+    return f"team-{uuid.uuid4().hex[:12]}"
+
+
+def make(admin: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    answer = admin.post(path, json=body)
+    assert answer.status_code == 201, answer.text
+    return answer.json()  # type: ignore[no-any-return]
+
+
+def chat(house: House, key: str) -> httpx.Response:
+    body = {"model": "small", "messages": [{"role": "user", "content": "hello"}]}
+    with house.client(key) as client:
+        return client.post("/v1/chat/completions", json=body)
+
+
+def test_team_is_shown_as_it_was_made(admin: httpx.Client) -> None:
+    """Every field comes back; limits that were not given are null; dollars are exact numbers."""
+    team_id = new_id()
+    limits = {"requests_per_minute": 60, "usd_per_day": 12.34, "usd_per_month": "0.000000001"}
+
+    made = make(admin, "/admin/teams", id=team_id, name="Search", weight=2, allowed_models=["small"], limits=limits)
+
+    assert admin.get(f"/admin/teams/{team_id}").json() == made
+    assert (made["name"], made["weight"], made["allowed_models"]) == ("Search", 2.0, ["small"])
+    assert (made["allow_smaller"], made["safety"], made["suspended"]) == (True, None, False)
+    assert made["limits"] == {
+        "requests_per_minute": 60,
+        "tokens_per_minute": None,
+        "concurrent_requests": None,
+        "tokens_per_day": None,
+        "usd_per_day": 12.34,
+        "usd_per_month": 0.000000001,
+    }
+
+
+def test_patch_changes_what_it_names(admin: httpx.Client) -> None:
+    """Absent stays, null goes."""
+    team_id = new_id()
+    make(admin, "/admin/teams", id=team_id, limits={"requests_per_minute": 60, "tokens_per_day": 5})
+
+    changed = admin.patch(f"/admin/teams/{team_id}", json={"limits": {"tokens_per_day": None}, "weight": 0.5}).json()
+
+    assert changed["limits"]["requests_per_minute"] == 60
+    assert changed["limits"]["tokens_per_day"] is None
+    assert (changed["weight"], changed["name"]) == (0.5, team_id)
+
+
+def test_new_key_answers_and_a_revoked_one_does_not(house: House, admin: httpx.Client) -> None:
+    """A key works as soon as it is made; one second after its revocation every gateway refuses it."""
+    team_id = new_id()
+    make(admin, "/admin/teams", id=team_id)
+    made = make(admin, "/admin/keys", team_id=team_id, name="ci")
+    before = chat(house, made["key"])
+
+    revoked = admin.delete(f"/admin/keys/{made['key_id']}")
+    time.sleep(1)
+    after = chat(house, made["key"])
+
+    assert made["key"].startswith("tg-")
+    assert len(made["key"]) == 46
+    assert before.status_code == 200
+    assert (revoked.status_code, revoked.json()["status"]) == (200, "revoked")
+    assert (after.status_code, after.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+def test_key_is_shown_once(admin: httpx.Client) -> None:
+    """Only the answer that makes a key holds it; lists and the audit log know its beginning."""
+    team_id = new_id()
+    make(admin, "/admin/teams", id=team_id)
+    made = make(admin, "/admin/keys", team_id=team_id)
+    paths = ("/admin/keys", f"/admin/keys?team_id={team_id}", f"/admin/keys/{made['key_id']}", "/admin/audit-log")
+
+    shown = [admin.get(path).text for path in paths]
+
+    for text in shown:
+        assert made["key"] not in text
+        assert made["prefix"] in text
+
+
+def test_rotated_key_overlaps_with_the_old_one(house: House, admin: httpx.Client) -> None:
+    """Both keys answer during the overlap; without one the old key is refused at once."""
+    team_id = new_id()
+    make(admin, "/admin/teams", id=team_id)
+    first = make(admin, "/admin/keys", team_id=team_id)
+
+    second = make(admin, f"/admin/keys/{first['key_id']}/rotate", overlap="1h")
+    both = (chat(house, first["key"]).status_code, chat(house, second["key"]).status_code)
+    third = make(admin, f"/admin/keys/{second['key_id']}/rotate", overlap=0)
+    time.sleep(1)
+
+    ends = datetime.fromisoformat(second["replaces"]["expires_at"])
+    assert abs(ends - datetime.now(UTC) - timedelta(hours=1)) < timedelta(minutes=1)
+    assert both == (200, 200)
+    assert chat(house, second["key"]).status_code == 401
+    assert chat(house, third["key"]).status_code == 200
+    assert admin.post(f"/admin/keys/{second['key_id']}/rotate").status_code == 409
+
+
+def test_expired_key_is_refused(house: House, admin: httpx.Client) -> None:
+    """A key works until the moment it was given, and no longer."""
+    team_id = new_id()
+    make(admin, "/admin/teams", id=team_id)
+    made = make(admin, "/admin/keys", team_id=team_id, expires_at=time.time() + 1.5)
+
+    before = chat(house, made["key"])
+    time.sleep(1.6)
+
+    assert before.status_code == 200
+    assert chat(house, made["key"]).status_code == 401
+    assert admin.get(f"/admin/keys/{made['key_id']}").json()["status"] == "expired"
+
+
+def test_suspended_team_is_told_so(house: House, admin: httpx.Client) -> None:
+    """Suspension refuses with a 403 that says why, and ends as soon as it is lifted."""
+    team_id = new_id()
+    make(admin, "/admin/teams", id=team_id)
+    key = make(admin, "/admin/keys", team_id=team_id)["key"]
+
+    admin.patch(f"/admin/teams/{team_id}", json={"suspended": True})
+    time.sleep(1)
+    refused = chat(house, key)
+    admin.patch(f"/admin/teams/{team_id}", json={"suspended": False})
+    time.sleep(1)
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "team_suspended")
+    assert chat(house, key).status_code == 200
+
+
+def test_team_uses_the_models_it_is_allowed(house: House, admin: httpx.Client) -> None:
+    """A model outside the team's list is refused, and the refusal knows the difference between no and nothing."""
+    team_id = new_id()
+    make(admin, "/admin/teams", id=team_id, allowed_models=["large"])
+    key = make(admin, "/admin/keys", team_id=team_id)["key"]
+
+    refused = chat(house, key)
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "model_not_allowed")
+
+
+BAD_TEAMS: list[tuple[Any, int, str | None]] = [
+    ({}, 400, "id"),
+    ({"id": 5}, 400, "id"),
+    ({"id": "Not An Id"}, 400, "id"),
+    ({"id": "ok", "limit": {}}, 400, None),
+    ({"id": "ok", "limits": {"usd_per_week": 1}}, 400, "limits"),
+    ({"id": "ok", "limits": {"usd_per_day": -1}}, 400, "limits.usd_per_day"),
+    ({"id": "ok", "limits": {"usd_per_day": "a lot"}}, 400, "limits.usd_per_day"),
+    ({"id": "ok", "limits": {"requests_per_minute": 1.5}}, 400, "limits.requests_per_minute"),
+    ({"id": "ok", "weight": 0}, 400, "weight"),
+    ({"id": "ok", "safety": {"input": "maybe"}}, 400, "safety.input"),
+    ({"id": "ok", "safety": {"inptu": "block"}}, 400, "safety"),
+    ({"id": "ok", "allowed_models": ["smal"]}, 400, "allowed_models[0]"),
+    ({"id": "team_a"}, 409, "id"),
+    ([], 400, None),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), BAD_TEAMS)
+def test_impossible_team_is_refused(admin: httpx.Client, body: Any, status: int, param: str | None) -> None:
+    """A mistake is named by its field; nothing is made of the rest."""
+    answer = admin.post("/admin/teams", json=body)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (status, "invalid_request_error")
+    assert error["param"] == param
+    assert admin.get("/admin/teams/ok").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/admin/teams/nobody", None, 404),
+        ("PATCH", "/admin/teams/nobody", {}, 404),
+        ("GET", "/admin/keys/key_none", None, 404),
+        ("DELETE", "/admin/keys/key_none", None, 404),
+        ("POST", "/admin/keys/key_none/rotate", None, 404),
+        ("POST", "/admin/keys", {"team_id": "nobody"}, 404),
+        ("POST", "/admin/keys", {"team_id": "team_a", "expires_at": "2020-01-01T00:00:00Z"}, 400),
+        ("POST", "/admin/keys", {"team_id": "team_a", "expires_at": "tomorrow"}, 400),
+        ("GET", "/admin/keys?team_id=nobody", None, 404),
+        ("GET", "/admin/keys?limit=0", None, 400),
+        ("GET", "/admin/keys?limit=1001", None, 400),
+        ("GET", "/admin/teams?page=2", None, 400),
+        ("GET", "/admin/audit-log?before=x", None, 400),
+        ("GET", "/admin/usage-records/nonsense", None, 404),
+        ("GET", "/admin/usage-records/0192f0c0-0000-7000-8000-000000000000", None, 404),
+        ("GET", "/admin/usage-records/ffffffff-ffff-4fff-bfff-ffffffffffff", None, 404),
+        ("GET", "/admin/teams/%00", None, 404),
+        ("GET", "/admin/teams/%ff%fe", None, 404),
+        ("GET", "/admin/keys/%00", None, 404),
+        ("GET", "/admin/keys?after=%00", None, 400),
+        ("GET", "/admin/keys?after=key_none", None, 404),
+        ("GET", "/admin/usage-records/%00", None, 404),
+        ("POST", "/admin/keys", {"team_id": "\0"}, 404),
+        ("POST", "/admin/keys", {"team_id": "team_a", "name": "\0"}, 400),
+    ],
+)
+def test_what_is_not_there_or_makes_no_sense(
+    admin: httpx.Client, method: str, path: str, body: Any, status: int
+) -> None:
+    """Nothing there is 404, nonsense is 400; both with words that help."""
+    answer = admin.request(method, path, json=body)
+
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_lists_go_page_by_page(admin: httpx.Client) -> None:
+    """``limit`` and ``after`` walk through all teams once."""
+    for _ in range(3):
+        make(admin, "/admin/teams", id=new_id())
+
+    whole = [team["id"] for team in admin.get("/admin/teams?limit=1000").json()["data"]]
+    walked: list[str] = []
+    has_more = True
+    while has_more:
+        page = admin.get("/admin/teams", params={"limit": 2, **({"after": walked[-1]} if walked else {})}).json()
+        walked += [team["id"] for team in page["data"]]
+        has_more = page["has_more"]
+
+    assert walked == whole
+    assert len(whole) >= 3
+
+
+def test_audit_log_says_who_did_what(admin: httpx.Client, house: House) -> None:
+    """Each act stands there with the admin's fingerprint and the request's id, and never with a key."""
+    team_id = new_id()
+    made = admin.post("/admin/teams", json={"id": team_id})
+
+    (entry,) = admin.get("/admin/audit-log", params={"team_id": team_id}).json()["data"]
+
+    assert entry["action"] == "team.created"
+    assert entry["actor"].startswith("admin:")
+    assert house.admin_key not in entry["actor"]
+    assert entry["request_id"] == made.headers["x-request-id"]
+
+
+def test_usage_record_is_found_by_the_answers_request_id(house: House, admin: httpx.Client) -> None:
+    """The ledger's row of a call carries the id that the answer had, within two seconds."""
+    answer = chat(house, house.team_key)
+    request_id = answer.headers["x-request-id"]
+
+    deadline = time.monotonic() + 2
+    record = admin.get(f"/admin/usage-records/{request_id}")
+    while record.status_code == 404 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        record = admin.get(f"/admin/usage-records/{request_id}")
+
+    row = record.json()
+    usage = answer.json()["usage"]
+    assert (row["request_id"], row["team_id"], row["status"]) == (request_id, house.team_id, "answered")
+    assert (row["input_tokens"], row["output_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+    assert row["cost_usd"] == float(usage["cost_usd"]) > 0
