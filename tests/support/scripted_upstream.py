@@ -1,0 +1,333 @@
+# An upstream that plays OpenAI over real HTTP: strictly in what it takes, deterministically in what it answers, and
+# with every way of going wrong on demand. It records what it was asked, and when clients left.
+#
+#   with ScriptedUpstream() as upstream:
+#       upstream.script("reset,after=3", model="gpt-4o", times=1)
+#       ...                                     # send requests to upstream.url with the key "sk-upstream"
+#       assert upstream.violations == []
+#
+# By hand: python -m tests.support.scripted_upstream --port 9000 and ask for "gpt-4o:tokens=16,pace=0.02".
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import email.utils
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tests.support.openai_answers import CREATED, Answer, answer_chat, answer_completion, answer_embedding
+from tests.support.openai_rules import SHAPES, Violation, check_body, check_headers
+from tests.support.upstream_acts import play_stream, play_whole, send_json
+from tests.support.upstream_http import HttpConnection, HttpRequest
+from tests.support.upstream_prepared import PreparedAnswers
+from tests.support.upstream_scripts import Fault, Script, parse_script
+
+MODELS = (
+    "gpt-4o",
+    "gpt-4o-mini",
+    "gpt-3.5-turbo-instruct",
+    "text-embedding-3-small",
+)
+
+
+@dataclass
+class Seen:
+    """One request as it came, and what became of its answer. Times are ``time.monotonic()`` seconds."""
+
+    number: int
+    method: str
+    path: str
+    headers: dict[str, str]
+    raw: bytes
+    at: float
+    body: dict[str, Any] | None = None  # decoded, once it passed the rules
+    script: Script | None = None
+    tokens_sent: int = 0
+    answered_at: float | None = None  # the last byte was handed over, or the script's fault was played to its end
+    closed_at: float | None = None  # the client left before that
+
+    @property
+    def closed_after(self) -> float | None:
+        """Seconds from the request's arrival to the client's leaving; ``None`` when it stayed to the end."""
+        return None if self.closed_at is None else self.closed_at - self.at
+
+    @property
+    def api_key(self) -> str:
+        """The key that the request carried."""
+        return self.headers.get("authorization", "").removeprefix("Bearer ")
+
+
+@dataclass
+class _Order:
+    script: Script
+    model: str | None
+    api_key: str | None
+    times: int | None
+
+
+class ScriptedUpstream:
+    """One upstream on a loopback port, in a thread and event loop of its own.
+
+    A request is answered by the first of: a script ordered with ``script()``, one behind a colon in the model's name,
+    one behind a colon in the API key, the ``default``. ``fast`` answers from prepared bytes and neither checks nor records.
+    """
+
+    def __init__(
+        self,
+        port: int = 0,
+        *,
+        default: Script | None = None,
+        models: tuple[str, ...] = MODELS,
+        fast: bool = False,
+    ) -> None:
+        self.default = default or Script()
+        self.models = models
+        self.requests: list[Seen] = []
+        self.violations: list[str] = []
+        self._port = port
+        self._orders: list[_Order] = []
+        self._prepared = PreparedAnswers(self.default) if fast else None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._fault: BaseException | None = None
+        self._is_ready = threading.Event()
+        self._stop: asyncio.Event | None = None
+        self._connections: set[HttpConnection] = set()
+
+    @property
+    def url(self) -> str:
+        """The base URL as a provider's setting has it."""
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; known once started."""
+        return self._port
+
+    @property
+    def open_connections(self) -> int:
+        """How many connections clients hold."""
+        return len(self._connections)
+
+    def script(
+        self, script: Script | str, *, model: str | None = None, api_key: str | None = None, times: int | None = None
+    ) -> None:
+        """Answer requests that match by ``script``, a ``times`` number of them or all from now on. Later orders win."""
+        order = _Order(parse_script(script) if isinstance(script, str) else script, model, api_key, times)
+        self._orders.insert(0, order)
+
+    def forget(self) -> None:
+        """Drop the records, the violations and every ordered script."""
+        self.requests, self.violations, self._orders = [], [], []
+
+    def wait_until(self, holds: Callable[[], object], timeout: float = 5.0) -> None:
+        """Wait until ``holds()`` is true (``lambda: upstream.requests[0].closed_at``); fail after ``timeout``."""
+        deadline = time.monotonic() + timeout
+        while not holds():
+            assert time.monotonic() < deadline, f"nothing of the kind happened upstream within {timeout} s"
+            time.sleep(0.002)
+
+    def start(self) -> Self:
+        """Listen; return once requests can come."""
+        self._thread = threading.Thread(target=self._run_thread, name="scripted-upstream", daemon=True)
+        self._thread.start()
+        self._is_ready.wait()
+        if self._fault is not None:
+            raise self._fault
+        return self
+
+    def stop(self) -> None:
+        """Close every connection and end the thread."""
+        if self._loop is not None and self._stop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+            self._thread = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    async def serve(self) -> None:
+        """Serve in the running event loop until cancelled or stopped."""
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        server = await self._loop.create_server(
+            lambda: HttpConnection(self._answer, self._connections), "127.0.0.1", self._port, backlog=2048
+        )
+        self._port = server.sockets[0].getsockname()[1]
+        self._is_ready.set()
+        try:
+            await self._stop.wait()
+        finally:
+            server.close()
+            for connection in list(self._connections):
+                connection.drop()
+            await asyncio.sleep(0)
+
+    def _run_thread(self) -> None:
+        try:
+            asyncio.run(self.serve())
+        except BaseException as exc:
+            self._fault = exc
+        finally:
+            self._is_ready.set()
+
+    async def _answer(self, request: HttpRequest, connection: HttpConnection) -> None:
+        if self._prepared is not None:
+            await self._prepared.answer(request, connection)
+            return
+        seen = Seen(len(self.requests), request.method, request.path, request.headers, request.body, time.monotonic())
+        self.requests.append(seen)
+        try:
+            await self._answer_seen(seen, connection)
+            seen.answered_at = time.monotonic()
+        except asyncio.CancelledError:
+            seen.closed_at = time.monotonic()
+            raise
+
+    async def _answer_seen(self, seen: Seen, connection: HttpConnection) -> None:
+        headers = house_headers(seen.number)
+        try:
+            check_headers(seen.headers, has_body=seen.method == "POST")
+            if seen.method == "GET":
+                send_json(connection, 200, headers, self._models_page(seen.path))
+                return
+            if seen.path not in SHAPES or seen.method != "POST":
+                raise Violation(f"Invalid URL ({seen.method} {seen.path})", status=404)
+            seen.body = check_body(seen.path, seen.raw)
+            self._know(seen.body["model"])
+        except Violation as exc:
+            self.violations.append(f"{seen.method} {seen.path}: {exc.message}")
+            send_json(connection, exc.status, headers, exc.body())
+            return
+        seen.script = script = self._script_for(seen.body["model"], seen.api_key)
+        await asyncio.sleep(script.latency)
+        if script.fault is Fault.HANG_BEFORE_HEADERS:
+            await asyncio.Event().wait()
+        elif script.fault is Fault.RESET_BEFORE_HEADERS:
+            connection.reset()
+        elif script.status != 200:
+            send_json(connection, script.status, {**headers, **retry_headers(script)}, error_body(script))
+        elif seen.path == "/v1/embeddings":
+            await play_whole(connection, headers, answer_embedding(seen.body, script), script)
+        else:
+            await self._speak(seen, script, headers, connection)
+
+    async def _speak(self, seen: Seen, script: Script, headers: Mapping[str, str], connection: HttpConnection) -> None:
+        assert seen.body is not None
+        make: Callable[..., Answer] = answer_chat if seen.path == "/v1/chat/completions" else answer_completion
+        answer = make(seen.body, script, seen.number)
+
+        def count_token() -> None:
+            seen.tokens_sent += 1
+
+        if seen.body.get("stream"):
+            await play_stream(connection, headers, answer, script, count_token)
+        else:
+            tokens = max((len(spoken.tokens) for spoken in answer.spoken), default=0)
+            await asyncio.sleep(script.first_token + script.pace * tokens)
+            await play_whole(connection, headers, answer.whole(), script)
+
+    def _know(self, model: str) -> None:
+        if model.partition(":")[0] not in self.models:
+            message = f"The model `{model}` does not exist or you do not have access to it."
+            raise Violation(message, code="model_not_found", status=404)
+
+    def _models_page(self, path: str) -> dict[str, object]:
+        known = {
+            name: {"id": name, "object": "model", "created": CREATED, "owned_by": "openai"} for name in self.models
+        }
+        if path == "/v1/models":
+            return {"object": "list", "data": list(known.values())}
+        name = path.removeprefix("/v1/models/")
+        if name == path:
+            raise Violation(f"Invalid URL (GET {path})", status=404)
+        if name not in known:
+            raise Violation(f"The model '{name}' does not exist", "model", "model_not_found", 404)
+        return known[name]
+
+    def _script_for(self, model: str, api_key: str) -> Script:
+        for order in self._orders:
+            matches = order.model in (None, model) and order.api_key in (None, api_key)
+            if matches and order.times != 0:
+                if order.times is not None:
+                    order.times -= 1
+                return order.script
+        for name in (model, api_key):
+            if ":" in name:
+                return parse_script(name.partition(":")[2])
+        return self.default
+
+
+def house_headers(number: int) -> dict[str, str]:
+    """Return the headers that every answer of OpenAI's carries."""
+    return {
+        "x-request-id": f"req_scripted{number:08}",
+        "openai-processing-ms": "7",
+        "openai-version": "2020-10-01",
+        "openai-organization": "scripted",
+        "x-ratelimit-limit-requests": "10000",
+        "x-ratelimit-remaining-requests": "9999",
+        "x-ratelimit-reset-requests": "6ms",
+        "x-ratelimit-limit-tokens": "2000000",
+        "x-ratelimit-remaining-tokens": "1999000",
+        "x-ratelimit-reset-tokens": "1m0.5s",
+        "set-cookie": "__cf_bm=scripted; path=/; HttpOnly",  # a client that sends it back is at fault
+    }
+
+
+def retry_headers(script: Script) -> dict[str, str]:
+    """Return how long to wait, in the ways that the script wants it said."""
+    headers = {}
+    if script.retry_after is not None:
+        value = script.retry_after
+        if value.startswith("date:"):
+            value = email.utils.formatdate(time.time() + float(value.removeprefix("date:")), usegmt=True)
+        headers["retry-after"] = value
+    if script.retry_after_ms is not None:
+        headers["retry-after-ms"] = script.retry_after_ms
+    return headers
+
+
+def error_body(script: Script) -> dict[str, object]:
+    """Return OpenAI's error object for a scripted failure."""
+    return {"error": {"message": script.message, "type": script.type, "param": None, "code": script.code}}
+
+
+def main() -> None:
+    """Serve until interrupted; print the URL when ready."""
+    parser = argparse.ArgumentParser(description="An upstream that plays OpenAI.")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--script", default="", help="the default script, such as tokens=16,pace=0.02")
+    parser.add_argument("--fast", action="store_true", help="prepared answers: no checks, no records")
+    options = parser.parse_args()
+    default = parse_script(options.script) if options.script else None
+    upstream = ScriptedUpstream(options.port, default=default, fast=options.fast)
+    try:
+        import uvloop
+
+        run = uvloop.run
+    except ImportError:
+        run = asyncio.run
+
+    async def serve() -> None:
+        serving = asyncio.create_task(upstream.serve())
+        while upstream.port == 0 or upstream._stop is None:
+            await asyncio.sleep(0.01)
+        print(json.dumps({"url": upstream.url, "api_key": "sk-upstream"}), flush=True)
+        await serving
+
+    try:
+        run(serve())
+    except KeyboardInterrupt:
+        print("\n".join(upstream.violations))
+
+
+if __name__ == "__main__":
+    main()
