@@ -1,0 +1,183 @@
+# `tollgate dev` comes and goes as it promises: whatever ends it, nothing is left running and nothing is lost; whatever
+# dies under it is started again.
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.processes import is_running
+from tests.support.dev_house import DevHouse
+from tests.support.ports import free_port
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[DevHouse]:
+    """A house on a fresh data directory, not started."""
+    house = DevHouse(tmp_path / "data")
+    yield house
+    house.clean_up()
+
+
+@pytest.mark.timeout(240)
+def test_whatever_ends_it_nothing_runs_on_and_nothing_is_lost(house: DevHouse) -> None:
+    """SIGINT, SIGTERM and SIGKILL: no process left, and the next start has the same keys and all usage."""
+    first = house.start()
+    for count, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGKILL), start=1):
+        assert house.ask().status_code == 200
+        pids = [pid for role in house.pids().values() for pid in role]
+        groups = {os.getpgid(pid) for pid in pids}
+        status = house.end(number)
+        left = house.left_running(within=0 if number != signal.SIGKILL else 10)
+
+        assert left == []
+        assert not any(map(is_running, pids))
+        assert not any(map(is_group_alive, groups))
+        assert status == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+
+        again = house.start()
+        assert (again["team_key"], again["admin_key"]) == (first["team_key"], first["admin_key"])
+        assert house.usage()["requests"] == count
+    assert house.end(signal.SIGTERM) == 0
+    assert house.left_running() == []
+
+
+def is_group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.timeout(240)
+def test_a_child_that_dies_is_started_again(house: DevHouse) -> None:
+    """Each of the five killed in turn: it is back, pids.json knows it, and requests are answered."""
+    house.start()
+    for role in ("gateway", "worker", "engine", "redis", "postgres"):
+        old = house.pids()[role]
+        os.kill(old[0], signal.SIGKILL)
+        new = wait_for_other_pids(house, role, old)
+
+        assert all(map(is_running, new))
+        assert not any(map(is_running, old))
+        assert answers_again(house), f"no answer after the {role} was killed"
+    assert house.end(signal.SIGINT) == 0
+    assert house.left_running() == []
+
+
+def wait_for_other_pids(house: DevHouse, role: str, old: list[int], within: float = 20.0) -> list[int]:
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        new = house.pids()[role]
+        if len(new) == len(old) and not set(new) & set(old):
+            return new
+        time.sleep(0.05)
+    raise AssertionError(f"the {role} was not started again: {house.pids()}")
+
+
+def answers_again(house: DevHouse, within: float = 30.0) -> bool:
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        try:
+            if house.ask(timeout=10.0).status_code == 200:
+                return True
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("wait", [0.1, 1.0])
+def test_interrupted_while_it_starts_it_leaves_nothing(house: DevHouse, wait: float) -> None:
+    """Ctrl-C before it is ready is an ordinary end, and the next start works on what there is."""
+    process = house.launch()
+    time.sleep(wait)
+    process.send_signal(signal.SIGINT)
+    process.wait(30)
+
+    assert house.left_running(within=2) == []
+
+
+def test_a_second_house_on_the_same_data_says_so_and_ends(house: DevHouse) -> None:
+    """The data directory is locked; the first house goes on. What it keeps there is private."""
+    house.start()
+    second = DevHouse(house.data_dir)
+    process = second.launch()
+    output, errors = process.communicate(timeout=30)
+    secret_files = [*house.data_dir.glob("*.json"), house.data_dir / "tollgate.yaml"]
+
+    assert process.returncode == 1
+    assert output == b""
+    assert b"in use by another" in errors and b"--data-dir" in errors
+    assert house.ask().status_code == 200
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret_files)
+    assert house.end(signal.SIGINT) == 0
+
+
+def test_a_taken_port_is_said_and_ends_it(house: DevHouse) -> None:
+    """Nothing is started and nothing is written when the port cannot be had."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free_port()))
+        taken.listen()
+        port = taken.getsockname()[1]
+        process = house.launch(port)
+        output, errors = process.communicate(timeout=30)
+
+    assert process.returncode == 1
+    assert output == b""
+    assert str(port).encode() in errors and b"--port" in errors
+    assert not house.data_dir.exists()
+
+
+def test_a_config_file_joins_the_demo_model(tmp_path: Path) -> None:
+    """Any section may stand in the file; its models come after the demo model, its admin key replaces ours."""
+    config = tmp_path / "more.yaml"
+    config.write_text(
+        "admin_keys: [tgadmin-from-the-file]\n"
+        "providers:\n"
+        "  own: {format: openai, api_keys: ['${UPSTREAM_KEY:-k: [x]}'], "
+        "endpoints: [{region: here, base_url: 'http://127.0.0.1:9/v1'}]}\n"
+        "models:\n"
+        "  outside: {provider: own, price: {input: 1, output: 2}, context: 1000, max_output: 500}\n"
+        "aliases: {house: tollgate-demo}\n"
+    )
+    house = DevHouse(tmp_path / "data", "--config", str(config))
+    try:
+        facts = house.start()
+        teams = httpx.get(f"{facts['url']}/admin/teams", headers={"authorization": "Bearer tgadmin-from-the-file"})
+
+        assert facts["models"][:2] == ["tollgate-demo", "outside"]
+        assert {"auto", "house"} <= set(facts["models"])
+        assert facts["admin_key"] == "tgadmin-from-the-file"
+        assert teams.status_code == 200
+        assert house.ask().status_code == 200
+        assert house.end(signal.SIGTERM) == 0
+    finally:
+        house.clean_up()
+
+
+def test_a_faulty_config_file_is_refused_with_its_lines(tmp_path: Path) -> None:
+    """Every fault of the user's own file, with its line there; nothing is left running."""
+    config = tmp_path / "more.yaml"
+    config.write_text("models:\n  outside: {provider: nobody, context: 1000}\nquues: {per_team: 1}\n")
+    house = DevHouse(tmp_path / "data", "--config", str(config))
+    try:
+        process = house.launch()
+        output, errors = process.communicate(timeout=60)
+
+        assert process.returncode == 1
+        assert output == b""
+        assert b"more.yaml:2: models.outside" in errors
+        assert b"more.yaml:3: quues" in errors
+        assert house.left_running() == []
+    finally:
+        house.clean_up()

@@ -1,0 +1,113 @@
+# `tollgate dev` as a user starts it: a process with a data directory, one line of JSON, and signals.
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.ports import free_port
+
+TOLLGATE = Path(sys.executable).with_name("tollgate")
+MARK = "TOLLGATE_TEST_MARK"
+
+
+class DevHouse:
+    """One data directory, and the houses that run on it one after the other."""
+
+    def __init__(self, data_dir: Path, *options: str) -> None:
+        self.data_dir = data_dir
+        self.options = options
+        self.mark = secrets.token_hex(8)  # in the environment of everything it starts
+        self.facts: dict[str, Any] = {}
+
+    def launch(self, port: int | None = None) -> subprocess.Popen[bytes]:
+        """Start `tollgate dev` without waiting for it."""
+        command = [str(TOLLGATE), "dev", "--json", "--port", str(port or free_port())]
+        command += ["--data-dir", str(self.data_dir), *self.options]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        return self.process
+
+    def start(self) -> dict[str, Any]:
+        """Start it and return the line it prints when it is ready."""
+        process = self.launch()
+        assert process.stdout is not None and process.stderr is not None
+        line = process.stdout.readline()
+        if not line:
+            raise AssertionError(f"`tollgate dev` ended with {process.wait()}: {process.stderr.read().decode()}")
+        self.facts = json.loads(line)
+        return self.facts
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal and return the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(40)
+
+    def pids(self) -> dict[str, list[int]]:
+        """Return what pids.json says now."""
+        return dict(json.loads((self.data_dir / "pids.json").read_bytes()))
+
+    def left_running(self, within: float = 0.0) -> list[str]:
+        """Return the command lines of what is still running of this house, after at most ``within`` seconds."""
+        deadline = time.monotonic() + within
+        while (left := self._running()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+    def ask(self, question: str = "What is Tollgate?", timeout: float = 30.0) -> httpx.Response:
+        """Ask the demo model as the demo team."""
+        return httpx.post(
+            f"{self.facts['url']}/v1/chat/completions",
+            json={"model": "auto", "messages": [{"role": "user", "content": question}], "max_tokens": 8},
+            headers=self.team,
+            timeout=timeout,
+        )
+
+    def usage(self) -> dict[str, Any]:
+        """Return today's statement of the demo team."""
+        answer = httpx.get(f"{self.facts['url']}/v1/usage", params={"team_id": "team_demo"}, headers=self.team)
+        return dict(answer.raise_for_status().json())
+
+    @property
+    def team(self) -> dict[str, str]:
+        """The headers of the demo team."""
+        return {"authorization": f"Bearer {self.facts['team_key']}"}
+
+    def clean_up(self) -> None:
+        """End whatever a failed test has left, and take Postgres's folder outside the data directory away."""
+        from gateway.embedded import EmbeddedPostgres
+
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.left_running(within=10)
+        EmbeddedPostgres(self.data_dir).remove()
+
+    def _running(self) -> list[str]:
+        """Return everything with our mark in its environment; Postgres, whose environment is bare, by its folder."""
+        home = (self.data_dir / "postgres").resolve()
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (process / "cmdline").read_bytes()
+                marked = self.mark.encode() in (process / "environ").read_bytes()
+            except OSError:
+                continue
+            if command and (marked or str(home).encode() in command):
+                found.append(f"{process.name}: {command.replace(bytes(1), b' ').decode(errors='replace')}")
+        return found
