@@ -76,7 +76,8 @@ def output_tokens_most(request: InferenceRequest, model: ModelSpec) -> int:
         return 0
     limit = model.max_output if request.output_limit is None else request.output_limit
     room = model.context
-    if limit > room - prompt_characters(request):  # only then may the prompt have taken so much that it matters
+    # The prompt takes from the room, where that can matter and where it is the only one.
+    if limit > room - prompt_characters(request) and _is_one_prompt(request):
         room -= prompt_tokens_least(request, enough=model.context)
     return max(0, min(limit, room)) * replies_asked(request)
 
@@ -155,6 +156,10 @@ def _json_most(value: Tool | msgspec.Struct) -> int:
 
 def _quoted_length(text: str) -> int:
     return len(msgspec.json.encode(text))
+
+
+def _is_one_prompt(request: ChatRequest | CompletionRequest) -> bool:
+    return isinstance(request, ChatRequest) or len(_prompts(request.prompt)) == 1
 
 
 def _prompts(given: Prompts) -> list[str | list[int]]:

@@ -1,0 +1,164 @@
+# The complexity model: what it reads, that the served weights score as scikit-learn does, and what it refuses.
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from protocol.chat import ChatRequest, Message, TextPart
+from router.complexity import MANIFEST, WEIGHTS, Complexity
+from router.complexity_cli import main
+from router.errors import ArtifactMismatch
+from router.features import FORM_NAMES, HEAD, TAIL, read_text, text_of
+from router.training.dataset import Outcomes
+from router.training.fit import FittedComplexity, export
+from tests.unit.router.examples import chat
+
+ARTIFACTS = Path(__file__).parents[3] / "router" / "artifacts"
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Outcomes:
+    """Some hundred short prompts in which sums are hard for the weak model."""
+    dice = random.Random(3)
+    prompts, strong, weak = [], [], []
+    for _ in range(300):
+        is_sum = dice.random() < 0.5
+        words = dice.choices(("river", "Ärger", "law", "cat", "why?"), k=dice.randint(1, 30))
+        prompts.append(f"{dice.randint(1, 99)} + {dice.randint(1, 99)} = " * is_sum + " ".join(words))
+        strong.append(float(dice.random() < 0.9))
+        weak.append(float(dice.random() < (0.3 if is_sum else 0.8)))
+    kinds = np.array(["sum" if "+" in prompt else "words" for prompt in prompts])
+    return Outcomes(prompts, kinds, kinds, np.array(strong), np.array(weak))
+
+
+@pytest.fixture(scope="module")
+def fitted(outcomes: Outcomes) -> FittedComplexity:
+    with threadpool_limits(1):  # beside other tests, threads that wait for each other are slower than one
+        return FittedComplexity().fit(outcomes)
+
+
+def test_served_weights_score_as_the_fitted_model(outcomes: Outcomes, fitted: FittedComplexity, tmp_path: Path) -> None:
+    """What is served from exported weights equals what scikit-learn says, to the precision of the weights."""
+    export(fitted, tmp_path, {})
+    served = Complexity.load(tmp_path)
+    prompts = [*outcomes.prompts, "", "\n", "größer 字 😀 \ud800", "x" * 50_000, "word " * 20_000]
+
+    scores = [served.small_suffices(chat(text=prompt)) for prompt in prompts]
+
+    assert np.allclose(scores, fitted.scores(prompts), atol=1e-5)
+    assert min(scores) < 0.5 < max(scores)
+
+
+def test_weights_that_do_not_match_their_checksum_are_refused(tmp_path: Path) -> None:
+    """One changed byte is enough; so is a format of another version."""
+    for name in (WEIGHTS, MANIFEST):
+        shutil.copy(ARTIFACTS / name, tmp_path / name)
+    data = bytearray((tmp_path / WEIGHTS).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / WEIGHTS).write_bytes(data)
+
+    with pytest.raises(ArtifactMismatch, match="checksum"):
+        Complexity.load(tmp_path)
+
+    shutil.copy(ARTIFACTS / WEIGHTS, tmp_path / WEIGHTS)
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest | {"format": 0}))
+    with pytest.raises(ArtifactMismatch, match="format 0"):
+        Complexity.load(tmp_path)
+
+
+def test_serving_needs_no_scikit_learn() -> None:
+    """The gateway's memory holds numpy and the weights, not the library that fitted them."""
+    program = (
+        "import sys; from router.complexity import Complexity; Complexity.load(); "
+        "print([name for name in sys.modules if name.split('.')[0] in ('sklearn', 'scipy')])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_shipped_model_tells_easy_from_hard() -> None:
+    """A plain question is easier for a small model than a problem of many steps."""
+    complexity = Complexity.load()
+    easy = chat(text="What is the capital of France?")
+    hard = chat(
+        text="Write a python function that, given a list of n integers, returns the number of ways to choose a subset "
+        "whose sum is divisible by k, and prove that its running time is O(nk)."
+    )
+
+    assert 0 <= complexity(hard) < complexity(easy) <= 1
+
+
+def test_the_last_user_turn_is_read() -> None:
+    """Difficulty is that of what is asked now, not of what was said before."""
+    long_turn = "Explain in detail how the two proofs differ, and which of them carries over to infinite sets."
+    request = ChatRequest(
+        model="auto",
+        messages=(
+            Message(role="system", content="Be kind."),
+            Message(role="user", content="Earlier"),
+            Message(role="assistant", content="Yes."),
+            Message(role="user", content=(TextPart(long_turn[:40]), TextPart(long_turn[40:]))),
+            Message(role="tool", content="42", tool_call_id="c"),
+        ),
+    )
+
+    assert text_of(request) == long_turn
+
+
+def test_a_short_turn_is_read_with_the_one_before_it() -> None:
+    """ "And in Python?" means little alone, so a thread does not flip models for it."""
+    turns = (Message(role="user", content="Sort a list of dates."), Message(role="user", content="And in Python?"))
+
+    assert text_of(ChatRequest(model="auto", messages=turns)) == "Sort a list of dates.\nAnd in Python?"
+
+
+def test_what_is_read_of_a_huge_prompt_is_bounded() -> None:
+    """The cost of a decision does not grow with the prompt."""
+    request = chat(text="a" * 10_000_000 + "the end")
+
+    assert len(text_of(request)) == HEAD + TAIL + 1
+    assert text_of(request).endswith("the end")
+
+
+@pytest.mark.parametrize("text", ["", " ", "hello", "\ud800", "\x00", "字", "?" * 3_000])
+def test_every_text_has_finite_features(text: str) -> None:
+    """No text, however odd, gives anything but finite numbers of the one shape."""
+    hits, form = read_text(text)
+
+    assert form.shape == (len(FORM_NAMES),)
+    assert np.isfinite(form).all()
+    assert hits.dtype == np.uint32
+
+
+def test_the_pipe_answers_line_by_line_and_survives_faults() -> None:
+    """Each line of input has one line of answer; a faulty one says why and the next is answered."""
+    lines = [
+        '{"prompt": "hello"}',
+        "",
+        "not json",
+        '{"prompt": 3}',
+        "{}",
+        '{"messages": []}',
+        '{"messages": [{"role": "user", "content": "hello"}]}',
+    ]
+    out = io.StringIO()
+
+    main(io.StringIO("\n".join(lines)), out)
+    answers = [json.loads(line) for line in out.getvalue().splitlines()]
+
+    assert [list(answer) for answer in answers] == [["small_suffices"], *[["error"]] * 4, ["small_suffices"]]
+    assert answers[0] == answers[-1]
+    assert 0 <= answers[0]["small_suffices"] <= 1
