@@ -20,7 +20,6 @@ local KEEP_WINDOW = 120     -- seconds
 local KEEP_DAY = 8 * 86400
 local KEEP_MONTH = 70 * 86400
 local KEEP_TOMBSTONE = 3600
-local REAP = 16             -- expired holds freed on the way of one open
 
 local base, verb, id = KEYS[1], ARGV[1], ARGV[3]
 local now = tonumber(ARGV[2])
@@ -163,7 +162,6 @@ local function open()
   local time = math.floor(now * 1000)
   if redis.call('EXISTS', tombstone .. id) == 1 or now > valid_until then return {-1, time, {}, {}} end
   local known = hold_of(id) -- the caller asks again because it did not hear our answer
-  if not known then reap(REAP) end
   local names, states, seconds, windowed, refusals = {}, {}, {}, {}, {}
   for i = 10, #ARGV, 7 do
     local scope, caps, n = ARGV[i], {}, #names + 1
@@ -251,9 +249,11 @@ local function release()
   return 1
 end
 
--- ARGV: scope, day, month. Returns the scope's state and the ids of its team's holds.
+-- ARGV: scope, day, month. Returns the scope's state, and whether there is a counter of that day.
 local function usage()
-  return {(state(ARGV[4], ARGV[5], ARGV[6], true)), redis.call('HKEYS', holds)}
+  local found = state(ARGV[4], ARGV[5], ARGV[6], true)
+  found[10] = redis.call('EXISTS', day_key(ARGV[4], ARGV[5]))
+  return found
 end
 
 if verb == 'open' then return open() end

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from billing.holds import Hold, HoldRequest, LimitName, Limits, RefusedHold, Remaining, Scope, Settlement
-from billing.records import UsageRecord, day_of
+from billing.records import CHARGED, UsageRecord, day_of
 from billing.script import Script
 from billing.standalone import Standalone, demands
 from protocol.usage import Usage
@@ -50,6 +50,7 @@ class ScopeState(Struct, frozen=True, array_like=True):
     day_nanousd_held: int
     month_nanousd: int
     month_nanousd_held: int
+    knows_day: bool = True  # false when Redis has no counter of that day, such as after a wipe
 
     def used_and_held(self, limit: LimitName) -> tuple[int, int]:
         """Return what counts against ``limit``: settled, and held by running calls."""
@@ -141,7 +142,8 @@ class Quotas:
                 request_id=record.request_id, team_id=record.team_id, scopes=scopes, legs=(), valid_until=0.0
             )
             usage = Usage(record.input_tokens, output_tokens=record.output_tokens)
-            await self._say(record.request_id, _settle_args(request, Settlement(usage, record.cost_nanousd)))
+            owed = Settlement(usage, record.cost_nanousd) if record.status in CHARGED else None
+            await self._say(record.request_id, _settle_args(request, owed) if owed else _release_args(request))
 
     async def usage(self, team_id: str, *, day: int | None = None, key_id: str | None = None) -> ScopeState:
         """Return what a team, or one of its keys, has used and held; ``day`` in days since 1970, default today.
@@ -150,8 +152,7 @@ class Quotas:
         """
         day = int(self._clock.now() // 86_400) if day is None else day
         scope = "team" if key_id is None else f"key:{key_id}"
-        state, _ = await self._call(["usage", team_id, "", scope, day, month_of(day)])
-        return ScopeState(*state)
+        return ScopeState(*await self._call(["usage", team_id, "", scope, day, month_of(day)]))
 
     async def sweep(self, team_id: str, most: int = 1000) -> list[str]:
         """Free the holds of a team whose leases have ended, and return their request ids. Raises what Redis raises."""

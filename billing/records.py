@@ -19,6 +19,10 @@ class Status(StrEnum):
     SUPERSEDED = "superseded"  # a batch attempt whose answer was never stored: the team pays nothing
 
 
+REQUESTS = frozenset({Status.ANSWERED, Status.INTERRUPTED})  # those that statements count as requests
+CHARGED = REQUESTS | {Status.BLOCKED}  # those whose tokens and cost the team owes
+
+
 class Attempt(Struct, frozen=True, omit_defaults=True):
     """One try at one target."""
 

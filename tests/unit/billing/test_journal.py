@@ -1,0 +1,263 @@
+# The journal: what it has taken it gives back, whatever cuts it short.
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from billing.errors import JournalFull
+from billing.journal import Journal, adopt
+from billing.records import Attempt, Status, UsageRecord
+from protocol.usage import Usage
+from tests.support.clock import SetClock
+from tests.support.factories import make_record
+
+SMALL = 64 * 1024
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    """Noon."""
+    return SetClock()
+
+
+@pytest.fixture
+def journal(tmp_path: Path, clock: SetClock) -> Journal:
+    """A journal with small segments."""
+    return Journal.open(tmp_path / "journal", clock=clock, segment_bytes=SMALL)
+
+
+def test_closed_calls_wait_in_order_until_they_are_flushed(journal: Journal, clock: SetClock) -> None:
+    """What was closed is given out, and given out again, until it is marked; then its segments go."""
+    records = [make_record(clock.new_id()) for _ in range(200)]
+    for record in records:
+        run(journal, record)
+
+    assert journal.take_closed(3) == records[:3] == journal.take_closed(3)
+    journal.mark_flushed(record.request_id for record in records[:150])
+    assert (journal.backlog, journal.take_closed(1000)) == (50, records[150:])
+    journal.mark_flushed(record.request_id for record in records[150:])
+    assert len(list(journal.directory.iterdir())) <= 1
+    journal.close()
+    assert list(journal.directory.iterdir()) == []
+
+
+def test_a_living_journal_is_not_adopted(journal: Journal, clock: SetClock) -> None:
+    """The lock tells that somebody still owns a segment."""
+    run(journal, make_record(clock.new_id()))
+
+    assert list(adopt(journal.directory, clock)) == []
+
+
+def test_the_calls_of_the_dead_come_as_they_ended(journal: Journal, clock: SetClock) -> None:
+    """Closed ones as closed, broken streams at their last progress, silent ones as failed, dropped ones not at all."""
+    closed, streaming, silent, dropped = (make_record(clock.new_id(), **NOTHING_YET) for _ in range(4))
+    for record in (closed, streaming, silent, dropped):
+        journal.opened(record)
+    journal.progress(streaming.request_id, Usage(50, 10, 7), 111)
+    journal.progress(streaming.request_id, Usage(50, 10, 9, 2, 3), 222)
+    journal.progress(silent.request_id, Usage(50), 333)
+    journal.closed(final := replace(closed, status=Status.ANSWERED, output_tokens=5, cost_nanousd=99))
+    journal.dropped(dropped.request_id)
+    journal.close()
+
+    found = {record.request_id: record for record in adopt(journal.directory, clock)}
+
+    assert found == {
+        closed.request_id: final,
+        streaming.request_id: replace(
+            streaming,
+            status=Status.INTERRUPTED,
+            input_tokens=50,
+            cached_input_tokens=10,
+            output_tokens=9,
+            reasoning_tokens=2,
+            cache_write_tokens=3,
+            cost_nanousd=222,
+        ),
+        silent.request_id: replace(silent, status=Status.FAILED, input_tokens=50, cost_nanousd=0),
+    }
+    assert list(journal.directory.iterdir()) == []
+
+
+def test_a_neighbour_takes_over_and_flushes(journal: Journal, clock: SetClock) -> None:
+    """An adopted call waits with the neighbour's own, and its segment goes once it is flushed."""
+    record = make_record(clock.new_id())
+    run(journal, record)
+    journal.opened(make_record(clock.new_id(), **NOTHING_YET))
+    journal.close()
+    neighbour = Journal.open(journal.directory, clock=clock)
+
+    assert (neighbour.adopt(), neighbour.adopt()) == (2, 0)
+
+    taken = neighbour.take_closed(10)
+    assert [each.status for each in taken] == [Status.ANSWERED, Status.FAILED]
+    assert neighbour.is_adopted(record.request_id)
+    neighbour.mark_flushed(each.request_id for each in taken)
+    assert list(journal.directory.iterdir()) == []
+
+
+def test_a_neighbour_that_dies_too_leaves_it_all_to_the_next(journal: Journal, clock: SetClock) -> None:
+    """An interrupted call ends once: whoever adopts it second finds it as the first left it."""
+    streaming = make_record(clock.new_id(), **NOTHING_YET)
+    journal.opened(streaming)
+    journal.progress(streaming.request_id, Usage(50, 0, 9), 222)
+    journal.close()
+    neighbour = Journal.open(journal.directory, clock=clock)
+    neighbour.adopt()
+    first = neighbour.take_closed(1)
+    neighbour.close()
+
+    assert list(adopt(journal.directory, clock)) == first
+
+
+def test_a_tail_cut_anywhere_loses_only_what_was_cut(tmp_path: Path, journal: Journal, clock: SetClock) -> None:
+    """Cut at every byte, the records before the cut are all there and nothing is made up."""
+    records = [make_record(clock.new_id(), input_tokens=number) for number in range(4)]
+    ends = []
+    for record in records:
+        run(journal, record)
+        ends.append(size_of(journal))
+    journal.close()
+    [segment] = journal.directory.iterdir()
+    whole = segment.read_bytes()
+
+    for cut in range(ends[-1] + 1):
+        torn = tmp_path / "torn"
+        torn.mkdir()
+        (torn / segment.name).write_bytes(whole[:cut])
+        found = list(adopt(torn, clock))
+        shutil.rmtree(torn, ignore_errors=True)
+
+        complete = sum(end <= cut for end in ends)
+        assert found[:complete] == records[:complete]
+        assert all(record.status is Status.FAILED and record.cost_nanousd == 0 for record in found[complete:])
+        assert len(found) <= complete + 1
+
+
+def test_a_flipped_bit_is_never_believed(tmp_path: Path, journal: Journal, clock: SetClock) -> None:
+    """A damaged record and what follows it are left out; what comes before stays."""
+    records = [make_record(clock.new_id()) for _ in range(3)]
+    run(journal, records[0])
+    safe = size_of(journal)
+    run(journal, records[1])
+    end = size_of(journal)
+    journal.close()
+    [segment] = journal.directory.iterdir()
+    whole = segment.read_bytes()
+
+    for place in range(safe, end):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        folder = tmp_path / "damaged"
+        folder.mkdir()
+        (folder / segment.name).write_bytes(damaged)
+        found = list(adopt(folder, clock))
+        shutil.rmtree(folder, ignore_errors=True)
+
+        assert found[0] == records[0]
+        assert all(each == records[1] or each.status is Status.FAILED for each in found[1:])
+
+
+def test_a_full_disk_refuses_the_open_and_never_the_close(
+    journal: Journal, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for the close is set aside at the open: when the disk is full, new calls wait and running ones end well."""
+    running = []
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    first = make_record(clock.new_id(), **NOTHING_YET)
+    journal.opened(first)
+    running.append(first)
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with pytest.raises(JournalFull):
+        while True:
+            record = make_record(clock.new_id(), **NOTHING_YET)
+            journal.opened(record)
+            running.append(record)
+    for _ in range(2000):
+        journal.progress(first.request_id, Usage(1, 0, 1), 1)  # takes what is not promised, and no more
+    wide = tuple(
+        Attempt("provider/region/https://a.long.name.example/v1/model", "upstream_timeout", 1.5) for _ in range(20)
+    )
+    for record in running:
+        journal.closed(replace(record, status=Status.ANSWERED, output_tokens=7, attempts=wide))
+
+    assert len(running) > 10
+    assert all(closed.record is None for closed in journal._closed.values())
+    assert size_of(journal) <= SMALL
+    assert [record.output_tokens for record in journal.take_closed(1000)] == [7] * len(running)
+
+
+def test_a_close_the_disk_refuses_is_still_flushed(
+    journal: Journal, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even when the disk fails outright, the record reaches the ledger through memory."""
+    record = make_record(clock.new_id())
+    journal.opened(record)
+
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pwrite", broken)
+    journal.closed(record)
+
+    assert journal.take_closed(1) == [record]
+    journal.mark_flushed([record.request_id])
+    assert journal.backlog == 0
+
+
+def test_the_oldest_call_is_known(journal: Journal, clock: SetClock) -> None:
+    """The watermark of the ledger is the oldest call that is not flushed, running or closed."""
+    first = make_record(clock.new_id())
+    journal.opened(first)
+    clock.move(60)
+    second = make_record(clock.new_id())
+    run(journal, second)
+
+    assert journal.oldest == first.request_id
+    journal.closed(first)
+    journal.mark_flushed([first.request_id])
+    assert journal.oldest == second.request_id
+    journal.mark_flushed([second.request_id])
+    assert journal.oldest is None
+
+
+def test_closing_tells_the_flusher(journal: Journal, clock: SetClock) -> None:
+    """Whoever flushes is woken by every close."""
+    rings: list[int] = []
+    journal.on_closed = lambda: rings.append(1)
+
+    run(journal, make_record(clock.new_id()))
+
+    assert rings == [1]
+
+
+NOTHING_YET = {
+    "status": Status.FAILED,
+    "input_tokens": 0,
+    "cached_input_tokens": 0,
+    "output_tokens": 0,
+    "cost_nanousd": 0,
+}
+
+replace = msgspec.structs.replace
+
+
+def run(journal: Journal, record: UsageRecord) -> None:
+    """Open and close a call."""
+    journal.opened(replace(record, **NOTHING_YET))
+    journal.closed(record)
+
+
+def size_of(journal: Journal) -> int:
+    """Return how many bytes of the current segment are written."""
+    assert journal._current is not None
+    return journal._current.end
