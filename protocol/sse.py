@@ -6,6 +6,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 DONE = b"data: [DONE]\n\n"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class ServerEvent(Struct, frozen=True):
@@ -22,35 +23,56 @@ class EventStreamTooLong(Exception):
 class EventReader:
     """Turns the pieces of an event stream into events, however the pieces were cut.
 
-    Lines end in LF, CR LF or CR. Comments and events without data are skipped. ``limit`` bounds the bytes kept of one
-    unfinished event.
+    Lines end in LF, CR LF or CR; a byte order mark at the start is no part of the first. Comments and events without
+    data are skipped. ``limit`` bounds the bytes kept of one unfinished event. The work is linear in the bytes, whatever the
+    pieces' size.
     """
 
     def __init__(self, limit: int = 16 * 1024 * 1024) -> None:
         self._limit = limit
-        self._rest = b""
+        self._line: list[bytes] = []  # pieces of the unfinished line, joined once it ends
         self._name = b""
         self._data: list[bytes] = []
-        self._kept = 0
+        self._kept = 0  # bytes in _line and _data
+        self._start: bytes | None = b""  # the stream's first bytes, while they may still be a byte order mark
+        self._ended_in_cr = False  # the next LF belongs to it
 
     def feed(self, piece: bytes) -> list[ServerEvent]:
-        """Take in a piece and return the events that it completes."""
-        text = self._rest + piece if self._rest else piece
-        if b"\r" in text:
-            return self._feed_lines(*self._split_any(text))
-        lines = text.split(b"\n")
-        return self._feed_lines(lines[:-1], lines[-1])
-
-    def _split_any(self, text: bytes) -> tuple[list[bytes], bytes]:
-        # A CR at the very end may be half of a CR LF: keep it until the next piece tells.
-        held = b""
-        if text.endswith(b"\r"):
-            text, held = text[:-1], b"\r"
-        lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        return lines[:-1], lines[-1] + held
-
-    def _feed_lines(self, lines: list[bytes], rest: bytes) -> list[ServerEvent]:
+        """Take in a piece and return the events that it completes. Raises EventStreamTooLong."""
+        if self._start is not None:
+            piece = self._skip_mark(self._start + piece)
+        if self._ended_in_cr and piece:
+            self._ended_in_cr = False
+            piece = piece.removeprefix(b"\n")
+        if b"\r" in piece:
+            self._ended_in_cr = piece.endswith(b"\r")
+            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = piece.split(b"\n")
+        rest = lines.pop()
         events: list[ServerEvent] = []
+        if lines:
+            if self._line:
+                self._line.append(lines[0])
+                lines[0] = b"".join(self._line)
+                self._kept -= len(lines[0]) - len(self._line.pop())
+                self._line = []
+            self._read_lines(lines, events)
+        if rest:
+            self._line.append(rest)
+            self._kept += len(rest)
+        if self._kept > self._limit:
+            raise EventStreamTooLong(f"an event is longer than {self._limit} bytes")
+        return events
+
+    def _skip_mark(self, start: bytes) -> bytes:
+        """Hold the stream's first bytes back until they are, or cannot become, a byte order mark."""
+        if len(start) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(start):
+            self._start = start
+            return b""
+        self._start = None
+        return start.removeprefix(BYTE_ORDER_MARK)
+
+    def _read_lines(self, lines: list[bytes], events: list[ServerEvent]) -> None:
         for line in lines:
             if not line:
                 if self._data:
@@ -61,10 +83,10 @@ class EventReader:
                 self._kept += len(line)
             elif line.startswith(b"event:"):
                 self._name = line[7:] if line[6:7] == b" " else line[6:]
-        self._rest = rest
-        if self._kept + len(rest) > self._limit:
-            raise EventStreamTooLong(f"an event is longer than {self._limit} bytes")
-        return events
+            elif line == b"data":  # a field without a colon has an empty value
+                self._data.append(b"")
+            elif line == b"event":
+                self._name = b""
 
 
 def encode_event(data: bytes, name: bytes = b"") -> bytes:
