@@ -24,6 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     if os.environ.get(DIE_WITH_PARENT) == "1":
         die_with_parent()
     logging.basicConfig(format="gpu_backend: %(message)s", level=logging.INFO, stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time needs no thread pool
     try:
         settings = _settings(options)

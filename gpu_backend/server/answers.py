@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from gpu_backend.server.errors import EngineFailed
 from gpu_backend.server.front import Front
 from gpu_backend.server.generation import Generation, Job
-from gpu_backend.server.reply import Piece, joined
+from gpu_backend.server.reply import Piece, join_replies
 from gpu_backend.server.wire import UsageBody, encode
 from protocol.errors import ServiceError
 from protocol.sse import DONE, encode_event
@@ -54,7 +54,7 @@ class InferenceResponse:
 
     async def _send_whole(self, generation: Generation, send: Any) -> None:
         pieces = [piece async for some in generation.pieces() for piece in some]
-        replies = [joined(pieces, index) for index in range(self._job.num_replies)]
+        replies = join_replies(pieces, self._job.num_replies)
         await send_json(send, self._dialect.whole(replies, generation.usage()), self._request_id)
 
     async def _stream(self, generation: Generation, send: Any) -> None:

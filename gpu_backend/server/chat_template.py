@@ -20,7 +20,7 @@ from protocol.errors import BadRequest
 class ChatTemplate:
     """One template, compiled once. ``special_tokens`` are the names it may use: ``bos_token``, ``eos_token``, …
 
-    ``now`` tells the local time to templates that write the date.
+    ``now`` tells the local time to templates that write the date. Raises ``ValueError`` for a template with a fault.
     """
 
     def __init__(
@@ -33,7 +33,10 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
-        self._template = environment.from_string(source)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as exc:
+            raise ValueError(f"the chat template does not compile: {exc}") from exc
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Message]) -> str:

@@ -47,6 +47,9 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} has no config.json; --model names the folder of a Hugging Face checkpoint")
     config = read_json(folder / "config.json")
+    for name in ("vocab_size", "hidden_size"):
+        if not isinstance(config.get(name), int):
+            raise ValueError(f"{folder / 'config.json'} has no {name}")
     generation = read_json(folder / "generation_config.json")
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     codec = TextCodec.load(folder)
@@ -56,8 +59,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         codec=codec,
         chat=ChatTemplate(template, names) if template else None,
         eos_token_ids=_eos_token_ids(codec, names, config, generation),
-        vocab_size=int(config["vocab_size"]),
-        hidden_size=int(config["hidden_size"]),
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
         defaults=_defaults(generation),
         fingerprint="fp_" + blake2b(msgspec.json.encode([config, template]), digest_size=6).hexdigest(),
         created=int((folder / "config.json").stat().st_mtime),

@@ -34,6 +34,7 @@ log = logging.getLogger("gpu_backend")
 
 RESTARTS = 3  # within RESTART_WINDOW; the next death is final
 RESTART_WINDOW = 60.0  # seconds
+RESTART_PAUSE = 1.0  # seconds more before each further one; the first comes at once
 STOP_WITHIN = 2.0  # seconds
 
 
@@ -268,7 +269,7 @@ class EngineClient:
             self.state = EngineState.FAILED
             self._on_failed()
             return
-        delay = (len(self._deaths) - 1) * 1.0
+        delay = (len(self._deaths) - 1) * RESTART_PAUSE
         log.error("the engine's process died (%d requests lost); starting it again in %.0f s", running, delay)
         if self.state is EngineState.ACTIVE:
             self.state = EngineState.STARTING

@@ -97,8 +97,9 @@ class Generation:
         )
 
     def close(self) -> None:
-        """Free what the engine still holds for this job."""
+        """Free what the engine still holds for this job. What has not ended by now was given up by its client."""
         if self._call is not None:
+            self._metrics.count_given_up(sum(writer.finish_reason is None for writer in self._writers.values()))
             self._call.close()
 
     def _command(self, request_id: str, prompt: tuple[int, ...]) -> Generate:

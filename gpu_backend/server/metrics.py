@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gpu_backend.engine.messages import LoadReport
@@ -19,6 +19,7 @@ class Metrics:
     """Counts what is answered; the engine's own state is read from ``current`` when somebody asks."""
 
     def __init__(self, model_name: str, current: Callable[[], EngineReading]) -> None:
+        disable_created_metrics()  # a second series for each, that nobody reads
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self.registry.register(_EngineCollector(model_name, current))
@@ -52,6 +53,11 @@ class Metrics:
         for reason in finish_reasons:
             self._finished.labels(self._model_name, reason).inc()
         self._count_call(usage, latency)
+
+    def count_given_up(self, num_replies: int) -> None:
+        """Book replies whose client left, or that failed, before their end."""
+        if num_replies:
+            self._finished.labels(self._model_name, "abort").inc(num_replies)
 
     def count_embeddings(self, usage: UsageBody, num_inputs: int, *, latency: float) -> None:
         """Book an embedding call that was answered."""

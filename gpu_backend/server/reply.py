@@ -144,9 +144,15 @@ class ReplyWriter:
         return Piece(self.index, piece.text, (), (), piece.finish_reason)
 
 
-def joined(pieces: Iterable[Piece], index: int) -> Piece:
-    """Return all pieces of one reply as one."""
-    own = [piece for piece in pieces if piece.index == index]
+def join_replies(pieces: Iterable[Piece], num_replies: int) -> list[Piece]:
+    """Return the pieces of each reply as one piece."""
+    own: list[list[Piece]] = [[] for _ in range(num_replies)]
+    for piece in pieces:
+        own[piece.index].append(piece)
+    return [_join(index, pieces) for index, pieces in enumerate(own)]
+
+
+def _join(index: int, own: Sequence[Piece]) -> Piece:
     return Piece(
         index=index,
         text="".join(piece.text for piece in own),

@@ -61,7 +61,7 @@ def read_body(body: bytes, type: type[T]) -> tuple[T, Extensions]:
     if unknown := extra.keys() - known:
         name = min(unknown)
         raise UnsupportedParameter(f"This engine does not know the parameter '{name}'. Leave it out.", param=name)
-    return request, convert(extra, Extensions)
+    return request, convert({name: value for name, value in extra.items() if value is not None}, Extensions)
 
 
 def read_sender(headers: Mapping[str, str]) -> Sender:

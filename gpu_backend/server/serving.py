@@ -22,6 +22,7 @@ log = logging.getLogger("gpu_backend")
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 75  # longer than the gateway keeps idle connections, so that the gateway closes first
 
 
 def serve(settings: FrontSettings) -> int:
@@ -47,9 +48,17 @@ def serve(settings: FrontSettings) -> int:
         lifespan="on",
         ws="none",
         backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
     )
     server = uvicorn.Server(config)
+
+    def stop(signum: int, frame: object) -> None:
+        server.should_exit = True
+
+    # For a signal before the server has its own handlers; and it raises once more what it took, when all is done.
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, stop)
     host, port = listening.getsockname()[:2]
     log.info("serving %s on http://%s:%d", settings.served_model_name, f"[{host}]" if ":" in host else host, port)
     server.run(sockets=[listening])

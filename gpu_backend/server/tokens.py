@@ -37,17 +37,21 @@ class TextCodec:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._spell = _spelling(tokenizer)
+        self._longest = max(map(len, tokenizer.get_vocab()), default=1)  # characters
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
         self._pieces = {token_id: b"" for token_id, token in added.items() if token.special}
 
     @classmethod
     def load(cls, folder: Path) -> TextCodec:
-        """Read ``tokenizer.json``. Raises ``FileNotFoundError`` if there is none."""
+        """Read ``tokenizer.json``. Raises ``FileNotFoundError`` where there is none, ``ValueError`` for nonsense."""
         file = folder / "tokenizer.json"
         if not file.exists():
             raise FileNotFoundError(f"{file} does not exist; the engine needs a checkpoint with a fast tokenizer")
-        return cls(Tokenizer.from_file(str(file)))
+        try:
+            return cls(Tokenizer.from_file(str(file)))
+        except Exception as exc:  # the library raises nothing more precise
+            raise ValueError(f"{file} cannot be read: {exc}") from exc
 
     def encode(self, text: str, most: int, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the tokens of ``text``. Raises ``TooManyTokens`` if they are more than ``most``.
@@ -57,8 +61,8 @@ class TextCodec:
         size = CHARACTERS_PER_TOKEN * (most + 1)
         while len(text) > size:
             beginning = len(self._tokenizer.encode(text[:size], add_special_tokens=False).ids)
-            if beginning > most + CHARACTERS_PER_TOKEN:  # some slack: the cut may fall into a token
-                raise TooManyTokens(beginning, counted_whole=False)
+            if beginning - self._longest > most:  # the cut may have split one token into as many
+                raise TooManyTokens(beginning - self._longest, counted_whole=False)
             size *= 4
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         if len(ids) > most:
