@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -98,12 +99,14 @@ def migrate(config: ConfigOption = None) -> None:
 @app.command("audit")
 def audit(
     config: ConfigOption = None,
-    date: Annotated[str | None, typer.Option(help="A UTC day, 2026-04-05; default: today and yesterday")] = None,
+    date: Annotated[
+        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="A UTC day; else today and yesterday")
+    ] = None,
 ) -> None:
     """Compare ledger, statements and counters; print where they differ and exit 1."""
-    from gateway.audit_command import run_audit
+    from gateway.audit_cli import run_audit
 
-    raise typer.Exit(run_audit(_load(find_config(config)), date))
+    raise typer.Exit(run_audit(_load(find_config(config)), date.date() if date is not None else None))
 
 
 @app.command("complexity")

@@ -1,59 +1,43 @@
 # `tollgate work`: the chores of the house, done by any number of workers side by side. Journals of dead processes are
-# adopted and carried to the ledger, holds that nobody closes are swept, partitions are made ahead and dropped when
-# their time is over, and the books are audited.
+# adopted and carried to the ledger, holds that nobody closes are swept, days are closed, partitions made ahead and
+# dropped when their time is over, and the books are audited.
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 
 import structlog
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
 
+from billing.audit import audit
 from billing.flusher import Flusher
 from billing.journal import Journal
-from billing.partitions import drop_partitions, ensure_partitions
+from billing.quotas import Quotas
+from billing.sweep import Sweeper
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.settings import Settings
 from gateway.telemetry.logging import configure_logging
 
-PARTITIONS_EVERY = 3600.0  # seconds
+AUDIT_EVERY = 900.0  # seconds, all workers together
+AUDIT_TURN = "tollgate:audit-turn"  # Redis key: whoever sets it audits, the others wait for the next turn
 FINAL_FLUSH = 5.0  # seconds for what is closed but not yet in Postgres when the worker ends
 
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True)
-class Chore:
-    """Something done again and again. A failure is logged and the chore tried again at its next turn."""
-
-    name: str
-    every: float  # seconds
-    do: Callable[[], Awaitable[object]]
-
-    async def run(self) -> None:
-        """Do it now and then every so often, until cancelled."""
-        while True:
-            try:
-                await self.do()
-            except Exception as exc:  # whatever it was, the other chores and the next turn go on
-                log.warning("chore_failed", chore=self.name, error=repr(exc))
-            await asyncio.sleep(self.every)
-
-
 def run_worker(settings: Settings, concurrency: int) -> int:
     """Work until SIGTERM or SIGINT; return the exit status. ``concurrency`` is for batch requests."""
     configure_logging()
-    asyncio.run(_work(settings, Clock()))
-    return 0
+    return asyncio.run(_work(settings, Clock()))
 
 
-async def _work(settings: Settings, clock: Clock) -> None:
+async def _work(settings: Settings, clock: Clock) -> int:
     asked_to_stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
@@ -62,31 +46,47 @@ async def _work(settings: Settings, clock: Clock) -> None:
         stack.push_async_callback(database.close)
         redis = Redis.from_url(settings.redis_url, socket_timeout=1.0, socket_connect_timeout=1.0)
         stack.push_async_callback(redis.aclose)
+        quotas = Quotas(redis, clock, standalone_share=settings.quotas.standalone_share)
         journal = Journal.open(settings.data_dir / "journal", fsync=settings.journal_fsync, clock=clock)
         stack.callback(journal.close)
-        flusher = Flusher(journal, database, clock)
-        chores = chores_of(settings, database, redis, clock)
-        tasks = [asyncio.create_task(flusher.run()), *(asyncio.create_task(chore.run()) for chore in chores)]
-        log.info("worker_started", chores=[chore.name for chore in chores])
-        await asked_to_stop.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        flusher = Flusher(journal, database, clock, book_adopted=quotas.book)
+        sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
+        chores = {
+            "flush": asyncio.create_task(flusher.run()),
+            "sweep": asyncio.create_task(sweeper.run()),
+            "audit": asyncio.create_task(_audit_in_turn(database, redis, quotas, clock)),
+        }
+        log.info("worker_started", chores=list(chores))
+        status = await _until_stopped(asked_to_stop, chores)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for whoever adopts it
             async with asyncio.timeout(FINAL_FLUSH):
                 while await flusher.flush_once():
                     pass
+    return status
 
 
-def chores_of(settings: Settings, database: Database, redis: Redis, clock: Clock) -> list[Chore]:
-    """Return everything a worker does beside carrying journals."""
+async def _until_stopped(asked_to_stop: asyncio.Event, chores: dict[str, asyncio.Task[None]]) -> int:
+    """Wait for the signal and cancel the chores. A chore that ends by itself is a fault: the worker ends with it."""
+    stop = asyncio.create_task(asked_to_stop.wait())
+    await asyncio.wait([stop, *chores.values()], return_when=asyncio.FIRST_COMPLETED)
+    ended = {name: task for name, task in chores.items() if task.done()}
+    for name, task in ended.items():
+        log.error("chore_ended", chore=name, error=repr(task.exception()), exc_info=task.exception())
+    for waiting in (stop, *chores.values()):
+        waiting.cancel()
+    await asyncio.gather(stop, *chores.values(), return_exceptions=True)
+    return 1 if ended else 0
 
-    async def keep_partitions() -> None:
-        async with database.begin() as connection:
-            await ensure_partitions(connection, clock.today())
-        async with database.begin() as connection:
-            oldest = clock.today() - timedelta(seconds=settings.retention.usage)
-            for name in await drop_partitions(connection, oldest):
-                log.info("partition_dropped", partition=name)
 
-    return [Chore("partitions", PARTITIONS_EVERY, keep_partitions)]
+async def _audit_in_turn(database: Database, redis: Redis, quotas: Quotas, clock: Clock) -> None:
+    """Compare the books of today and yesterday now and then; whatever differs is logged as an error."""
+    while True:
+        try:
+            if await redis.set(AUDIT_TURN, "taken", nx=True, ex=round(AUDIT_EVERY)):
+                for day in (clock.today() - timedelta(days=1), clock.today()):
+                    differences = await audit(database, quotas, day)
+                    for one in differences:
+                        log.error("books_differ", **{name: str(getattr(one, name)) for name in one.__struct_fields__})
+        except (SQLAlchemyError, RedisError, OSError, TimeoutError) as exc:
+            log.warning("audit_failed", error=repr(exc))
+        await asyncio.sleep(AUDIT_EVERY / 10)

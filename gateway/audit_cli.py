@@ -1,0 +1,42 @@
+# `tollgate audit`: do ledger, statements and counters say the same?
+
+from __future__ import annotations
+
+import asyncio
+from datetime import date, timedelta
+
+import msgspec
+from redis.asyncio import Redis
+
+from billing.audit import Difference, audit
+from billing.quotas import Quotas
+from gateway.clock import Clock
+from gateway.command_line import Format, say, show
+from gateway.database import Database
+from gateway.settings import Settings
+
+COLUMNS = Difference.__struct_fields__
+
+
+def run_audit(settings: Settings, day: date | None) -> int:
+    """Compare the books of ``day``, else of today and yesterday (UTC); print where they differ and return 1."""
+    today = Clock().today()
+    days = [day] if day is not None else [today - timedelta(days=1), today]
+    differences = asyncio.run(_audit(settings, days))
+    if not differences:
+        say(f"the books of {' and '.join(map(str, days))} agree")
+        return 0
+    rows = [{name: getattr(one, name) for name in COLUMNS} for one in differences]
+    show(Format.TABLE, msgspec.to_builtins(differences), COLUMNS, rows, "Where the books differ")
+    return 1
+
+
+async def _audit(settings: Settings, days: list[date]) -> list[Difference]:
+    database = Database(settings.database_url, pool_size=1, application_name="tollgate audit")
+    redis = Redis.from_url(settings.redis_url, socket_timeout=2.0, socket_connect_timeout=2.0)
+    try:
+        quotas = Quotas(redis, Clock(), standalone_share=settings.quotas.standalone_share)
+        return [one for day in days for one in await audit(database, quotas, day)]
+    finally:
+        await redis.aclose()
+        await database.close()
