@@ -24,8 +24,8 @@ class EventReader:
     """Turns the pieces of an event stream into events, however the pieces were cut.
 
     Lines end in LF, CR LF or CR; a byte order mark at the start is no part of the first. Comments and events without
-    data are skipped. ``limit`` bounds the bytes kept of one unfinished event. The work is linear in the bytes, whatever the
-    pieces' size.
+    data are skipped. ``limit`` bounds the bytes kept of one unfinished event. The work is linear in the bytes,
+    whatever the pieces' size.
     """
 
     def __init__(self, limit: int = 16 * 1024 * 1024) -> None:
