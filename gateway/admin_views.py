@@ -35,6 +35,11 @@ def moment(value: datetime | None) -> str | None:
     return None if value is None else value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
+def moment_of(seconds: float | None) -> str | None:
+    """Return a moment in unix seconds as text."""
+    return None if seconds is None else moment(datetime.fromtimestamp(seconds, UTC))
+
+
 def limits_view(limits: Limits) -> dict[str, Any]:
     """Return every limit by the name that admins give it; null is none."""
     return {

@@ -1,0 +1,77 @@
+# GET /v1/usage: what a team used and owes. GET /v1/team: who a key belongs to and what it may do.
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, get
+
+from gateway.access import Admin, Caller
+from gateway.admin_views import limits_view, moment_of
+from gateway.auth import team_guard, team_or_admin_guard
+from gateway.errors import Forbidden
+from gateway.routes.admin import answer, read_parameters
+from gateway.routes.inference import services_of
+from gateway.teams import get_team
+from gateway.usage_report import read_period, usage_csv, usage_of
+from protocol.errors import BadRequest
+
+
+@get("/v1/usage", guards=[team_or_admin_guard], summary="Show a team's usage and cost")
+async def get_usage(request: Request[Any, Any, Any]) -> Response[bytes] | Response[str]:
+    """Show what a team used on a UTC day (``date``; default: today) or from one to another (``from``, ``to``).
+
+    ``group_by``: model, key, tier or day. ``format``: json or csv. A team's key sees its own team, an admin's all.
+    """
+    services = services_of(request)
+    query = read_parameters(request, "team_id", "date", "from", "to", "group_by", "format")
+    asked = read_period(query, services.clock.today())
+    if query.get("format", "json") not in ("json", "csv"):
+        raise BadRequest("'format' is json or csv.", param="format", code="invalid_value")
+    caller: Caller | Admin = request.scope["state"]["caller"]
+    is_admin = isinstance(caller, Admin)
+    team_id = _team_in_question(caller, query.get("team_id"))
+    async with services.database.begin() as connection:
+        if is_admin:
+            await get_team(connection, team_id)
+        usage = await usage_of(connection, team_id, asked, for_house=is_admin)
+    if query.get("format") == "csv":
+        return Response(usage_csv(usage), media_type="text/csv")
+    return answer(usage)
+
+
+def _team_in_question(caller: Caller | Admin, said: str | None) -> str:
+    if isinstance(caller, Caller):
+        if said not in (None, caller.team.id):
+            raise Forbidden("A team's key sees its own team's usage alone.", param="team_id")
+        return caller.team.id
+    if said is None:
+        raise BadRequest(
+            "An admin says whose usage: add 'team_id'.", param="team_id", code="missing_required_parameter"
+        )
+    return said
+
+
+@get("/v1/team", guards=[team_guard], summary="Show whose key this is")
+async def get_own_team(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Show the team and the key that call, and their limits."""
+    caller: Caller = request.scope["state"]["caller"]
+    team = caller.team
+    return answer(
+        {
+            "object": "team",
+            "id": team.id,
+            "name": team.name,
+            "allowed_models": None if team.allowed_models is None else sorted(team.allowed_models),
+            "limits": limits_view(team.limits),
+            "key": {
+                "key_id": caller.key_id,
+                "name": caller.key_name,
+                "limits": limits_view(caller.key_limits),
+                "expires_at": moment_of(caller.expires_at),
+            },
+        }
+    )
+
+
+handlers = [get_usage, get_own_team]

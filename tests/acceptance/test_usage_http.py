@@ -1,0 +1,208 @@
+# The usage report over HTTP: the tokens and dollars of exactly the calls that were made, to those who may see them.
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.house import House
+
+SUMS = (
+    "requests",
+    "blocked",
+    "failed",
+    "input_tokens",
+    "cached_input_tokens",
+    "cache_write_tokens",
+    "output_tokens",
+    "reasoning_tokens",
+    "cost_usd",
+)
+
+
+class Team:
+    """A fresh team with a key, and what its answers said that they used."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.id = f"team-{uuid.uuid4().hex[:12]}"
+        with house.client(house.admin_key) as admin:
+            admin.post("/admin/teams", json={"id": self.id}).raise_for_status()
+            made = admin.post("/admin/keys", json={"team_id": self.id}).raise_for_status().json()
+        self.key, self.key_id = made["key"], made["key_id"]
+        self.said: list[dict[str, Any]] = []
+
+    def ask(self, model: str = "small") -> None:
+        """Make one call and remember its usage."""
+        body = {"model": model, "messages": [{"role": "user", "content": f"hello from {self.id}"}]}
+        with self.house.client(self.key) as client:
+            self.said.append(client.post("/v1/chat/completions", json=body).raise_for_status().json()["usage"])
+
+    def usage(self, key: str | None = None, **query: str) -> httpx.Response:
+        """Ask for the report, as the team unless a key says otherwise."""
+        with self.house.client(key or self.key) as client:
+            return client.get("/v1/usage", params=query)
+
+    def settled(self) -> dict[str, Any]:
+        """Return today's report once every call shows in it, which takes at most two seconds."""
+        deadline = time.monotonic() + 2
+        while True:
+            report = self.usage().raise_for_status().json()
+            if report["requests"] >= len(self.said) or time.monotonic() > deadline:
+                return report  # type: ignore[no-any-return]
+            time.sleep(0.05)
+
+    @property
+    def cost(self) -> Decimal:
+        """What the answers said that they cost."""
+        return sum((Decimal(usage["cost_usd"]) for usage in self.said), Decimal(0))
+
+
+@pytest.fixture
+def team(house: House) -> Iterator[Team]:
+    """A team that nobody else uses."""
+    return Team(house)
+
+
+def today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def test_report_adds_up_exactly_the_answers(team: Team) -> None:
+    """Tokens and dollars are the sums of what each answer said, to the last nano-dollar, within two seconds."""
+    for model in ("small", "large", "small"):
+        team.ask(model)
+
+    report = team.settled()
+
+    assert (report["team_id"], report["date"], report["requests"]) == (team.id, today(), 3)
+    assert report["input_tokens"] == sum(usage["prompt_tokens"] for usage in team.said)
+    assert report["output_tokens"] == sum(usage["completion_tokens"] for usage in team.said)
+    assert Decimal(str(report["cost_usd"])) == team.cost > 0
+    assert set(SUMS) <= report.keys()
+    assert report["is_closed"] is False
+
+
+def test_cost_is_a_number_with_exact_decimals(team: Team) -> None:
+    """``cost_usd`` is a JSON number whose digits are exactly the nano-dollars, with no float in between."""
+    team.ask()
+    team.settled()
+
+    raw = team.usage().text
+
+    digits = raw.partition('"cost_usd":')[2].partition(",")[0].partition("}")[0]
+    assert Decimal(digits) == team.cost
+
+
+def test_team_without_calls_used_nothing(team: Team) -> None:
+    """A day without calls is a report of zeros, not a 404."""
+    report = team.usage(date="2026-04-05").json()
+
+    assert report["date"] == "2026-04-05"
+    assert [report[name] for name in SUMS] == [0] * len(SUMS)
+
+
+@pytest.mark.parametrize("group", ["model", "key", "tier", "day"])
+def test_groups_add_up_to_the_total(team: Team, group: str) -> None:
+    """However a period is cut up, the parts make the whole."""
+    team.ask("small")
+    team.ask("large")
+    team.settled()
+
+    report = team.usage(**{"from": today(), "to": today(), "group_by": group}).json()
+
+    names = [line[group] for line in report["results"]]
+    assert (report["from"], report["to"]) == (today(), today())
+    assert (
+        names == {"model": ["large", "small"], "key": [team.key_id], "tier": ["interactive"], "day": [today()]}[group]
+    )
+    for name in SUMS:
+        assert sum(Decimal(str(line[name])) for line in report["results"]) == Decimal(str(report["total"][name]))
+    assert Decimal(str(report["total"]["cost_usd"])) == team.cost
+
+
+def test_period_without_groups_goes_day_by_day(team: Team) -> None:
+    """``from`` alone means until today."""
+    team.ask()
+    team.settled()
+
+    report = team.usage(**{"from": "2026-01-01"}).json()
+
+    assert [line["day"] for line in report["results"]] == [today()]
+
+
+def test_csv_says_what_json_says(team: Team) -> None:
+    """The same numbers, as a file that finance opens."""
+    team.ask("small")
+    team.ask("large")
+    team.settled()
+
+    answer = team.usage(**{"from": today(), "group_by": "model", "format": "csv"})
+    flat = team.usage(format="csv")
+
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+    assert [row["model"] for row in rows] == ["large", "small"]
+    assert {row["team_id"] for row in rows} == {team.id}
+    assert sum(Decimal(row["cost_usd"]) for row in rows) == team.cost
+    (day,) = csv.DictReader(io.StringIO(flat.text))
+    assert (day["date"], Decimal(day["cost_usd"]), day["requests"]) == (today(), team.cost, "2")
+
+
+def test_team_sees_itself_and_an_admin_sees_all(team: Team, house: House) -> None:
+    """Another team's report is a 403, whether that team exists or not; an admin must say whose, and hears 404."""
+    theirs = team.usage(team_id=house.team_id)
+    nobodys = team.usage(team_id="nobody")
+    own = team.usage(team_id=team.id)
+    admins = team.usage(house.admin_key, team_id=team.id)
+    unknown = team.usage(house.admin_key, team_id="nobody")
+    unsaid = team.usage(house.admin_key)
+
+    assert (theirs.status_code, nobodys.status_code) == (403, 403)
+    assert theirs.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert own.status_code == 200
+    assert "gpu_cost_usd" not in own.json()
+    assert "gpu_cost_usd" in admins.json()
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "team_not_found")
+    assert (unsaid.status_code, unsaid.json()["error"]["param"]) == (400, "team_id")
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"date": "yesterday"}, "date"),
+        ({"date": "2026-02-30"}, "date"),
+        ({"date": "20260405"}, "date"),
+        ({"date": "2026-04-05", "from": "2026-04-05"}, "date"),
+        ({"to": "2026-04-05"}, "from"),
+        ({"from": "2026-04-05", "to": "2026-04-04"}, "to"),
+        ({"from": "1990-01-01", "to": "2026-04-04"}, "from"),
+        ({"group_by": "user"}, "group_by"),
+        ({"format": "xml"}, "format"),
+        ({"team": "team_a"}, "team"),
+    ],
+)
+def test_question_that_makes_no_sense_is_refused(team: Team, query: dict[str, str], param: str) -> None:
+    """A mistake in the question is named, never answered with something else."""
+    answer = team.usage(**query)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_team_is_told_whose_key_it_holds(team: Team) -> None:
+    """A key's holder may ask who it is and how much it may use."""
+    with team.house.client(team.key) as client:
+        shown = client.get("/v1/team").json()
+
+    assert (shown["id"], shown["key"]["key_id"]) == (team.id, team.key_id)
+    assert shown["limits"]["usd_per_day"] is None
