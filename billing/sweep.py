@@ -119,17 +119,15 @@ async def find_records(connection: AsyncConnection, request_ids: Sequence[str]) 
 
 
 CLOSE_DAYS = text("""
+    WITH moment AS (SELECT CAST(:now AS timestamptz) AS now, CAST(:grace AS interval) AS grace),
+         passed AS (SELECT min(watermark) AS until FROM flushers WHERE seen_at >= CAST(:seen AS timestamptz)),
+         first AS (SELECT greatest((SELECT max(day) + 1 FROM closed_days), (SELECT min(day) FROM usage_daily)) AS day)
     INSERT INTO closed_days (day, closed_at)
-    SELECT CAST(day AS date), :now
-    FROM generate_series(
-        (SELECT greatest((SELECT max(day) + 1 FROM closed_days), (SELECT min(day) FROM usage_daily))),
-        CAST(:now AS date) - 1,
-        interval '1 day'
-    ) AS day
-    WHERE day + interval '1 day' + :grace
-          <= coalesce((SELECT min(watermark) FROM flushers WHERE seen_at >= :seen), :now)
+    SELECT CAST(ended.day AS date), now
+    FROM moment, passed, first, generate_series(first.day, CAST(now AS date) - 1, interval '1 day') AS ended (day)
+    WHERE ended.day + interval '1 day' + grace <= coalesce(until, now)
     ON CONFLICT DO NOTHING
-    RETURNING day
+    RETURNING closed_days.day
 """)
 
 FIND = text("""

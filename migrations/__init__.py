@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 from alembic import command
 from alembic.config import Config
@@ -14,6 +15,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 __all__ = ["downgrade", "upgrade"]
+
+ONE_AT_A_TIME = Lock()
 
 
 def upgrade(database_url: str, revision: str = "head") -> None:
@@ -34,8 +37,9 @@ def config_for(connection: Connection | None = None) -> Config:
 
 
 def _run(database_url: str, act: Callable[[Config], None]) -> None:
-    # In a thread of its own, so that it also works where an event loop is already running.
-    with ThreadPoolExecutor(1) as thread:
+    # In a thread of its own, so that it also works where an event loop is already running. One at a time, because
+    # alembic's context is global; other processes wait for the lock that env.py takes.
+    with ONE_AT_A_TIME, ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, _connect_and_run(database_url, act)).result()
 
 

@@ -1,0 +1,101 @@
+# The schema's history: forward, back, and the same tables that the code speaks of.
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, make_url, text
+
+import gateway.tables  # noqa: F401  (registers its tables)
+import migrations
+from billing.tables import metadata
+from gateway.database import Database
+from tests.support import servers
+
+
+@pytest.fixture
+def empty_url(postgres_url: str) -> Iterator[str]:
+    """A database without any table."""
+    name = "empty_for_migrations"
+    asyncio.run(servers.execute(postgres_url, f"CREATE DATABASE {name}"))
+    yield servers.text_of(make_url(postgres_url).set(database=name))
+    asyncio.run(servers.execute(postgres_url, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+def test_there_is_one_head() -> None:
+    """Two branches of history would leave gateways on different schemas."""
+    assert len(ScriptDirectory.from_config(migrations.config_for()).get_heads()) == 1
+
+
+def test_every_step_goes_forward_back_and_forward_again(empty_url: str) -> None:
+    """Back at the start nothing is left; forward again everything is as the code has it."""
+    steps = [script.revision for script in ScriptDirectory.from_config(migrations.config_for()).walk_revisions()]
+
+    for revision in reversed(steps):
+        migrations.upgrade(empty_url, revision)
+    assert differences(empty_url) == []
+    migrations.downgrade(empty_url, "base")
+    assert tables(empty_url) == {"alembic_version"}
+    migrations.upgrade(empty_url)
+
+    assert differences(empty_url) == []
+
+
+def test_several_gateways_may_migrate_at_once(empty_url: str) -> None:
+    """They take turns under a lock; the later ones find it done."""
+    command = [sys.executable, "-c", f"import migrations; migrations.upgrade({empty_url!r})"]
+
+    gateways = [subprocess.Popen(command) for _ in range(3)]
+
+    assert [gateway.wait(60) for gateway in gateways] == [0, 0, 0]
+    assert differences(empty_url) == []
+
+
+def test_every_column_of_the_ledger_is_there(postgres_url: str) -> None:
+    """The contract's columns of usage_records, by name."""
+    promised = (
+        "day request_id team_id key_id model_asked model_used provider endpoint tier priority input_tokens "
+        "cached_input_tokens output_tokens reasoning_tokens cost_nanousd gpu_cost_nanousd queue_ms first_token_ms "
+        "prefill_ms decode_ms total_ms status route_reason attempts created_at booked_on"
+    )
+
+    assert set(promised.split(" ")) <= set(metadata.tables["usage_records"].columns.keys())
+    assert {"teams", "api_keys", "usage_daily", "batches", "batch_items", "files", "callbacks", "audit_log"} <= tables(
+        postgres_url
+    )
+
+
+def differences(url: str) -> list[Any]:
+    """Return how the database differs from the tables in the code, partitions aside."""
+
+    def compare(connection: Connection) -> list[Any]:
+        options = {
+            "compare_server_default": True,
+            "include_object": lambda _, name, *__: not str(name).startswith("usage_records_"),
+        }
+        return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+
+    return asyncio.run(_ask(url, compare))
+
+
+def tables(url: str) -> set[str]:
+    """Return the names of the database's tables."""
+    query = text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    return asyncio.run(_ask(url, lambda connection: set(connection.execute(query).scalars())))
+
+
+async def _ask(url: str, question: Any) -> Any:
+    database = Database(url)
+    try:
+        async with database.begin() as connection:
+            return await connection.run_sync(question)
+    finally:
+        await database.close()

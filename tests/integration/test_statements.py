@@ -1,0 +1,143 @@
+# Statements, on a real Postgres: what finance reads.
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+
+import pytest
+from sqlalchemy import text
+
+from billing.ledger import write_records
+from billing.money import to_nano, to_text
+from billing.prices import Price, cost_of
+from billing.records import Status, UsageRecord
+from billing.statements import GroupBy, Totals, daily, period
+from billing.sweep import close_days
+from gateway.database import Database
+from protocol.usage import Usage
+from tests.support.clock import NOON, SetClock
+from tests.support.factories import make_record
+
+TODAY = date(2026, 4, 5)
+PRICES = {
+    "gpt-4o": Price(input=to_nano("2.50"), cached_input=to_nano("1.25"), output=to_nano(10)),
+    "llama-3-70b": Price(input=to_nano("0.40"), output=to_nano("0.80")),
+}
+
+
+@pytest.fixture
+async def books(database: Database) -> Database:
+    """A day of 4,200,000 input and 840,000 output tokens in 840 calls of two keys and two models."""
+    clock = SetClock()
+    records = []
+    for number in range(840):
+        model = "gpt-4o" if number % 4 else "llama-3-70b"
+        usage = Usage(5000, 2000, 1000)
+        records.append(
+            make_record(
+                clock.new_id(),
+                model_used=model,
+                key_id=f"key_{number % 2}",
+                tier="batch" if number % 3 == 0 else "interactive",
+                input_tokens=usage.input_tokens,
+                cached_input_tokens=usage.cached_input_tokens,
+                output_tokens=usage.output_tokens,
+                cost_nanousd=cost_of(usage, PRICES[model]),
+            )
+        )
+    await write(database, records)
+    return database
+
+
+async def test_the_daily_report_comes_out_to_the_cent(books: Database) -> None:
+    """630 calls of GPT-4o and 210 of Llama, by hand: 630 x $0.02 and 210 x $0.0028 come to $13.188."""
+    async with books.begin() as connection:
+        statement = await daily(connection, "team_a", TODAY)
+
+    assert statement.total == Totals(
+        requests=840,
+        input_tokens=4_200_000,
+        cached_input_tokens=1_680_000,
+        output_tokens=840_000,
+        cost_nanousd=to_nano("13.188"),
+    )
+    assert to_text(statement.total.cost_nanousd) == "13.188"
+    assert not statement.is_closed
+
+
+@pytest.mark.parametrize(
+    ("group_by", "groups"),
+    [
+        (GroupBy.MODEL, {"gpt-4o": 630, "llama-3-70b": 210}),
+        (GroupBy.KEY, {"key_0": 420, "key_1": 420}),
+        (GroupBy.TIER, {"batch": 280, "interactive": 560}),
+        (GroupBy.DAY, {"2026-04-05": 840}),
+    ],
+)
+async def test_lines_add_up_to_the_total(books: Database, group_by: GroupBy, groups: dict[str, int]) -> None:
+    """Whatever the grouping, every call is on exactly one line."""
+    async with books.begin() as connection:
+        statement = await period(connection, "team_a", TODAY - timedelta(days=3), TODAY, group_by)
+
+    assert {line.group: line.total.requests for line in statement.lines} == groups
+    assert sum((line.total for line in statement.lines), Totals()) == statement.total
+
+
+async def test_only_charged_calls_count(database: Database) -> None:
+    """Failed and superseded calls owe nothing, blocked ones owe what they used; requests are those answered."""
+    clock = SetClock()
+    costs = {Status.ANSWERED: 7, Status.INTERRUPTED: 5, Status.BLOCKED: 3, Status.FAILED: 0, Status.SUPERSEDED: 0}
+    await write(
+        database,
+        [
+            make_record(clock.new_id(), status=status, cost_nanousd=cost, gpu_cost_nanousd=1)
+            for status, cost in costs.items()
+        ],
+    )
+
+    async with database.begin() as connection:
+        total = (await daily(connection, "team_a", TODAY)).total
+
+    assert (total.requests, total.blocked, total.failed, total.cost_nanousd) == (2, 1, 1, 15)
+    assert (total.input_tokens, total.output_tokens, total.gpu_cost_nanousd) == (300, 60, 5)
+
+
+async def test_another_team_and_an_empty_day_show_nothing(books: Database) -> None:
+    """A statement is of one team; a day without calls is all zeros."""
+    async with books.begin() as connection:
+        assert (await daily(connection, "team_b", TODAY)).total == Totals()
+        assert (await daily(connection, "team_a", TODAY - timedelta(days=1))).total == Totals()
+
+
+async def test_a_closed_day_never_changes(books: Database) -> None:
+    """What comes after the close shows as a correction beside the figures that were sent out."""
+    late = SetClock()
+    async with books.begin() as connection:
+        before = await daily(connection, "team_a", TODAY)
+        assert await close_days(connection, NOON + 86_400) == [TODAY]
+
+    async with books.begin() as connection:
+        await write_records(connection, [make_record(late.new_id(), cost_nanousd=11)], today=TODAY + timedelta(days=1))
+
+    async with books.begin() as connection:
+        after = await daily(connection, "team_a", TODAY)
+    assert after.total == before.total
+    assert after.corrections.cost_nanousd == 11 and after.corrections.requests == 1
+    assert after.is_closed
+
+
+async def test_a_day_waits_for_every_living_flusher(books: Database) -> None:
+    """A day closes when every flusher has passed it; one that was not seen for an hour is taken as lost."""
+    flusher = text("INSERT INTO flushers VALUES ('a', to_timestamp(:watermark), 1, to_timestamp(:seen))")
+    tomorrow = NOON + 86_400
+    async with books.begin() as connection:
+        await connection.execute(flusher, {"watermark": NOON, "seen": tomorrow - 3000})
+
+        assert await close_days(connection, tomorrow) == []
+        assert await close_days(connection, tomorrow + 1000) == [TODAY]
+
+
+async def write(database: Database, records: list[UsageRecord]) -> None:
+    """Write in one transaction."""
+    async with database.begin() as connection:
+        await write_records(connection, records, today=TODAY)
