@@ -1,0 +1,118 @@
+# `tollgate work` and `tollgate audit` as processes: what the dead left behind is booked, and the books agree.
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from billing.records import Status
+from gateway.clock import Clock
+from tests.support.config_text import write_config
+
+TOLLGATE = Path(sys.executable).with_name("tollgate")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def config(tmp_path: Path, database_url: str, redis_url: str) -> Path:
+    """A configuration for the commands."""
+    return write_config(tmp_path / "tollgate.yaml", database_url, redis_url)
+
+
+@pytest.fixture
+def worker(config: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Start a worker; it is gone at the end."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([str(TOLLGATE), "work", "--config", str(config)], stderr=subprocess.PIPE))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def leave_journal_of_the_dead(config: Path) -> tuple[str, str]:
+    """Have a process die with one call closed and one still running; return their request ids."""
+    clock = Clock()
+    ids = clock.new_id(), clock.new_id()
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from billing.journal import Journal\n"
+        "from gateway.clock import Clock\n"
+        "from protocol.usage import Usage\n"
+        "from tests.support.factories import make_record\n"
+        "from billing.records import Status\n"
+        "journal = Journal.open(Path(sys.argv[1]), clock=Clock())\n"
+        "closed, running = (make_record(id) for id in sys.argv[2:])\n"
+        "journal.opened(closed)\n"
+        "journal.opened(running)\n"
+        "journal.progress(running.request_id, Usage(input_tokens=5, output_tokens=2), 90)\n"
+        "journal.closed(closed)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    journal = config.parent / "data" / "journal"
+    subprocess.run([sys.executable, "-c", code, str(journal), *ids], cwd=ROOT, check=False, timeout=60)
+    return ids
+
+
+def rows(url: str, statement: str) -> list[tuple[object, ...]]:
+    async def run() -> list[tuple[object, ...]]:
+        connection = await asyncpg.connect(url)
+        try:
+            return [tuple(row) for row in await connection.fetch(statement)]
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+def test_a_worker_books_what_the_dead_left(config: Path, database_url: str, worker: Callable[[], object]) -> None:
+    """A neighbour's journal is adopted: the closed call as it ended, the running one at its last progress."""
+    closed, running = leave_journal_of_the_dead(config)
+    worker()
+    query = "SELECT request_id::text, status, cost_nanousd FROM usage_records ORDER BY cost_nanousd DESC"
+    deadline = time.monotonic() + 30
+    while len(found := rows(database_url, query)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+    assert found == [(closed, Status.ANSWERED.value, 400_000), (running, Status.INTERRUPTED.value, 90)]
+
+
+def test_a_worker_ends_when_asked(worker: Callable[[], subprocess.Popen[bytes]]) -> None:
+    """SIGTERM ends it within a moment, with status 0."""
+    process = worker()
+    assert process.stderr is not None
+    first_line = process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+
+    assert b"worker_started" in first_line
+    assert process.wait(10) == 0
+
+
+def test_the_audit_finds_a_row_that_no_statement_knows(config: Path, database_url: str) -> None:
+    """Books that agree exit 0; a ledger changed behind the statements' back is printed and exits 1."""
+    command = [str(TOLLGATE), "audit", "--config", str(config)]
+    agreeing = subprocess.run(command, capture_output=True, text=True)
+    rows(
+        database_url,
+        "INSERT INTO usage_daily (team_id, day, booked_on, key_id, model_used, tier, status, calls, input_tokens, "
+        "cached_input_tokens, output_tokens, cost_nanousd) VALUES ('team_a', (now() AT TIME ZONE 'utc')::date, "
+        "(now() AT TIME ZONE 'utc')::date, 'key_a', 'gpt-4o', 'interactive', 'answered', 1, 2, 0, 3, 4)",
+    )
+    differing = subprocess.run(command, capture_output=True, text=True, env={"COLUMNS": "200", "PATH": ""})
+
+    assert (agreeing.returncode, agreeing.stderr) == (0, "")
+    assert differing.returncode == 1
+    assert "team_a" in differing.stdout
