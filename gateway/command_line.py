@@ -152,6 +152,6 @@ def _text(value: object) -> str:
         case list():
             return " ".join(map(str, value))
         case dict():
-            return " ".join(f"{name}={each}" for name, each in value.items() if each is not None)
+            return " ".join(f"{name}={_text(each)}" for name, each in value.items() if each is not None)
         case _:
             return f"{value:f}" if hasattr(value, "as_tuple") else str(value)

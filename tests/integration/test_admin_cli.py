@@ -1,0 +1,190 @@
+# `tollgate teams`, `keys`, `usage` and `config` as an admin types them, on a real Postgres.
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import gateway.cli
+import migrations
+from gateway.embedded import temporary_postgres
+
+CONFIG = """\
+database_url: {database_url}
+redis_url: redis://127.0.0.1:1
+admin_keys: [tgadmin-tests]
+key_pepper: pepper of the tests
+providers: {{own: {{format: openai, self_hosted: true, endpoints: [{{region: here, base_url: "http://gpu/v1"}}]}}}}
+models: {{small: {{provider: own, price: {{input: 1, output: 2}}}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give the configuration of a house whose database is ready."""
+    file = tmp_path_factory.mktemp("house") / "tollgate.yaml"
+    with temporary_postgres() as server:
+        migrations.upgrade(server.url)
+        file.write_text(CONFIG.format(database_url=server.url))
+        yield file
+
+
+@pytest.fixture(autouse=True)
+def house(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every command find that house, and print without cutting lines."""
+    monkeypatch.setenv("TOLLGATE_CONFIG", str(config))
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def commands() -> None:
+    """Put the admin commands in place, as main() does."""
+    if not any(group.name == "teams" for group in gateway.cli.app.registered_groups):
+        gateway.cli._add_admin_commands()
+
+
+def tollgate(*words: str, exits: int = 0) -> Result:
+    result = CliRunner().invoke(gateway.cli.app, list(words))
+    assert result.exit_code == exits, result.output
+    return result
+
+
+def as_json(*words: str) -> Any:
+    return json.loads(tollgate(*words, "--format", "json").stdout)
+
+
+def test_team_is_made_changed_and_shown() -> None:
+    """What `create` and `set` say is what `show` shows; `none` takes a limit away."""
+    tollgate("teams", "create", "search", "--name", "Search", "--usd-per-day", "12.50", "--requests-per-minute", "60")
+    tollgate("teams", "set", "search", "--usd-per-day", "none", "--models", "small", "--weight", "2")
+
+    team = as_json("teams", "show", "search")
+
+    assert (team["id"], team["name"], team["weight"]) == ("search", "Search", 2.0)
+    assert team["allowed_models"] == ["small"]
+    assert (team["limits"]["usd_per_day"], team["limits"]["requests_per_minute"]) == (None, 60)
+
+
+def test_team_can_be_suspended_and_let_in_again() -> None:
+    """`--suspend` shuts a team out, `--resume` lets it in."""
+    tollgate("teams", "create", "mobile")
+
+    tollgate("teams", "set", "mobile", "--suspend")
+    suspended = as_json("teams", "show", "mobile")["suspended"]
+    tollgate("teams", "set", "mobile", "--resume")
+
+    assert suspended is True
+    assert as_json("teams", "show", "mobile")["suspended"] is False
+
+
+def test_key_is_printed_once() -> None:
+    """`create` prints the key, in words and as JSON; `list` never does."""
+    tollgate("teams", "create", "keys")
+
+    words = tollgate("keys", "create", "--team", "keys", "--name", "ci", "--expires", "90d").stdout
+    made = as_json("keys", "create", "--team", "keys")
+    listed = tollgate("keys", "list", "--team", "keys").stdout
+
+    found = re.search(r"tg-[A-Za-z0-9_-]{43}", words)
+    assert found
+    assert re.fullmatch(r"tg-[A-Za-z0-9_-]{43}", made["key"])
+    assert made["key"] not in listed
+    assert found.group() not in listed
+    assert made["prefix"] in listed
+
+
+def test_key_is_rotated_and_revoked() -> None:
+    """`rotate` prints a new key and says how long the old one lasts; `revoke` ends one."""
+    tollgate("teams", "create", "rotating")
+    old = as_json("keys", "create", "--team", "rotating")
+
+    words = tollgate("keys", "rotate", old["key_id"], "--overlap", "2h").stdout
+    tollgate("keys", "revoke", old["key_id"])
+    keys = as_json("keys", "list", "--team", "rotating")["data"]
+
+    assert f"{old['key_id']} works until" in words
+    assert sorted(key["status"] for key in keys) == ["active", "revoked"]
+
+
+def test_lists_come_as_tables_json_and_csv() -> None:
+    """The same rows, for people and for programs."""
+    tollgate("teams", "create", "listed", "--usd-per-month", "0.000000001")
+
+    table = tollgate("teams", "list").stdout
+    rows = list(csv.DictReader(io.StringIO(tollgate("teams", "list", "--format", "csv").stdout)))
+    listed = as_json("teams", "list")["data"]
+
+    assert "listed" in table
+    assert [row["id"] for row in rows] == [team["id"] for team in listed]
+    assert next(row for row in rows if row["id"] == "listed")["limits"] == "usd_per_month=0.000000001"
+
+
+def test_usage_of_a_quiet_day_is_a_table_of_zeros() -> None:
+    """`usage` prints the report as a table, JSON or CSV."""
+    tollgate("teams", "create", "quiet")
+
+    table = tollgate("usage", "--team", "quiet", "--date", "2026-04-05").stdout
+    report = as_json("usage", "--team", "quiet", "--from", "2026-04-01", "--to", "2026-04-05")
+    rows = list(csv.DictReader(io.StringIO(tollgate("usage", "--team", "quiet", "--format", "csv").stdout)))
+
+    assert "2026-04-05" in table
+    assert "cost usd" in table
+    assert report["total"]["cost_usd"] == 0
+    assert rows[0]["team_id"] == "quiet"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("teams", "show", "nobody"), "no team 'nobody'"),
+        (("teams", "create", "Not An Id"), "lower-case"),
+        (("teams", "create", "x", "--usd-per-day", "lots"), "expected a number or none"),
+        (("teams", "create", "x", "--models", "smal"), "Did you mean 'small'?"),
+        (("teams", "set", "nobody", "--weight", "1"), "no team 'nobody'"),
+        (("teams", "set", "nobody"), "nothing to change"),
+        (("keys", "create", "--team", "nobody"), "no team 'nobody'"),
+        (("keys", "create", "--team", "x", "--expires", "someday"), "expected a day"),
+        (("keys", "revoke", "key_none"), "no key 'key_none'"),
+        (("keys", "rotate", "key_none", "--overlap", "long"), "duration such as 30m"),
+        (("usage", "--team", "nobody"), "no team 'nobody'"),
+        (("teams", "list", "--config", "/none.yaml"), "/none.yaml: cannot be read"),
+    ],
+)
+def test_mistake_is_told_in_words(words: tuple[str, ...], says: str) -> None:
+    """A mistake ends with exit code 1 and one helpful line on standard error, never with a traceback."""
+    result = tollgate(*words, exits=1)
+
+    assert says in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+
+
+def test_database_that_is_away_is_told_in_words(tmp_path: Path) -> None:
+    """No traceback when Postgres does not answer."""
+    file = tmp_path / "tollgate.yaml"
+    file.write_text(CONFIG.format(database_url="postgresql://postgres@127.0.0.1:1/none"))
+
+    result = tollgate("teams", "list", "--config", str(file), exits=1)
+
+    assert "the database did not do it" in result.stderr
+
+
+def test_config_check_tells_every_fault(config: Path, tmp_path: Path) -> None:
+    """`config check` exits 0 on a good file, and 1 with a line for each fault on a bad one."""
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(config.read_text() + "drain: 5\nqueues: {}\n")
+
+    good = tollgate("config", "check", str(config))
+    faults = tollgate("config", "check", str(bad), exits=1).stderr.splitlines()
+
+    assert "fine" in good.stdout
+    assert [fault.split(": ")[:2] for fault in faults] == [[f"{bad}:7", "drain"], [f"{bad}:8", "queues"]]
