@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
@@ -27,8 +26,9 @@ from gpu_backend.engine.messages import (
     Timings,
 )
 from gpu_backend.engine.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
-from gpu_backend.engine.scheduler import TIERS, Scheduler
-from gpu_backend.engine.sequence import FinishReason, SamplingParams, Sequence
+from gpu_backend.engine.requests import Limits, find_problem, make_sequences, refusal
+from gpu_backend.engine.scheduler import Scheduler
+from gpu_backend.engine.sequence import FinishReason, Sequence
 
 FAILURES_IN_A_ROW = 3  # steps that may raise before the device is given up
 
@@ -53,18 +53,14 @@ class EngineLoop:
         config: EngineConfig,
         runner: StepRunner,
         num_blocks: int,
-        max_model_len: int,
-        vocab_size: int,
-        eos_token_ids: frozenset[int] = frozenset(),
+        limits: Limits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        assert max_model_len <= num_blocks * config.block_size
+        assert limits.max_model_len <= num_blocks * config.block_size
         self.blocks = BlockManager(num_blocks, config.block_size)
         self.scheduler = Scheduler(config, self.blocks)
         self.runner = runner
-        self._max_model_len = max_model_len
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
+        self._limits = limits
         self._clock = clock
         self._meter = LoadMeter(clock())
         self._ids = count(1)
@@ -84,12 +80,7 @@ class EngineLoop:
         """Take a command; what can be said about it at once comes back."""
         match command:
             case Generate() | Embed():
-                problem = "the engine is draining; send this to another replica" if self._draining else None
-                problem = problem or self._problem(command)
-                if problem:
-                    return _refusal(command, problem)
-                self.scheduler.add(self._sequences(command))
-                return []
+                return self._take(command)
             case Abort(request_id, reply_index):
                 leaving = self.scheduler.replies_of(request_id, reply_index)
                 return [self._finish(sequence, FinishReason.ABORT) for sequence in leaving] + self._drain_if_empty()
@@ -107,6 +98,16 @@ class EngineLoop:
             return self._survive(plan, error)
         self._failures = 0
         return [*self._accept(plan, result, started), *self._drain_if_empty()]
+
+    def _take(self, command: Generate | Embed) -> list[Event]:
+        if self._draining:
+            return refusal(command, "the engine is draining; send this to another replica")
+        if self.scheduler.replies_of(command.request_id):
+            return refusal(command, f"request id {command.request_id!r} is already in use")
+        if problem := find_problem(command, self._limits):
+            return refusal(command, problem)
+        self.scheduler.add(make_sequences(command, self._limits, self._ids, self._clock()))
+        return []
 
     def _accept(self, plan: StepPlan, result: StepResult, started: float) -> Iterator[Event]:
         now = self._clock()
@@ -137,7 +138,7 @@ class EngineLoop:
     def _accept_token(
         self, sequence: Sequence, step: SequenceStep, token: int, logprob: TokenLogprob | None, now: float
     ) -> NewTokens:
-        reason = sequence.append(token, self._max_model_len)
+        reason = sequence.append(token, self._limits.max_model_len)
         self.scheduler.advance(sequence, len(step.token_ids))
         if sequence.first_token is None:
             sequence.first_token = now
@@ -207,64 +208,3 @@ class EngineLoop:
             return []
         self._drained = True
         return [Drained()]
-
-    def _problem(self, command: Generate | Embed) -> str | None:
-        """Say why a request can never be served, or None."""
-        known = command.prompt_token_ids
-        if isinstance(command, Generate):
-            known += command.resume_token_ids
-            if command.n < 1 or (command.n > 1 and command.resume_token_ids):
-                return f"n is {command.n}; it is at least 1, and exactly 1 to resume a reply"
-            if len(command.resume_token_ids) >= command.sampling.max_tokens:
-                return f"max_tokens is {command.sampling.max_tokens}; it must be more than the resumed tokens"
-        room = self._max_model_len if isinstance(command, Embed) else self._max_model_len - 1
-        if not command.prompt_token_ids:
-            return "the prompt is empty; it needs at least one token"
-        if len(known) > room:
-            return f"the prompt has {len(known)} tokens; this engine takes at most {room}"
-        if not 0 <= min(known) <= max(known) < self._vocab_size:
-            return f"the prompt has token ids outside the vocabulary of {self._vocab_size}"
-        if command.tier not in TIERS:
-            return f"the tier is {command.tier!r}; it is one of {', '.join(TIERS)}"
-        if self.scheduler.replies_of(command.request_id):
-            return f"request id {command.request_id!r} is already in use"
-        return None
-
-    def _sequences(self, command: Generate | Embed) -> list[Sequence]:
-        """Make the sequences of a request, one per reply."""
-        now = self._clock()
-        if isinstance(command, Embed):
-            nothing = SamplingParams(max_tokens=0)
-            return [self._sequence(command, nothing, now, 0, pools=True)]
-        sampling = command.sampling
-        if not sampling.ignore_eos:
-            sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | self._eos_token_ids)
-        replies = [self._sequence(command, sampling, now, index) for index in range(command.n)]
-        replies[0].token_ids.extend(command.resume_token_ids)
-        return replies
-
-    def _sequence(
-        self, command: Generate | Embed, sampling: SamplingParams, now: float, index: int, pools: bool = False
-    ) -> Sequence:
-        return Sequence(
-            sequence_id=next(self._ids),
-            request_id=command.request_id,
-            prompt_token_ids=command.prompt_token_ids,
-            sampling=sampling,
-            arrived=now,
-            reply_index=index,
-            tenant=command.tenant,
-            weight=command.weight if isinstance(command, Generate) else 1.0,
-            tier=command.tier,
-            pools=pools,
-        )
-
-
-def _refusal(command: Generate | Embed, problem: str) -> list[Event]:
-    """Answer every reply that was asked for."""
-    if isinstance(command, Embed):
-        return [Embedding(command.request_id, error=problem)]
-    return [
-        NewTokens(command.request_id, index, (), finish_reason=FinishReason.ERROR, error=problem)
-        for index in range(max(command.n, 1))
-    ]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.messages import Command, Event, NewTokens, Ready
+from gpu_backend.models.config import load_model_config
 
 if TYPE_CHECKING:
     from gpu_backend.engine.loop import EngineLoop
@@ -128,19 +129,19 @@ def _serve(connection: Connection, loop: EngineLoop) -> None:
 
 
 def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
-    """Import what is heavy, load the model and build the loop."""
+    """Load the model and build the loop; config.json is read before anything heavy is imported."""
+    model = load_model_config(config.folder)
     import torch
 
     from gpu_backend.engine.loop import EngineLoop
+    from gpu_backend.engine.requests import Limits
     from gpu_backend.engine.runner import Runner
 
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    runner = Runner(config)
-    model = runner.model_config
-    loop = EngineLoop(
-        config, runner, runner.num_blocks, runner.max_model_len, model.vocab_size, eos_token_ids=model.eos_token_ids
-    )
+    runner = Runner(config, model)
+    limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids)
+    loop = EngineLoop(config, runner, runner.num_blocks, limits)
     ready = Ready(
         total_blocks=runner.num_blocks,
         block_size=runner.block_size,

@@ -12,7 +12,8 @@ from gpu_backend.engine.batch import Batch, build_batch
 from gpu_backend.engine.plan import StepPlan, StepResult, TokenLogprob
 from gpu_backend.engine.sampler import sample
 from gpu_backend.kernels.grouping import Grouping
-from gpu_backend.models import ModelConfig, UnsupportedModel, load_model, load_model_config
+from gpu_backend.models.config import ModelConfig, UnsupportedModel
+from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import Checkpoint, RandomWeights
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -22,11 +23,11 @@ GPU_WORKSPACE_BYTES = 1024**3  # activations and logits of a full step
 class Runner:
     """The model and its KV cache on one device. Raises ``UnsupportedModel`` if the checkpoint cannot be served."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, model_config: ModelConfig) -> None:
         self.device = _choose_device(config.device)
         self.dtype = DTYPES.get(config.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.block_size = config.block_size
-        self.model_config = load_model_config(config.folder)
+        self.model_config = model_config
         wished = _wished_length(config, self.model_config)
         dummy = config.load_format == "dummy"
         weights = (

@@ -12,8 +12,10 @@ from gpu_backend.config import EngineConfig
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Command, Embedding, Event, Generate, NewTokens
 from gpu_backend.engine.plan import StepPlan, StepResult
+from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.models.config import load_model_config
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
 
@@ -81,15 +83,16 @@ def counting_loop(
     config = EngineConfig(model="", **settings)
     runner = CountingRunner(config.block_size)
     length = max_model_len or num_blocks * config.block_size
-    return EngineLoop(config, runner, num_blocks, length, vocab_size=256), runner
+    return EngineLoop(config, runner, num_blocks, Limits(length, vocab_size=256)), runner
 
 
 def model_loop(folder: Path, **settings: Any) -> EngineLoop:
     """Build a loop over a real model on the CPU; ``settings`` go to ``EngineConfig``."""
     config = EngineConfig(model=str(folder), device="cpu", **settings)
-    real = Runner(config)
-    model = real.model_config
-    return EngineLoop(config, real, real.num_blocks, real.max_model_len, model.vocab_size, model.eos_token_ids)
+    model = load_model_config(folder)
+    runner = Runner(config, model)
+    limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids)
+    return EngineLoop(config, runner, runner.num_blocks, limits)
 
 
 def answer_all(loop: EngineLoop, commands: Iterable[Command]) -> dict[tuple[str, int], Answer]:

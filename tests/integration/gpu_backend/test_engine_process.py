@@ -109,25 +109,28 @@ def test_idle_engine_reports_once_a_second_and_costs_nothing(engine: EngineProce
     process = psutil.Process(engine.pid)
     before, started = process.cpu_times(), time.monotonic()
 
-    reports = [event for _ in range(3) for event in engine.receive()]
+    reports = [event for _ in range(2) for event in engine.receive()]
 
     elapsed, after = time.monotonic() - started, process.cpu_times()
     assert all(isinstance(event, LoadReport) for event in reports)
-    assert 1.5 < elapsed < 5
+    assert 0.9 < elapsed < 4
     assert (after.user - before.user) + (after.system - before.system) < 0.1
 
 
-def test_draining_process_says_when_it_is_empty(config: EngineConfig) -> None:
-    """``Drained`` comes after the last token of what was running; then the process waits for its end."""
+def test_draining_process_says_when_it_is_empty_and_its_death_is_noticed(config: EngineConfig) -> None:
+    """``Drained`` comes after the last token of what was running; a killed process ends in ``EOFError``."""
     engine = EngineProcess.start(config)
     engine.send(greedy("runs", range(20), 30))
     engine.send(Drain())
 
     events = receive_until(engine, lambda event: isinstance(event, Drained))
+    os.kill(engine.pid, signal.SIGKILL)
 
     assert isinstance(events[0], Ready)
     assert any(map(finished("runs"), events))
-    engine.stop()
+    with pytest.raises(EOFError):
+        while True:
+            engine.receive()
 
 
 def test_checkpoint_that_cannot_be_loaded_ends_the_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -142,18 +145,6 @@ def test_checkpoint_that_cannot_be_loaded_ends_the_process(tmp_path: Path, capfd
         f"gpu_backend: cannot load {tmp_path}: {tmp_path}/config.json does not exist; "
         "a Hugging Face checkpoint folder is needed"
     ]
-
-
-def test_engine_that_is_killed_is_noticed(config: EngineConfig) -> None:
-    """``receive`` raises ``EOFError`` when the process dies, whatever it was doing."""
-    engine = EngineProcess.start(config)
-    engine.receive()
-
-    os.kill(engine.pid, signal.SIGKILL)
-
-    with pytest.raises(EOFError):
-        while True:
-            engine.receive()
 
 
 PARENT = """

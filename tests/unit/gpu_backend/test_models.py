@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_backend.models import UnsupportedModel, load_model, load_model_config
-from gpu_backend.models.config import parse_model_config
+from gpu_backend.models.config import UnsupportedModel, load_model_config, parse_model_config
 from gpu_backend.models.layers import rope_frequencies
+from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import Checkpoint, RandomWeights
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 

@@ -1,0 +1,93 @@
+# Requests as they arrive: what makes one impossible to serve, and the sequences that a possible one becomes. Pure.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gpu_backend.engine.messages import Embed, Embedding, Event, Generate, NewTokens
+from gpu_backend.engine.scheduler import TIERS
+from gpu_backend.engine.sequence import FinishReason, SamplingParams, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the loaded model and its KV cache can hold."""
+
+    max_model_len: int  # tokens of a prompt and its reply
+    vocab_size: int
+    eos_token_ids: frozenset[int] = frozenset()
+
+
+def find_problem(request: Generate | Embed, limits: Limits) -> str | None:
+    """Say why a request can never be served, and what would be right; None if it can."""
+    known = request.prompt_token_ids
+    room = limits.max_model_len
+    if isinstance(request, Generate):
+        known += request.resume_token_ids
+        room -= 1  # for the first token of the reply
+        if problem := _sampling_problem(request):
+            return problem
+    if not request.prompt_token_ids:
+        return "the prompt is empty; it needs at least one token"
+    if len(known) > room:
+        return f"the prompt has {len(known)} tokens; this engine takes at most {room}"
+    if not 0 <= min(known) <= max(known) < limits.vocab_size:
+        return f"the prompt has token ids outside the vocabulary of {limits.vocab_size}"
+    if request.tier not in TIERS:
+        return f"the tier is {request.tier!r}; it is one of {', '.join(TIERS)}"
+    return None
+
+
+def _sampling_problem(request: Generate) -> str | None:
+    sampling = request.sampling
+    if request.n < 1 or (request.n > 1 and request.resume_token_ids):
+        return f"n is {request.n}; it is at least 1, and exactly 1 to resume a reply"
+    if len(request.resume_token_ids) >= sampling.max_tokens:
+        return f"max_tokens is {sampling.max_tokens}; it must be more than the {len(request.resume_token_ids)} resumed"
+    if not sampling.temperature >= 0:
+        return f"temperature is {sampling.temperature}; it is a number from 0 up"
+    if not (0 <= sampling.top_p <= 1 and 0 <= sampling.min_p <= 1):
+        return f"top_p is {sampling.top_p} and min_p {sampling.min_p}; both lie between 0 and 1"
+    if sampling.top_k < 0:
+        return f"top_k is {sampling.top_k}; it is at least 1, or 0 for no limit"
+    return None
+
+
+def refusal(request: Generate | Embed, problem: str) -> list[Event]:
+    """Answer every reply that was asked for with the problem."""
+    if isinstance(request, Embed):
+        return [Embedding(request.request_id, error=problem)]
+    return [
+        NewTokens(request.request_id, index, (), finish_reason=FinishReason.ERROR, error=problem)
+        for index in range(max(request.n, 1))
+    ]
+
+
+def make_sequences(request: Generate | Embed, limits: Limits, ids: Iterator[int], now: float) -> list[Sequence]:
+    """Make the sequences of a request, one per reply, with the model's end tokens among their stop tokens."""
+    if isinstance(request, Embed):
+        return [_sequence(request, SamplingParams(max_tokens=0), next(ids), now)]
+    sampling = request.sampling
+    if not sampling.ignore_eos:
+        sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | limits.eos_token_ids)
+    replies = [_sequence(request, sampling, next(ids), now, index) for index in range(request.n)]
+    replies[0].token_ids.extend(request.resume_token_ids)
+    return replies
+
+
+def _sequence(
+    request: Generate | Embed, sampling: SamplingParams, sequence_id: int, now: float, reply_index: int = 0
+) -> Sequence:
+    return Sequence(
+        sequence_id=sequence_id,
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=sampling,
+        arrived=now,
+        reply_index=reply_index,
+        tenant=request.tenant,
+        weight=request.weight if isinstance(request, Generate) else 1.0,
+        tier=request.tier,
+        pools=isinstance(request, Embed),
+    )
