@@ -16,7 +16,7 @@ import numpy.typing as npt
 from protocol.chat import ChatRequest, Message
 from router.abilities import InferenceRequest
 from router.errors import ArtifactMismatch
-from router.features import read_text, text_of
+from router.features import FORM_LIMIT, read_text, text_of
 
 WEIGHTS = "complexity.npz"
 MANIFEST = "complexity.json"  # {"sha256": of the weights, "format": FORMAT, …}
@@ -35,10 +35,10 @@ class Complexity:
     def __init__(self, weights: dict[str, Floats]) -> None:
         self._idf = weights["idf"]  # (buckets,)
         self._words = weights["words"]  # (buckets, heads)
-        # The form features were standardised for the fit; here that is folded into their weights and the bias.
-        scaled = weights["form"].astype(np.float64) / weights["scale"][:, None]  # (form features, heads)
-        self._form = scaled
-        self._bias = weights["bias"] - weights["mean"] @ scaled  # (heads,)
+        self._mean = weights["mean"].astype(np.float64)  # (form features,)
+        self._inverse_scale = 1 / weights["scale"].astype(np.float64)  # (form features,)
+        self._form = weights["form"].astype(np.float64)  # (form features, heads), for features standardised and clipped
+        self._bias = weights["bias"].astype(np.float64)  # (heads,)
         self._joint = [float(value) for value in weights["joint"]]  # of z_strong, z_weak, p_strong - p_weak; intercept
 
     @classmethod
@@ -67,11 +67,11 @@ class Complexity:
 
     def score(self, text: str) -> float:
         """Return ``small_suffices`` of a text as ``features.text_of`` reads it from a request."""
-        hits, form = read_text(text)
-        logits = form @ self._form + self._bias
-        if len(hits):
-            buckets, counts = np.unique(hits, return_counts=True)
-            weight = (1 + np.log(counts)) * self._idf[buckets]
+        buckets, counts, form = read_text(text)
+        standard = np.minimum(np.maximum((form - self._mean) * self._inverse_scale, -FORM_LIMIT), FORM_LIMIT)
+        logits = standard @ self._form + self._bias
+        if len(buckets):
+            weight = (np.log(counts) + 1) * self._idf[buckets]
             logits += weight @ self._words[buckets] / math.sqrt(weight @ weight)
         strong, weak = logits.tolist()
         by_strong, by_weak, by_gap, intercept = self._joint

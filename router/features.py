@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -17,6 +18,7 @@ from router.abilities import InferenceRequest
 BUCKETS = 1 << 14  # of hashed words and pairs of words
 HEAD = TAIL = 1000  # characters looked at from either end: what a decision costs does not grow with the prompt
 SHORT_TURN = 80  # characters; a shorter turn ("and in Python?") leans on the one before it
+FORM_LIMIT = 4.0  # standard deviations: beyond, a form feature says no more, so that odd texts get no absurd scores
 
 # Over lower-case UTF-8: words (bytes of other scripts count as letters), numbers, and signs one by one.
 _WORD = re.compile(rb"[a-z\x80-\xff]+|[0-9]+|[^\sa-z0-9\x80-\xff]")
@@ -82,31 +84,49 @@ def bounded(text: str) -> str:
     return text if len(text) <= HEAD + TAIL else f"{text[:HEAD]}\n{text[-TAIL:]}"
 
 
-def read_text(text: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]:
-    """Return the buckets that words and pairs of neighbours fall into, repeated ones too, and the form features."""
+class Reading(NamedTuple):
+    """What one text looks like to the model."""
+
+    buckets: npt.NDArray[np.uint32]  # (hit buckets,), rising, each once
+    counts: npt.NDArray[np.int64]  # (hit buckets,), how many words and pairs of neighbours fell into each
+    form: npt.NDArray[np.float64]  # (form features,)
+
+
+def read_text(text: str) -> Reading:
+    """Return the words of a text in their buckets and the numbers of its form."""
     data = text.encode("utf-8", "replace")
     lower = data.lower()
     words = _WORD.findall(lower)
-    return _buckets(words), _form(data, lower, words)
+    return Reading(*_counted(_hits(words)), _form(data, lower, words))
 
 
-def _buckets(words: list[bytes]) -> npt.NDArray[np.uint32]:
+def _hits(words: list[bytes]) -> npt.NDArray[np.uint32]:
     singles = np.fromiter(map(crc32, words), np.uint32, len(words))
     pairs = singles[:-1] * _PAIR ^ singles[1:]
     return np.concatenate((singles, pairs)) & np.uint32(BUCKETS - 1)
 
 
+def _counted(hits: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    # What numpy.unique does, without its fixed costs: a short prompt has tens of words.
+    hits.sort()
+    is_first = np.empty(len(hits) + 1, np.bool_)
+    is_first[:1] = is_first[-1:] = True
+    np.not_equal(hits[1:], hits[:-1], out=is_first[1:-1])
+    edges = is_first.nonzero()[0]
+    return hits[edges[:-1]], edges[1:] - edges[:-1]
+
+
 def _form(data: bytes, lower: bytes, words: list[bytes]) -> npt.NDArray[np.float64]:
     """Return the numbers of ``FORM_NAMES``: shares rather than counts, so that they carry over to any length."""
     size, count = max(1, len(data)), max(1, len(words))
-    lengths = np.fromiter(map(len, words), np.intp, len(words))
+    lengths = list(map(len, words))
     lines = data.count(b"\n") + 1
     kinds = np.bincount(np.frombuffer(data, np.uint8), minlength=256) @ _KIND_OF_BYTE / size
     others = (
         math.log(size),
         math.log(count),
-        int(lengths.sum()) / count,
-        int((lengths > 8).sum()) / count,
+        sum(lengths) / count,
+        sum(map((8).__lt__, lengths)) / count,
         sum(map(bytes.isdigit, words)) / count,
         len(set(words)) / count,
         math.log(count / max(1, len(_SENTENCE_END.findall(data)))),

@@ -22,6 +22,7 @@ class Outcomes(Struct, frozen=True):
     domain: npt.NDArray[np.str_]
     strong: npt.NDArray[np.float64]
     weak: npt.NDArray[np.float64]
+    strong_model: npt.NDArray[np.str_]
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -35,6 +36,7 @@ class Outcomes(Struct, frozen=True):
             self.domain[rows],
             self.strong[rows],
             self.weak[rows],
+            self.strong_model[rows],
         )
 
     @property
@@ -44,7 +46,7 @@ class Outcomes(Struct, frozen=True):
 
 
 def read_outcomes(path: Path) -> Outcomes:
-    """Read a gzipped CSV with columns benchmark, domain, prompt, strong_score, weak_score."""
+    """Read a gzipped CSV with columns benchmark, domain, prompt, strong_score, weak_score, strong_model."""
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return Outcomes(
@@ -53,4 +55,5 @@ def read_outcomes(path: Path) -> Outcomes:
         np.array([row["domain"] for row in rows]),
         np.array([float(row["strong_score"]) for row in rows]),
         np.array([float(row["weak_score"]) for row in rows]),
+        np.array([row["strong_model"] for row in rows]),
     )

@@ -18,42 +18,47 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.preprocessing import StandardScaler
 
 from router.complexity import FORMAT, MANIFEST, WEIGHTS
-from router.features import BUCKETS, bounded, read_text
-from router.training.dataset import Outcomes, read_outcomes
+from router.features import BUCKETS, FORM_LIMIT, bounded, read_text
+from router.training.dataset import BROKEN_SUBJECT, Outcomes, read_outcomes
 
 SEED = 20260
 FOLDS = 5
+REGULARISATION = 0.05  # scikit-learn's C; the strongest that cost nothing at home helped most on unseen subjects
+FORM_SHARE = 0.5  # of a standard deviation: how much a form feature weighs beside the words, before regularisation
+STRONG_MODEL = "gpt-4-1106-preview"  # of the pair whose outcomes are fitted; other pairs are for evaluation
 
 
 class FittedComplexity:
     """The model as scikit-learn has it: two heads on words and form, and a joint step fitted out of fold."""
 
-    def __init__(self, regularisation: float = 1.0) -> None:
+    def __init__(self) -> None:
         self.tfidf = TfidfTransformer(sublinear_tf=True)
         self.scaler = StandardScaler()
-        self.strong = LogisticRegression(C=regularisation, max_iter=2000)
-        self.weak = LogisticRegression(C=regularisation, max_iter=2000)
-        self.joint = LogisticRegression(C=1.0)
+        self.strong = LogisticRegression(C=REGULARISATION, max_iter=2000)
+        self.weak = LogisticRegression(C=REGULARISATION, max_iter=2000)
+        self.joint = LogisticRegression()
 
     def fit(self, outcomes: Outcomes) -> FittedComplexity:
         """Fit the heads on all rows, and the joint step on what heads fitted on other rows say of each row."""
         counts, form = features_of(outcomes.prompts)
-        features = self._fit_features(counts, form)
+        self.tfidf.fit(counts)
+        self.scaler.fit(form)
+        features = self._features(counts, form)
+        heads = ((self.strong, outcomes.strong > 0.5), (self.weak, outcomes.weak > 0.5))
         out_of_fold = np.zeros((len(outcomes), 2))
-        folds = StratifiedKFold(FOLDS, shuffle=True, random_state=SEED)
-        for train, test in folds.split(features, outcomes.suffices):
-            for column, (head, score) in enumerate(((self.strong, outcomes.strong), (self.weak, outcomes.weak))):
-                head.fit(features[train], score[train] > 0.5)
+        for train, test in StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(features, outcomes.suffices):
+            for column, (head, is_right) in enumerate(heads):
+                head.fit(features[train], is_right[train])
                 out_of_fold[test, column] = head.decision_function(features[test])
         self.joint.fit(joint_features(out_of_fold), outcomes.suffices)
-        self.strong.fit(features, outcomes.strong > 0.5)
-        self.weak.fit(features, outcomes.weak > 0.5)
+        for head, is_right in heads:
+            head.fit(features, is_right)
         return self
 
     def scores(self, prompts: list[str]) -> npt.NDArray[np.float64]:
         """Return the probability that a small model suffices, one per prompt."""
         counts, form = features_of(prompts)
-        features = hstack([self.tfidf.transform(counts), self.scaler.transform(form)], format="csr")
+        features = self._features(counts, form)
         logits = np.column_stack([self.strong.decision_function(features), self.weak.decision_function(features)])
         return self.joint.predict_proba(joint_features(logits))[:, 1]
 
@@ -63,7 +68,7 @@ class FittedComplexity:
         arrays = {
             "idf": self.tfidf.idf_,
             "words": heads[:BUCKETS],
-            "form": heads[BUCKETS:],
+            "form": heads[BUCKETS:] * FORM_SHARE,
             "mean": self.scaler.mean_,
             "scale": self.scaler.scale_,
             "bias": np.concatenate([self.strong.intercept_, self.weak.intercept_]),
@@ -71,19 +76,24 @@ class FittedComplexity:
         }
         return {name: np.asarray(array, np.float32) for name, array in arrays.items()}
 
-    def _fit_features(self, counts: csr_matrix, form: npt.NDArray) -> csr_matrix:
-        words = self.tfidf.fit_transform(counts)
-        return hstack([words, self.scaler.fit_transform(form)], format="csr")
+    def _features(self, counts: csr_matrix, form: npt.NDArray) -> csr_matrix:
+        standard = np.clip(self.scaler.transform(form), -FORM_LIMIT, FORM_LIMIT) * FORM_SHARE
+        return hstack([self.tfidf.transform(counts), standard], format="csr")
+
+
+def fitted_rows(outcomes: Outcomes) -> Outcomes:
+    """Return the rows that the model is fitted on: one pair of models, without the subject whose labels are broken."""
+    return outcomes.take((outcomes.strong_model == STRONG_MODEL) & (outcomes.domain != BROKEN_SUBJECT))
 
 
 def features_of(prompts: list[str]) -> tuple[csr_matrix, npt.NDArray[np.float64]]:
     """Return hashed word counts (rows, buckets) and form features (rows, form), as serving computes them."""
     readings = [read_text(bounded(prompt)) for prompt in prompts]
-    starts = np.cumsum([0, *(len(hits) for hits, _ in readings)])
-    buckets = np.concatenate([hits for hits, _ in readings])
-    counts = csr_matrix((np.ones(len(buckets)), buckets, starts), shape=(len(prompts), BUCKETS))
-    counts.sum_duplicates()
-    return counts, np.array([form for _, form in readings])
+    starts = np.cumsum([0, *(len(reading.buckets) for reading in readings)])
+    buckets = np.concatenate([reading.buckets for reading in readings])
+    counts = np.concatenate([reading.counts for reading in readings]).astype(np.float64)
+    shape = (len(prompts), BUCKETS)
+    return csr_matrix((counts, buckets, starts), shape=shape), np.array([reading.form for reading in readings])
 
 
 def joint_features(logits: npt.NDArray) -> npt.NDArray[np.float64]:
@@ -106,10 +116,10 @@ def main() -> None:
     parser.add_argument("outcomes", type=Path, help="gzipped CSV of outcomes")
     parser.add_argument("--out", type=Path, required=True, help="folder for the artefact")
     arguments = parser.parse_args()
-    outcomes = read_outcomes(arguments.outcomes)
+    outcomes = fitted_rows(read_outcomes(arguments.outcomes))
     model = FittedComplexity().fit(outcomes)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    export(model, arguments.out, {"rows": len(outcomes), "seed": SEED})
+    export(model, arguments.out, {"rows": len(outcomes), "strong_model": STRONG_MODEL, "seed": SEED})
     print(f"fitted on {len(outcomes)} rows; wrote {WEIGHTS} and {MANIFEST} to {arguments.out}")
 
 

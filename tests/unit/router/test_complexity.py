@@ -38,7 +38,7 @@ def outcomes() -> Outcomes:
         strong.append(float(dice.random() < 0.9))
         weak.append(float(dice.random() < (0.3 if is_sum else 0.8)))
     kinds = np.array(["sum" if "+" in prompt else "words" for prompt in prompts])
-    return Outcomes(prompts, kinds, kinds, np.array(strong), np.array(weak))
+    return Outcomes(prompts, kinds, kinds, np.array(strong), np.array(weak), kinds)
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +136,18 @@ def test_what_is_read_of_a_huge_prompt_is_bounded() -> None:
 @pytest.mark.parametrize("text", ["", " ", "hello", "\ud800", "\x00", "字", "?" * 3_000])
 def test_every_text_has_finite_features(text: str) -> None:
     """No text, however odd, gives anything but finite numbers of the one shape."""
-    hits, form = read_text(text)
+    reading = read_text(text)
 
-    assert form.shape == (len(FORM_NAMES),)
-    assert np.isfinite(form).all()
-    assert hits.dtype == np.uint32
+    assert reading.form.shape == (len(FORM_NAMES),)
+    assert np.isfinite(reading.form).all()
+    assert len(reading.buckets) == len(reading.counts) == len(set(reading.buckets.tolist()))
+
+
+def test_words_and_pairs_are_counted() -> None:
+    """Three words have three singles and two pairs; what repeats is counted, whatever its case."""
+    reading = read_text("Row row boat")
+
+    assert sorted(reading.counts.tolist()) == [1, 1, 1, 2]
 
 
 def test_the_pipe_answers_line_by_line_and_survives_faults() -> None:
