@@ -55,10 +55,10 @@ async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @get("/v1/models/{model_id:path}")
-async def show_model(request: Request[Any, Any, Any], model_id: str) -> Response[bytes]:
+async def show_model(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Describe the model, or say that there is no such."""
     front = front_of(request)
-    front.check_model(model_id.removeprefix("/"))
+    front.check_model(str(request.path_params["model_id"]).removeprefix("/"))
     return _json(_model(front))
 
 

@@ -1,0 +1,323 @@
+# The engine as any OpenAI upstream: the stock client, a real engine, a tiny random model.
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from openai import APIError, BadRequestError, InternalServerError, NotFoundError, OpenAI
+from tokenizers import pre_tokenizers
+
+from tests.support.engine_server import EngineServer, running_engine_server, start_engine_server
+from tests.support.tiny_model import TinyModel, write_tiny_model
+
+QUESTION: list[Any] = [{"role": "user", "content": "What is a toll gate?"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), TinyModel(), with_tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[EngineServer]:
+    with running_engine_server(model) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: EngineServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield client
+
+
+def ask(client: OpenAI, **more: Any) -> Any:
+    extra = {"return_token_ids": True, **more.pop("extra_body", {})}
+    asked = {"model": "tiny", "messages": QUESTION, "temperature": 0, "max_tokens": 40, **more}
+    return client.chat.completions.create(**asked, extra_body=extra)
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_a_stream_says_what_a_plain_answer_says(client: OpenAI) -> None:
+    """At temperature 0 text, tokens, reason and usage are the same, streamed or not."""
+    whole = ask(client)
+    *chunks, last = list(ask(client, stream=True, stream_options={"include_usage": True}))
+    choices = [chunk.choices[0] for chunk in chunks]
+
+    assert "".join(choice.delta.content or "" for choice in choices) == whole.choices[0].message.content
+    assert [token for choice in choices for token in getattr(choice, "token_ids", None) or []] == whole.choices[
+        0
+    ].token_ids
+    assert choices[-1].finish_reason == whole.choices[0].finish_reason
+    assert last.usage.completion_tokens == whole.usage.completion_tokens == len(whole.choices[0].token_ids)
+    assert last.usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_usage_tells_where_the_time_went(client: OpenAI) -> None:
+    """Device seconds and the three phases come with every answer; a repeated prompt is found in the cache."""
+    long = [{"role": "user", "content": "Count the gates of the long road, one by one. " * 4}]
+    ask(client, messages=long)
+    usage = ask(client, messages=long).usage
+
+    assert usage.gpu_seconds > 0 and usage.prefill_ms > 0 and usage.decode_ms > 0
+    assert usage.queue_ms >= 0
+    assert usage.prompt_tokens_details.cached_tokens == usage.cached_tokens > 100
+
+
+def test_a_crowd_gets_the_answers_that_each_would_get_alone(client: OpenAI) -> None:
+    """Sixteen at once: nobody sees another's tokens."""
+    questions = [[{"role": "user", "content": f"Question number {i}"}] for i in range(16)]
+    alone = [ask(client, messages=question, max_tokens=12).choices[0].token_ids for question in questions]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda q: ask(client, messages=q, max_tokens=12).choices[0].token_ids, questions))
+
+    assert together == alone
+
+
+def test_a_seed_makes_all_replies_again(client: OpenAI) -> None:
+    """The replies of one request differ from each other and come back with their seed, negative ones too."""
+    for seed in (11, -3, 2**63 - 1):
+        one, two = (ask(client, temperature=1, n=3, seed=seed, max_tokens=10) for _ in range(2))
+
+        assert [c.token_ids for c in one.choices] == [c.token_ids for c in two.choices]
+        assert len({tuple(c.token_ids) for c in one.choices}) == 3
+        assert [c.index for c in one.choices] == [0, 1, 2]
+        assert one.usage.completion_tokens == sum(len(c.token_ids) for c in one.choices)
+
+
+def test_without_a_seed_replies_differ(client: OpenAI) -> None:
+    """A seed is drawn for each request."""
+    assert ask(client, temperature=1).choices[0].token_ids != ask(client, temperature=1).choices[0].token_ids
+
+
+def test_a_reply_ends_before_its_stop_string(client: OpenAI) -> None:
+    """The text is cut, the usage counts the tokens up to the stop string, the reason is stop."""
+    text = "".join(c for c in ask(client, max_tokens=200).choices[0].message.content)
+    stop = next(text[i : i + 2] for i in range(20, len(text)) if text[i : i + 2].isascii() and text.count(text[i]) == 1)
+    cut = ask(client, max_tokens=200, stop=[stop])
+
+    assert cut.choices[0].message.content == text[: text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    assert cut.usage.completion_tokens == len(cut.choices[0].token_ids) < 200
+
+
+def test_a_stop_token_ends_a_reply_and_ignore_eos_does_not(client: OpenAI) -> None:
+    """Our extensions reach the engine."""
+    tokens = ask(client).choices[0].token_ids
+    stopped = ask(client, extra_body={"stop_token_ids": [tokens[5]]})
+
+    assert stopped.choices[0].token_ids == tokens[: tokens.index(tokens[5]) + 1]
+    assert stopped.choices[0].finish_reason == "stop"
+    assert len(ask(client, extra_body={"ignore_eos": True}).choices[0].token_ids) == 40
+
+
+def test_a_broken_reply_goes_on_from_its_tokens(client: OpenAI) -> None:
+    """What was streamed before the break and what the resumed call says join to the unbroken reply."""
+    whole = ask(client, temperature=0.8, seed=5)
+    text, tokens = whole.choices[0].message.content, whole.choices[0].token_ids
+    rest = ask(
+        client, temperature=0.8, seed=5, extra_body={"resume_token_ids": tokens[:17], "resume_text_chars": 9}
+    )  # fmt: skip
+
+    assert text[:9] + rest.choices[0].message.content == text
+    assert rest.choices[0].token_ids == tokens[17:]
+    assert rest.usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_logprobs_come_in_both_shapes(client: OpenAI) -> None:
+    """At temperature 0 the chosen token is the likeliest alternative; both dialects tell the same numbers."""
+    chat = ask(client, logprobs=True, top_logprobs=3, max_tokens=8)
+    content = chat.choices[0].logprobs.content
+    prompt = "<|user|>What is a toll gate?<|end|><|assistant|>"
+    plain = client.completions.create(model="tiny", prompt=prompt, temperature=0, max_tokens=8, logprobs=3)
+    legacy = plain.choices[0].logprobs
+
+    assert len(content) == 8
+    assert all(score.top_logprobs[0].bytes == score.bytes and len(score.top_logprobs) == 3 for score in content)
+    assert all(score.logprob <= 0 and score.logprob == score.top_logprobs[0].logprob for score in content)
+    assert legacy is not None and legacy.token_logprobs is not None
+    assert legacy.token_logprobs == pytest.approx([score.logprob for score in content])
+    assert legacy.text_offset is not None and legacy.text_offset[0] == 0
+
+
+def test_several_prompts_are_one_completion_request(client: OpenAI) -> None:
+    """Texts or token ids, each answered as if it had come alone."""
+    texts = ["one road", "two roads"]
+
+    def complete(prompt: Any) -> list[str]:
+        answer = client.completions.create(model="tiny", prompt=prompt, temperature=0, max_tokens=6)
+        assert answer.usage is not None and answer.usage.completion_tokens == 6 * len(answer.choices)
+        return [choice.text for choice in answer.choices]
+
+    alone = [complete(text)[0] for text in texts]
+
+    assert complete(texts) == complete([token_ids(text) for text in texts]) == alone
+
+
+def token_ids(text: str) -> list[int]:
+    """Return the tiny tokenizer's ids of an ASCII text: places in the byte-level alphabet."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return [alphabet.index("Ġ" if character == " " else character) for character in text]
+
+
+def test_embeddings_have_length_one_and_keep_their_order(client: OpenAI) -> None:
+    """The package asks for base64 and gets what floats say."""
+    texts = ["a gate", "a road", "a gate"]
+    packed = client.embeddings.create(model="tiny", input=texts)
+    floats = client.embeddings.create(model="tiny", input=texts, encoding_format="float")
+
+    for one, other in zip(packed.data, floats.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+        assert math.hypot(*one.embedding) == pytest.approx(1, abs=1e-5)
+    assert packed.data[0].embedding == pytest.approx(packed.data[2].embedding, abs=1e-5)
+    assert packed.data[0].embedding != pytest.approx(packed.data[1].embedding, abs=1e-2)
+    assert packed.usage.prompt_tokens == packed.usage.total_tokens == sum(map(len, texts))
+
+
+def test_a_client_that_leaves_frees_its_blocks(client: OpenAI, server: EngineServer) -> None:
+    """Streamed or not, in mid-reply or in the queue: soon nothing runs and every block is free."""
+    stream = ask(client, stream=True, max_tokens=450, n=8, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    stream.close()
+    with pytest.raises(httpx.TimeoutException):
+        body = {"model": "tiny", "messages": QUESTION, "max_tokens": 450, "n": 8, "ignore_eos": True}
+        httpx.post(server.url + "/v1/chat/completions", json=body, timeout=0.2)
+
+    def is_free() -> bool:
+        load = server.load()
+        return load["running"] == load["queue_depth"] == 0 and load["free_blocks"] == load["total_blocks"]
+
+    wait_until(is_free, seconds=3)
+
+
+def test_errors_are_the_packages_own(client: OpenAI) -> None:
+    """Status, code and param arrive in the package's exceptions."""
+    with pytest.raises(BadRequestError) as too_long:
+        ask(client, messages=[{"role": "user", "content": "x" * 600}])
+    with pytest.raises(BadRequestError) as bad:
+        ask(client, temperature=3)
+    with pytest.raises(NotFoundError) as unknown:
+        ask(client, model="gpt-4o")
+
+    assert too_long.value.code == "context_length_exceeded"
+    assert "512" in too_long.value.message and "603" in too_long.value.message
+    assert (bad.value.param, unknown.value.code) == ("temperature", "model_not_found")
+    assert [m.id for m in client.models.list()] == ["tiny"]
+
+
+def test_the_front_stays_small(server: EngineServer, client: OpenAI) -> None:
+    """Idle memory counts: the front holds a tokenizer and a web server, no torch."""
+    ask(client)
+
+    assert psutil.Process(server.process.pid).memory_info().rss < 120 * 2**20
+
+
+def test_a_killed_engine_is_replaced_and_nobody_is_left_waiting(client: OpenAI, server: EngineServer) -> None:
+    """Running replies end in an error, streamed ones without a clean end; the next request is answered."""
+    before = ask(client).choices[0].token_ids
+    stream = iter(ask(client, stream=True, max_tokens=450, extra_body={"ignore_eos": True}))
+    next(stream)
+    errors: list[Exception] = []
+
+    def ask_plainly() -> None:
+        try:
+            ask(client, max_tokens=450, n=4, extra_body={"ignore_eos": True})
+        except Exception as exc:
+            errors.append(exc)
+
+    waiting = threading.Thread(target=ask_plainly)
+    waiting.start()
+    wait_until(lambda: server.load()["running"] >= 2, seconds=3)
+    server.engine().send_signal(signal.SIGKILL)
+    with pytest.raises(APIError, match="died"):
+        list(stream)
+    waiting.join(10)
+    server.wait_until_ready()
+
+    assert isinstance(errors[0], InternalServerError)
+    assert ask(client).choices[0].token_ids == before
+    assert httpx.get(server.url + "/health").json()["restarts"] == 1
+
+
+def test_sigterm_lets_running_replies_end(client: OpenAI, server: EngineServer) -> None:
+    """A server told to stop finishes what runs, takes its engine with it, and exits with status 0."""
+    engine = server.engine()
+    stream = iter(ask(client, stream=True, max_tokens=100, extra_body={"ignore_eos": True}))
+    next(stream)
+    server.process.send_signal(signal.SIGTERM)
+    reasons = [chunk.choices[0].finish_reason for chunk in stream]
+
+    assert reasons[-1] == "length"
+    assert server.process.wait(15) == 0
+    assert not engine.is_running()
+
+
+def test_nothing_is_left_of_a_server_that_was_killed(model: Path) -> None:
+    """The engine's process ends with its front, however that went."""
+    server = start_engine_server(model)
+    wait_until(lambda: bool(psutil.Process(server.process.pid).children()), seconds=30)
+    engine = server.engine()
+    server.process.kill()
+    server.process.wait()
+
+    wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, seconds=5)
+
+
+def test_a_server_ends_with_its_parent_if_asked(model: Path) -> None:
+    """TOLLGATE_DIE_WITH_PARENT=1: killing the starter with SIGKILL leaves nothing behind."""
+    program = (
+        "import sys; from pathlib import Path; from tests.support.engine_server import start_engine_server as start; "
+        "s = start(Path(sys.argv[1]), TOLLGATE_DIE_WITH_PARENT='1'); print(s.process.pid, flush=True); s.process.wait()"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-c", program, str(model)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},  # noqa: PTH109
+    )
+    assert starter.stdout is not None
+    front = psutil.Process(int(starter.stdout.readline()))
+    wait_until(lambda: bool(front.children()), seconds=30)
+    processes = [front, *front.children()]
+    starter.kill()
+    starter.wait()
+    starter.stdout.close()
+
+    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes), seconds=10)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--model", "/nowhere"], "config.json"),
+        (["--model", "MODEL", "--host", "0.0.0.0"], "TOLLGATE_ENGINE_SECRET"),
+        (["--model", "MODEL", "--block-size", "0"], "block_size"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why(model: Path, flags: list[str], words: str) -> None:
+    """In one line, with a status that is not 0."""
+    flags = [str(model) if flag == "MODEL" else flag for flag in flags]
+    environment = {key: value for key, value in os.environ.items() if key != "TOLLGATE_ENGINE_SECRET"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "gpu_backend", *flags], capture_output=True, text=True, env=environment, timeout=30
+    )
+
+    assert ran.returncode != 0
+    assert words in ran.stderr and "Traceback" not in ran.stderr

@@ -1,0 +1,70 @@
+# The whole engine as its users start it: python -m gpu_backend, a front and an engine process behind it.
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.support.ports import free_port
+
+
+@dataclass(frozen=True)
+class EngineServer:
+    """A running server. ``url`` is without /v1."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def engine(self) -> psutil.Process:
+        """Return the engine's own process."""
+        (child,) = psutil.Process(self.process.pid).children()
+        return child
+
+    def load(self) -> dict[str, float]:
+        """Return what /load says."""
+        return httpx.get(self.url + "/load").json()
+
+    def wait_until_ready(self, seconds: float = 60) -> None:
+        """Wait until /health is well."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(self.url + "/health").status_code == 200:
+                    return
+            assert self.process.poll() is None, f"the server ended with status {self.process.returncode}"
+            assert time.monotonic() < deadline, "the server did not become ready"
+            time.sleep(0.05)
+
+
+def start_engine_server(model: Path, *flags: str, **environment: str) -> EngineServer:
+    """Start a server for the model "tiny" and return at once."""
+    port = free_port()
+    command = [sys.executable, "-m", "gpu_backend", "--model", str(model), "--served-model-name", "tiny"]
+    command += ["--port", str(port), "--device", "cpu", "--num-threads", "1", *flags]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
+    return EngineServer(f"http://127.0.0.1:{port}", process)
+
+
+@contextlib.contextmanager
+def running_engine_server(model: Path, *flags: str) -> Iterator[EngineServer]:
+    """Run a server until the end of the block."""
+    server = start_engine_server(model, *flags)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.process.terminate()
+        try:
+            server.process.wait(15)
+        except subprocess.TimeoutExpired:
+            server.process.kill()
+            server.process.wait()

@@ -1,0 +1,68 @@
+# The engine's HTTP front on a real port inside the test, in front of a scripted engine process and a tiny tokenizer.
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.server.app import create_app
+from gpu_backend.server.checkpoint import load_checkpoint
+from gpu_backend.server.engine_client import EngineClient, EngineState
+from gpu_backend.server.front import build_front
+from gpu_backend.server.settings import FrontSettings
+from tests.support.fake_engine import FakeEngine
+
+END = 256  # the token that ends a reply; the others are bytes, in the order of the byte-level alphabet
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+
+def write_small_files(folder: Path, chat_template: str | None = TEMPLATE) -> Path:
+    """Write what the front reads of a checkpoint, without weights: one token per byte."""
+    alphabet = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|end|>"} | ({"chat_template": chat_template} if chat_template else {})
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 260, "hidden_size": 2, "eos_token_id": END}))
+    return folder
+
+
+@contextlib.contextmanager
+def running_front(folder: Path, engine: FakeEngine, api_key: str | None = None, max_waiting: int = 64) -> Iterator[str]:
+    """Serve the model "tiny" with ``engine`` behind it and give the URL; the engine is ready, if it is to be."""
+    settings = FrontSettings(
+        engine=EngineConfig(model=str(folder)),
+        served_model_name="tiny",
+        instance_id="front-1",
+        api_key=api_key,
+        max_waiting=max_waiting,
+    )
+    client = EngineClient(settings.engine, max_waiting, start_process=engine.start)
+    app = create_app(build_front(settings, load_checkpoint(folder), client))
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 20
+        while not server.started or (engine.is_ready and client.state is EngineState.STARTING):
+            assert thread.is_alive() and time.monotonic() < deadline, "the front did not start"
+            time.sleep(0.005)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(20)
