@@ -19,7 +19,8 @@ from router.targets import HEALTHY, ModelSpec, Target, TargetHealth
 CHARACTERS_PER_TOKEN = 4  # of English text; only the order of targets rests on it
 TYPICAL_REPLY_TOKENS = 256  # of a reply, where costs are compared; public chat traces have 211 on average
 SAME_COST = 1.05  # costs within this factor are a tie
-SAME_TIME = 1.25  # so are predicted times to the first token
+SAME_TIME = 1.25  # so are predicted times to the first token,
+SAME_TIME_MS = 25.0  # and those that differ by less than a network does from call to call
 
 Health = Mapping[str, TargetHealth]
 Row = tuple[NanoDollars, float, Target]  # nano-dollars expected, milliseconds to the first token expected, the target
@@ -46,26 +47,26 @@ def by_cost(
     rows = [
         (cost, _first_token_ms(target, health), target)
         for cost, model in ((cost_of(usage, model.price, batch=batch), model) for model in models)
-        for target in catalog.targets_of(model)
+        for target in by_preference(model, catalog, health)
     ]
     return [
         target
         for equal_cost in _ties(rows, 0, SAME_COST)
-        for equal in _ties(equal_cost, 1, SAME_TIME)
+        for equal in _ties(equal_cost, 1, SAME_TIME, SAME_TIME_MS)
         for target in _in_turn([target for _, _, target in equal], share)
     ]
 
 
 def by_preference(model: ModelSpec, catalog: Catalog, health: Health) -> list[Target]:
-    """Return the model's endpoints: regions in the order configured, replicas of a region by their first token."""
+    """Return the model's endpoints: regions in the order configured, replicas of a region by time and queue."""
     targets = catalog.targets_of(model)
-    if len(targets) == 1:
+    if len(targets) == 1 or not health:
         return list(targets)
     regions = list(dict.fromkeys(target.endpoint.region for target in targets))
     ordered: list[Target] = []
     for region in regions:
         replicas = [(NanoDollars(0), _first_token_ms(t, health), t) for t in targets if t.endpoint.region == region]
-        for equal in _ties(replicas, 1, SAME_TIME):
+        for equal in _ties(replicas, 1, SAME_TIME, SAME_TIME_MS):
             tied = [target for _, _, target in equal]
             ordered += sorted(tied, key=lambda target: health.get(target.key, HEALTHY).queue_depth)
     return ordered
@@ -86,8 +87,8 @@ def _first_token_ms(target: Target, health: Health) -> float:
     return health.get(target.key, HEALTHY).first_token_ms if health else 0.0
 
 
-def _ties(rows: list[Row], column: Literal[0, 1], factor: float) -> list[list[Row]]:
-    """Return groups of rows by rising value; in each group none exceeds the least of the group by ``factor``."""
+def _ties(rows: list[Row], column: Literal[0, 1], factor: float, margin: float = 0.0) -> list[list[Row]]:
+    """Return groups of rows by rising value; none exceeds the least of its group by more than factor or margin."""
     if len(rows) < 2:
         return [rows] if rows else []
     groups: list[list[Row]] = []
@@ -95,7 +96,7 @@ def _ties(rows: list[Row], column: Literal[0, 1], factor: float) -> list[list[Ro
     for row in sorted(rows, key=itemgetter(column)):
         if row[column] > ceiling:
             groups.append([])
-            ceiling = row[column] * factor
+            ceiling = max(row[column] * factor, row[column] + margin)
         groups[-1].append(row)
     return groups
 

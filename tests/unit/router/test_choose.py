@@ -99,7 +99,7 @@ def test_replicas_of_one_region_are_peers() -> None:
     first, second = (target.key for target in known.targets_of(known.models["m"]))
 
     slow = choose_route(chat("m"), Wish(), known, {first: TargetHealth(first_token_ms=900)}, hard)
-    queued = choose_route(chat("m"), Wish(), known, {first: TargetHealth(queue_depth=3)}, hard)
+    queued = choose_route(chat("m"), Wish(), known, {first: TargetHealth(queue_depth=3, first_token_ms=20)}, hard)
 
     assert [t.key for t in slow.targets] == [second, first]
     assert [t.key for t in queued.targets] == [second, first]
