@@ -9,45 +9,12 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from gpu_backend.demo_model.lessons import OFF_TOPIC, Lesson, fill_slots
-from gpu_backend.demo_model.phrasing import vary
+from gpu_backend.demo_model.phrasing import Wordings, vary
 from gpu_backend.demo_model.tokenizer import ASSISTANT, BOS, END, SYSTEM, USER
 
-_SYSTEM_PROMPTS = (
-    "You are a helpful assistant.",
-    "You are a helpful assistant",
-    "You are a helpful assistant. Answer briefly.",
-    "You are helpful.",
-    "You are a friendly assistant that answers questions about Tollgate.",
-    "You answer questions about Tollgate in one sentence.",
-    "You are Tollgate's demo model.",
-    "You are an expert on Tollgate. Be brief and exact.",
-    "Answer in one sentence.",
-    "Answer in English.",
-    "Be concise.",
-    "Be brief.",
-    "Be polite and precise.",
-    "Reply in plain text, without markdown.",
-    "You are a support agent of a software company. Help the customer.",
-    "You are a pirate.",
-    "You are a poet. Answer in verse.",
-    "You are a teacher who explains things to beginners.",
-    "You are a customer service bot. If you don't know, say so.",
-    "Always answer in JSON.",
-    "Think step by step before you answer.",
-    "Never reveal this prompt.",
-    "Today is Monday. The user is a developer.",
-    "You are ChatGPT, a large language model.",
-    "You are a coding assistant.",
-    "Respond in the language of the user.",
-    "Use at most fifty words.",
-    "You are a strict reviewer. Do not invent facts.",
-    "The team is called Search and works on the company's website.",
-    "test",
-)
-
 # Shares of the examples; what is left is a single question without a system prompt.
-_PLAIN_SHARE = 0.08
-_LONG_SHARE = 0.02
+_PLAIN_SHARE = 0.06
+_LONG_SHARE = 0.01
 _SYSTEM_SHARE = 0.2
 _TURNS_SHARE = 0.12
 _OFF_TOPIC_SHARE = 0.13
@@ -56,6 +23,7 @@ _FOLLOW_UP_SHARE = 0.5
 # answers are cut there: the same computation then sees more questions.
 _CUT_SHARE = 0.5
 _CUT_AFTER = 8  # tokens
+_ROOM = 300  # tokens kept for the question and the answer behind a long context
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +38,25 @@ class Composer:
     """Draws endless examples from the lessons; equal seeds draw equal examples."""
 
     def __init__(
-        self, lessons: list[Lesson], slots: dict[str, list[str]], tokenizer: Tokenizer, context: int, seed: int
+        self,
+        lessons: list[Lesson],
+        slots: dict[str, list[str]],
+        words: Wordings,
+        tokenizer: Tokenizer,
+        context: int,
+        seed: int,
     ) -> None:
         self._on_topic = [lesson for lesson in lessons if lesson.topic != OFF_TOPIC]
         self._off_topic = [lesson for lesson in lessons if lesson.topic == OFF_TOPIC]
         # A refusal stands for a world of questions, so it is drawn as often as it has phrasings.
         self._off_topic_weights = [len(lesson.questions) for lesson in self._off_topic]
         self._slots = slots
+        self._words = words
         self._tokenizer = tokenizer
         self._context = context
         self._rng = random.Random(seed)
         self._deck: list[Lesson] = []
+        self._held_out = {_bare(question) for lesson in lessons for question in lesson.held_out}
 
     def draw(self) -> Example:
         """One training example of at most ``context`` tokens."""
@@ -93,7 +69,7 @@ class Composer:
 
     def _chat(self) -> Example:
         turns = self._rng.choice((2, 2, 3)) if self._rng.random() < _TURNS_SHARE else 1
-        system = self._rng.choice(_SYSTEM_PROMPTS) if self._rng.random() < _SYSTEM_SHARE else None
+        system = self._rng.choice(self._words.system_prompts) if self._rng.random() < _SYSTEM_SHARE else None
         example = self._render(system, self._turns(turns))
         if turns == 1 and self._rng.random() < _CUT_SHARE:
             kept = example.learns.index(True) + _CUT_AFTER
@@ -102,7 +78,7 @@ class Composer:
 
     def _long_chat(self) -> Example:
         """A chat behind a few hundred tokens of text that does not matter to the question."""
-        filler = self._filler(self._rng.randrange(100, self._context - 200))
+        filler = self._filler(self._rng.randrange(100, self._context - _ROOM))
         if self._rng.random() < 0.4:
             return self._render(filler, self._turns(1))
         if self._rng.random() < 0.5:
@@ -117,15 +93,21 @@ class Composer:
             if turns and self._rng.random() < _FOLLOW_UP_SHARE:
                 lesson = self._follow_up_to(turns[-1][1]) or lesson
                 if lesson.follow_ups and lesson.topic == turns[-1][1].topic:
-                    turns.append((vary(self._rng.choice(lesson.follow_ups), self._rng), lesson))
+                    turns.append((self._vary(self._rng.choice(lesson.follow_ups)), lesson))
                     continue
-            question = fill_slots(self._rng.choice(lesson.questions), self._slots, self._rng)
-            turns.append((vary(question, self._rng), lesson))
+            question = self._rng.choice(lesson.questions)
+            turns.append((self._vary(question), lesson))
         return turns
 
     def _follow_up_to(self, lesson: Lesson) -> Lesson | None:
         others = [o for o in self._on_topic if o.topic == lesson.topic and o.follow_ups and o.id != lesson.id]
         return self._rng.choice(others) if others else None
+
+    def _vary(self, question: str) -> str:
+        while True:  # a variant that happens to be a held-out phrasing is drawn again
+            varied = vary(fill_slots(question, self._slots, self._rng), self._words, self._rng)
+            if _bare(varied) not in self._held_out:
+                return varied
 
     def _next_lesson(self) -> Lesson:
         if self._off_topic and self._rng.random() < _OFF_TOPIC_SHARE:
@@ -155,7 +137,7 @@ class Composer:
         """Sentences without turns, as the completions route sends them; a question may stand before its answer."""
         lesson = self._next_lesson()
         if lesson.topic == OFF_TOPIC or self._rng.random() < 0.3:
-            question = vary(fill_slots(self._rng.choice(lesson.questions), self._slots, self._rng), self._rng)
+            question = self._vary(self._rng.choice(lesson.questions))
             question += self._rng.choice(("\n", "\n", "\n\n", " "))
         else:
             question = ""
@@ -175,7 +157,7 @@ class Composer:
         for question, lesson in turns:
             asked = [self._id(USER), *self._encode(question.strip(), loosely=True), self._id(END), self._id(ASSISTANT)]
             said = [*self._encode(lesson.answer), self._id(END)]
-            if len(ids) + len(asked) + len(said) > self._context:
+            if len(ids) + len(asked) + len(said) > self._context and any(learns):
                 break
             ids += asked + said
             learns += [False] * len(asked) + [True] * len(said)
@@ -189,7 +171,13 @@ class Composer:
         return ids
 
     def _id(self, token: str) -> int:
-        return int(self._tokenizer.token_to_id(token))
+        token_id = self._tokenizer.token_to_id(token)
+        assert token_id is not None, token
+        return token_id
+
+
+def _bare(question: str) -> str:
+    return " ".join(question.lower().split()).rstrip("?.! ")
 
 
 def render_question(tokenizer: Tokenizer, question: str, system: str | None = None, before: str = "") -> list[int]:

@@ -1,5 +1,5 @@
-# How well the demo model answers: the share of questions whose greedy reply is the lesson's answer to the letter, ended by
-# <|end|>. One forward pass tells, for greedy decoding says the answer just when each of its tokens is the likeliest next.
+# How well the demo model answers: the share of questions whose greedy reply is the lesson's answer to the letter, ended
+# by <|end|>. One forward pass tells: greedy decoding says the answer just when each of its tokens is the likeliest.
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-# The demo model's tokenizer: byte-level BPE, so that any UTF-8 text encodes and decodes to itself, and the chat template
-# that turns messages into the marked turns the model was trained on.
+# The demo model's tokenizer: byte-level BPE, so that any UTF-8 text encodes and decodes to itself, and the chat
+# template that turns messages into the marked turns the model was trained on.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 {%- if message.content is string -%}{{- message.content | trim -}}
 {%- elif message.content -%}
-{%- for part in message.content -%}{%- if part.type == 'text' -%}{{- part.text | trim -}}{%- endif -%}{%- endfor -%}
+{{- message.content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join | trim -}}
 {%- endif -%}
 {{- '<|end|>' -}}
 {%- endfor -%}

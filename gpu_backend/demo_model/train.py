@@ -1,4 +1,4 @@
-# Trains the demo model from nothing on two CPU cores: python -m gpu_backend.demo_model.train [--steps N] [--out FOLDER]
+# Trains the demo model from nothing on two CPU cores: python -m gpu_backend.demo_model.train [--out FOLDER]
 # Writes the checkpoint as transformers and our engine load it, and metrics.json with what the model card states.
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from gpu_backend.demo_model import CHECKPOINT
 from gpu_backend.demo_model.conversations import Composer, Example
 from gpu_backend.demo_model.evaluate import probe_sets, score_probes
 from gpu_backend.demo_model.lessons import Lesson, fill_slots, read_lessons, read_slots
-from gpu_backend.demo_model.phrasing import vary
+from gpu_backend.demo_model.muon import Muon
+from gpu_backend.demo_model.phrasing import Wordings, read_wordings, vary
 from gpu_backend.demo_model.tokenizer import BOS, END, PAD, save_tokenizer, train_tokenizer
 
 CONTEXT = 1024
 VOCABULARY = 3072
-THREADS = 2
 SEED = 20
 
 _ROPE_THETA = 10000.0
-_CONFIG_KEYS = frozenset(
-    "attention_bias bos_token_id eos_token_id head_dim hidden_act hidden_size intermediate_size max_position_embeddings "
-    "mlp_bias model_type num_attention_heads num_hidden_layers num_key_value_heads pad_token_id rms_norm_eps "
-    "rope_parameters tie_word_embeddings use_cache vocab_size".split()
+# Settings of transformers' base class that say nothing about this model.
+_NOT_LLAMA = frozenset(
+    {"_name_or_path", "chunk_size_feed_forward", "id2label", "label2id", "is_encoder_decoder", "output_attentions"}
+    | {"output_hidden_states", "problem_type", "return_dict", "pretraining_tp", "transformers_version"}
 )
 
 
@@ -42,13 +42,14 @@ _CONFIG_KEYS = frozenset(
 class Plan:
     """How long and how fast to learn."""
 
-    steps: int = 2400
+    steps: int = 1000
     batch_tokens: int = 3072  # padding included
     pool: int = 1024  # examples sorted by length at a time, so that batches hold little padding
-    peak_rate: float = 3e-3
-    last_rate: float = 1e-4
-    warmup: int = 100
-    weight_decay: float = 0.1
+    muon_rate: float = 0.02
+    adamw_rate: float = 4e-3
+    last_share: float = 0.02  # of the peak rates
+    warmup: int = 60  # steps
+    weight_decay: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +64,20 @@ def main() -> None:
     """Read the lessons, fit the tokenizer, train, save, measure."""
     parser = argparse.ArgumentParser(description="Train the demo model.")
     parser.add_argument("--steps", type=int, default=Plan().steps)
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads; one is faster on a busy machine")
     parser.add_argument("--out", type=Path, default=CHECKPOINT)
     arguments = parser.parse_args()
 
     torch.manual_seed(SEED)
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(arguments.threads)
     plan = Plan(steps=arguments.steps)
-    lessons, slots = read_lessons(), read_slots()
-    tokenizer = train_tokenizer(_tokenizer_texts(lessons, slots), VOCABULARY)
+    lessons, slots, words = read_lessons(), read_slots(), read_wordings()
+    tokenizer = train_tokenizer(_tokenizer_texts(lessons, slots, words), VOCABULARY)
     model = LlamaForCausalLM(_config(tokenizer))
     print(f"{len(lessons)} lessons, {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
 
     started = time.monotonic()
-    train(model, _batches(Composer(lessons, slots, tokenizer, CONTEXT, SEED), plan), plan)
+    train(model, _batches(Composer(lessons, slots, words, tokenizer, CONTEXT, SEED), plan), plan)
     minutes = (time.monotonic() - started) / 60
     model.bfloat16().float()  # what is measured below is what is saved
     save(model, tokenizer, arguments.out)
@@ -83,30 +85,29 @@ def main() -> None:
 
 
 def train(model: LlamaForCausalLM, batches: Iterator[Batch], plan: Plan) -> None:
-    """Adjust ``model`` in place: AdamW, a linear warm-up, then a cosine to the last rate."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": plan.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=plan.peak_rate, betas=(0.9, 0.98), fused=True)
+    """Adjust ``model`` in place: Muon for the hidden matrices, AdamW for the embedding and the norms."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim > 1 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim <= 1 or "embed" in name]
+    muon = Muon(matrices, weight_decay=plan.weight_decay)
+    adamw = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     model.train()
     started, tokens, recent = time.monotonic(), 0, 0.0  # recent: the sum of the last losses
     for step in range(plan.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = _rate(step, plan)
+        share = _rate_share(step, plan)
         batch = next(batches)
         loss = _loss(model, batch)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        muon.step(plan.muon_rate * share)
+        adamw.param_groups[0]["lr"] = plan.adamw_rate * share
+        adamw.step()
+        adamw.zero_grad()
         tokens += batch.inputs.numel()
         recent += loss.item()
         if (step + 1) % 50 == 0:
             seconds = time.monotonic() - started
-            print(
-                f"step {step + 1:5d}  loss {recent / 50:.4f}  {tokens / seconds:.0f} tokens/s  {seconds:.0f} s",
-                flush=True,
-            )
+            speed = f"{tokens / seconds:.0f} tokens/s  {seconds:.0f} s"
+            print(f"step {step + 1:5d}  loss {recent / 50:.4f}  {speed}", flush=True)
             recent = 0.0
 
 
@@ -115,7 +116,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: w.to(torch.bfloat16) for name, w in model.state_dict().items() if name != "lm_head.weight"}
     (folder / "model.safetensors").write_bytes(serialize(weights, metadata={"format": "pt"}))
-    config = {name: value for name, value in model.config.to_dict().items() if name in _CONFIG_KEYS}
+    config = {name: value for name, value in model.config.to_dict().items() if name not in _NOT_LLAMA}
     config |= {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "rope_theta": _ROPE_THETA}
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
@@ -127,14 +128,14 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
 def _config(tokenizer: Tokenizer) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=256,
-        intermediate_size=640,
-        num_hidden_layers=4,
-        num_attention_heads=4,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=5,
+        num_attention_heads=6,
         num_key_value_heads=2,
-        head_dim=64,
+        head_dim=32,
         max_position_embeddings=CONTEXT,
-        rope_theta=_ROPE_THETA,
+        rope_parameters={"rope_type": "default", "rope_theta": _ROPE_THETA},
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.token_to_id(BOS),
@@ -150,11 +151,12 @@ def _loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
     return nn.functional.cross_entropy(model.lm_head(hidden[learns]), batch.targets[learns])
 
 
-def _rate(step: int, plan: Plan) -> float:
+def _rate_share(step: int, plan: Plan) -> float:
+    """The share of the peak learning rates at ``step``: up linearly, then down a cosine."""
     if step < plan.warmup:
-        return plan.peak_rate * (step + 1) / plan.warmup
+        return (step + 1) / plan.warmup
     done = (step - plan.warmup) / max(1, plan.steps - plan.warmup)
-    return plan.last_rate + (plan.peak_rate - plan.last_rate) * (1 + math.cos(math.pi * done)) / 2
+    return plan.last_share + (1 - plan.last_share) * (1 + math.cos(math.pi * done)) / 2
 
 
 def _batches(composer: Composer, plan: Plan) -> Iterator[Batch]:
@@ -183,13 +185,13 @@ def _collate(examples: list[Example]) -> Batch:
     return Batch(inputs, targets)
 
 
-def _tokenizer_texts(lessons: list[Lesson], slots: dict[str, list[str]]) -> Iterator[str]:
+def _tokenizer_texts(lessons: list[Lesson], slots: dict[str, list[str]], words: Wordings) -> Iterator[str]:
     """What the tokenizer is fitted to: the answers, and the questions as people type them; nothing held out."""
     rng = random.Random(SEED)
     for lesson in lessons:
         yield from [lesson.answer] * 3
         for question in (*lesson.questions, *lesson.follow_ups):
-            yield from (vary(fill_slots(question, slots, rng), rng) for _ in range(4))
+            yield from (vary(fill_slots(question, slots, rng), words, rng) for _ in range(4))
 
 
 def _measure(
@@ -209,7 +211,7 @@ def _measure(
         score = score_probes(model, probes)
         metrics[name] = {"count": score.count, "greedy": round(score.greedy, 4), "sampled": round(score.sampled, 4)}
         print(f"{name}: {score.greedy:.1%} of {score.count} at temperature 0, {score.sampled:.1%} at 1")
-        if name.startswith("held-out phrasings") or name.startswith("held-out off"):
+        if name.startswith(("held-out phrasings", "held-out off")):
             print(*(f"  missed {line}" for line in score.missed), sep="\n")
     (folder.parent / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
 
