@@ -1,6 +1,7 @@
 # Decode, call one use case, encode: one file per resource.
 
+from gateway import console
 from gateway.routes import admin, chat, completions, embeddings, health, models, usage
 
-MODULES = (chat, completions, embeddings, models, usage, admin, health)
+MODULES = (chat, completions, embeddings, models, usage, admin, health, console)
 HANDLERS = [handler for module in MODULES for handler in module.handlers]

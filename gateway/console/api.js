@@ -1,0 +1,101 @@
+// The public API with one key: JSON calls, and a chat completion as a stream of pieces.
+
+export class ApiError extends Error {
+  constructor(status, body) {
+    super(body?.error?.message ?? `The gateway answered ${status}.`);
+    this.status = status;
+  }
+}
+
+export class Api {
+  constructor(key) {
+    this.key = key;
+    this.left = {}; // the x-ratelimit-* headers of the last call
+  }
+
+  async call(method, path, body = undefined) {
+    const answer = await this.send(method, path, body);
+    return answer.json();
+  }
+
+  get(path) {
+    return this.call("GET", path);
+  }
+
+  // Yields text as it comes; returns { usage, model_used } at the end.
+  async *chat(model, messages, signal) {
+    const options = { model, messages, stream: true, stream_options: { include_usage: true } };
+    const answer = await this.send("POST", "/v1/chat/completions", options, signal);
+    for (const kind of ["requests", "tokens"]) {
+      const remaining = answer.headers.get(`x-ratelimit-remaining-${kind}`);
+      if (remaining !== null) this.left[kind] = Number(remaining);
+    }
+    const end = {};
+    let isDone = false;
+    for await (const event of events(answer.body)) {
+      if (event === "[DONE]") {
+        isDone = true;
+        continue;
+      }
+      const chunk = JSON.parse(event);
+      if (chunk.error) throw new ApiError(answer.status, chunk);
+      end.model_used = chunk.model_used ?? end.model_used;
+      end.usage = chunk.usage ?? end.usage;
+      const text = chunk.choices?.[0]?.delta?.content;
+      if (text) yield text;
+    }
+    if (!isDone) throw new ApiError(answer.status, { error: { message: "The answer broke off." } });
+    return end;
+  }
+
+  async send(method, path, body, signal) {
+    const headers = { authorization: `Bearer ${this.key}` };
+    if (body !== undefined) headers["content-type"] = "application/json";
+    const options = { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal };
+    const answer = await fetch(path, { ...options, cache: "no-store", credentials: "omit" });
+    if (!answer.ok) throw new ApiError(answer.status, await answer.json().catch(() => null));
+    return answer;
+  }
+}
+
+// The data of each server-sent event in a stream of bytes, whatever the chunks' boundaries.
+export async function* events(stream) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for await (const bytes of chunksOf(stream)) {
+    rest += decoder.decode(bytes, { stream: true });
+    const blocks = rest.split(/\r?\n\r?\n/);
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const lines = block.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+      if (lines.length > 0) yield lines.map((line) => line.slice(5).replace(/^ /, "")).join("\n");
+    }
+  }
+}
+
+async function* chunksOf(stream) {
+  const reader = stream.getReader();
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+// Runs `act` over `items`, `width` at a time, and returns the results in order.
+export async function inParallel(items, width, act) {
+  const results = new Array(items.length);
+  let next = 0;
+  const worker = async () => {
+    while (next < items.length) {
+      const place = next++;
+      results[place] = await act(items[place]);
+    }
+  };
+  await Promise.all(Array.from({ length: Math.min(width, items.length) }, worker));
+  return results;
+}

@@ -1,0 +1,52 @@
+// Who is here? A key from the form or the tab's memory decides which view is shown.
+
+import { Api } from "./api.js";
+import { showAdmin } from "./admin.js";
+import { showTeam } from "./team.js";
+
+const MEMORY = "tollgate-key";
+const at = (id) => document.getElementById(id);
+
+let show = null; // shows the current view again
+
+async function enter(key) {
+  const api = new Api(key);
+  const team = await api.get("/v1/team").catch((error) => {
+    if (error.status === 403 && key.startsWith("tgadmin-")) return null; // a key, but an admin's
+    throw error;
+  });
+  if (team === null) await api.get("/admin/teams?limit=1");
+  sessionStorage.setItem(MEMORY, key);
+  at("who").textContent = team === null ? "Admin" : `${team.name} (${team.id})`;
+  show = () => (team === null ? showAdmin(api, at("view"), guarded) : showTeam(api, at("view"), guarded));
+  await show();
+  at("sign-in").hidden = true;
+  for (const id of ["view", "leave", "refresh"]) at(id).hidden = false;
+}
+
+function leave() {
+  sessionStorage.removeItem(MEMORY);
+  location.reload();
+}
+
+// Runs an action and says what went wrong, if something did.
+async function guarded(action) {
+  at("notice").hidden = true;
+  try {
+    return await action();
+  } catch (error) {
+    at("notice").textContent = error.status === 401 ? "This key is not known, or no longer." : error.message;
+    at("notice").hidden = false;
+    return undefined;
+  }
+}
+
+at("sign-in").addEventListener("submit", (event) => {
+  event.preventDefault();
+  guarded(() => enter(at("key").value.trim()));
+});
+at("leave").addEventListener("click", leave);
+at("refresh").addEventListener("click", () => guarded(() => show()));
+
+const remembered = sessionStorage.getItem(MEMORY);
+if (remembered !== null) guarded(() => enter(remembered));

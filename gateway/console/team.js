@@ -1,0 +1,127 @@
+// A team's own view: what it used, what it has left, and a box to try a model in.
+
+import { SUMS, card, count, day, el, figure, table, usd } from "./dom.js";
+
+export async function showTeam(api, view, guarded) {
+  const today = new Date().toISOString().slice(0, 10);
+  const [team, models, used, month] = await Promise.all([
+    api.get("/v1/team"),
+    api.get("/v1/models"),
+    api.get(`/v1/usage?date=${today}&group_by=model`),
+    api.get(`/v1/usage?from=${today.slice(0, 8)}01&to=${today}&group_by=day`),
+  ]);
+  const limits = el("div", { class: "card" });
+  const fillLimits = () => limits.replaceChildren(...limitLines(team, used.total, month.total, api.left));
+  fillLimits();
+  const usage = el("div", { class: "card" }, el("h2", {}, "Usage"));
+  usage.append(
+    table(`By model, ${today} (UTC)`, [["Model", (line) => el("code", {}, line.model)], ...SUMS], used.results),
+    table("This month by day", [["Day", (line) => line.day], ...SUMS], month.results),
+  );
+  const kept = view.querySelector("#chat"); // a refresh leaves a conversation alone
+  view.replaceChildren(
+    el(
+      "div",
+      { class: "grid" },
+      figure("Cost today", usd(used.total.cost_usd)),
+      figure("Cost this month", usd(month.total.cost_usd)),
+      figure("Requests today", count(used.total.requests)),
+      figure("Key", team.key.name || team.key.key_id, team.key.expires_at ? `expires ${day(team.key.expires_at)}` : "does not expire"),
+    ),
+    el("div", { class: "columns" }, kept ?? chatCard(api, models.data, guarded, fillLimits), el("div", {}, limits, usage)),
+  );
+}
+
+function limitLines(team, today, month, left) {
+  const limits = team.limits;
+  const tokens = today.input_tokens + today.output_tokens;
+  const lines = [
+    ["Dollars today", limits.usd_per_day, today.cost_usd, usd],
+    ["Dollars this month", limits.usd_per_month, month.cost_usd, usd],
+    ["Tokens today", limits.tokens_per_day, tokens, count],
+    ["Requests a minute", limits.requests_per_minute, used(limits.requests_per_minute, left.requests), count],
+    ["Tokens a minute", limits.tokens_per_minute, used(limits.tokens_per_minute, left.tokens), count],
+  ].filter(([, limit]) => limit !== null);
+  const title = el("h2", {}, "Left of the team’s limits");
+  if (limits.concurrent_requests !== null) lines.push(["Requests at once", limits.concurrent_requests, 0, count]);
+  if (lines.length === 0) return [title, el("p", { class: "hint" }, "This team has no limits.")];
+  return [title, ...lines.map(limitLine)];
+}
+
+function used(limit, remaining) {
+  return remaining === undefined ? 0 : Math.max(0, limit - remaining);
+}
+
+function limitLine([label, limit, spent, shown]) {
+  const left = Math.max(0, limit - spent);
+  const most = limit || 1;
+  const bar = el("meter", { min: 0, max: most, value: left, low: most * 0.2, optimum: most, "aria-label": `${label}: left` });
+  return el("div", { class: "limit" }, el("p", {}, el("span", {}, label), el("span", {}, `${shown(left)} of ${shown(limit)}`)), bar);
+}
+
+function chatCard(api, models, guarded, whenDone) {
+  const messages = [];
+  let running = null;
+  const usable = models.filter((model) => !model.abilities || model.abilities.includes("chat"));
+  const log = el("div", { class: "log", role: "log", "aria-live": "polite", "aria-label": "Conversation" });
+  const model = el("select", { name: "model" }, usable.map((each) => el("option", { value: each.id }, each.id)));
+  const text = el("textarea", { name: "text", rows: 2, required: true, placeholder: "Say something" });
+  const send = el("button", { type: "submit" }, "Send");
+  const hint = el("p", { class: "hint", role: "status" }, "Each answer is charged to the team like any other.");
+  const stop = () => running?.abort();
+  const say = (role, words) => {
+    const said = el("div", { class: `said ${role}` }, words);
+    log.append(said);
+    log.scrollTop = log.scrollHeight;
+    return said;
+  };
+  const ask = async () => {
+    const words = text.value.trim();
+    if (!words || running !== null) return;
+    messages.push({ role: "user", content: words });
+    say("user", words);
+    text.value = "";
+    const said = say("assistant busy", "");
+    running = new AbortController();
+    send.textContent = "Stop";
+    try {
+      const pieces = api.chat(model.value, messages, running.signal);
+      let piece = await pieces.next();
+      while (!piece.done) {
+        said.append(piece.value);
+        log.scrollTop = log.scrollHeight;
+        piece = await pieces.next();
+      }
+      const { usage, model_used } = piece.value;
+      if (usage) hint.textContent = `${model_used}: ${count(usage.total_tokens)} tokens, ${usd(usage.cost_usd)}.`;
+    } catch (error) {
+      if (error.name !== "AbortError") throw error;
+      hint.textContent = "Stopped; what was answered so far is charged.";
+    } finally {
+      running = null;
+      send.textContent = "Send";
+      said.className = "said assistant";
+      if (said.textContent) messages.push({ role: "assistant", content: said.textContent });
+      else {
+        messages.pop();
+        said.remove();
+      }
+      whenDone();
+    }
+  };
+  const submit = (event) => {
+    event.preventDefault();
+    if (running !== null) stop();
+    else guarded(ask);
+  };
+  text.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && running === null) submit(event);
+  });
+  send.addEventListener("click", (event) => {
+    if (running === null) return;
+    event.preventDefault();
+    stop();
+  });
+  const form = el("form", { onsubmit: submit }, el("label", {}, "Model", model), log, el("label", {}, "Message", text), send);
+  return el("section", { class: "card", id: "chat" }, el("h2", {}, "Try a model"), form, hint);
+}

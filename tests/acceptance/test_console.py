@@ -1,0 +1,134 @@
+# The page for people: served with a strict policy, made of nothing but text nodes, and fed by the public API alone.
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import gateway.console
+from tests.support.house import House
+
+FOLDER = Path(gateway.console.__file__).parent
+IN_NODE = Path(__file__).parents[1] / "support" / "console_in_node.mjs"
+PARTS = sorted(gateway.console.MEDIA_TYPES)
+
+
+def get(house: House, path: str) -> httpx.Response:
+    return httpx.get(house.url + path, timeout=10)
+
+
+def in_node(house: House, key: str, act: str, *more: str) -> dict[str, Any]:
+    """Run the console's modules as a browser would, and return what its reader sees."""
+    if (node := shutil.which("node")) is None:
+        pytest.skip("SKIPPED: Node is not installed; the console's JavaScript was not run")
+    command = [node, str(IN_NODE), str(FOLDER), house.url, key, act, *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_page_is_open_and_its_policy_is_strict(house: House) -> None:
+    """Anybody may load the page; it runs our own files alone, talks to us alone, and stands in nobody's frame."""
+    page = get(house, "/console")
+
+    policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert page.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_part_is_served_and_stands_alone(house: House, name: str) -> None:
+    """Each file comes with its own type and the policy, and none names another host."""
+    part = get(house, f"/console/{name}")
+
+    assert part.content == (FOLDER / name).read_bytes()
+    assert part.headers["content-type"].startswith(gateway.console.MEDIA_TYPES[name])
+    assert "content-security-policy" in part.headers
+    assert set(re.findall(r"https?://[^/'\"]+", part.text)) <= {"http://www.w3.org"}  # the namespace of SVG
+
+
+@pytest.mark.parametrize("name", ["none.js", "__init__.py", "..%2f__init__.py", "%2e%2e%2fsettings.py", "%00"])
+def test_nothing_else_is_served(house: House, name: str) -> None:
+    """Only the page's own parts can be asked for."""
+    assert get(house, f"/console/{name}").status_code == 404
+
+
+def test_every_part_is_asked_for() -> None:
+    """What the page loads is served, and what is served is loaded."""
+    asked = {"index.html", *re.findall(r"/console/([\w.]+)", (FOLDER / "index.html").read_text())}
+    for name in PARTS:
+        asked |= set(re.findall(r'from "\./([\w.]+)"', (FOLDER / name).read_text()))
+
+    assert asked == set(PARTS)
+    assert {path.name for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js")} == set(PARTS)
+
+
+def test_text_never_becomes_markup() -> None:
+    """No file has a way to turn text into elements or code, and the page has neither inline scripts nor styles."""
+    ways = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|srcdoc")
+    page = (FOLDER / "index.html").read_text()
+
+    assert {name: ways.findall(text) for name in PARTS if ways.search(text := (FOLDER / name).read_text())} == {}
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|javascript:", page)
+
+
+def test_admin_sees_the_house(house: House) -> None:
+    """Teams, keys, models, health and cost, with a hostile name shown as the text that it is."""
+    name = "<script>alert(1)</script>"
+    team_id = f"team-{uuid.uuid4().hex[:12]}"
+    with house.client(house.admin_key) as admin:
+        admin.post("/admin/teams", json={"id": team_id, "name": name, "limits": {"usd_per_day": 7}}).raise_for_status()
+
+    seen = in_node(house, house.admin_key, "admin")
+
+    assert seen["faults"] == []
+    assert name in seen["text"]
+    assert seen["tags"] == 0
+    for words in (team_id, "$7.00", "postgres: ok", "redis: ok", "small", "Revoke"):
+        assert words in seen["text"]
+
+
+def test_team_sees_itself(house: House) -> None:
+    """Its own usage, and what is left of its limits."""
+    team_id = f"team-{uuid.uuid4().hex[:12]}"
+    with house.client(house.admin_key) as admin:
+        limits = {"usd_per_day": 7, "requests_per_minute": 60}
+        admin.post("/admin/teams", json={"id": team_id, "limits": limits}).raise_for_status()
+        key = admin.post("/admin/keys", json={"team_id": team_id}).raise_for_status().json()["key"]
+
+    seen = in_node(house, key, "team")
+
+    assert seen["faults"] == []
+    assert "$7.00 of $7.00" in seen["text"]
+    assert "60 of 60" in seen["text"]
+
+
+def test_chat_box_streams_an_answer(house: House) -> None:
+    """What the model streams stands in the conversation, with what it cost."""
+    body = {"model": "small", "messages": [{"role": "user", "content": "hello console"}]}
+    with house.client() as client:
+        whole = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+
+    seen = in_node(house, house.team_key, "chat", "small", "hello console")
+
+    assert seen["faults"] == []
+    assert re.sub(r"\s+", "", whole) in re.sub(r"\s+", "", seen["text"])
+    assert re.search(r"small: \d+ tokens, \$0\.\d+", seen["text"])
+
+
+def test_chat_box_tells_of_a_refusal(house: House) -> None:
+    """A refused request is shown in the gateway's words."""
+    seen = in_node(house, house.team_key, "chat", "nonsense", "hello")
+
+    assert len(seen["faults"]) == 1
+    assert "nonsense" in seen["faults"][0]
