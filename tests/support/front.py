@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -21,14 +22,21 @@ from gpu_backend.server.front import build_front
 from gpu_backend.server.settings import FrontSettings
 from tests.support.fake_engine import FakeEngine
 
+ALPHABET = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 END = 256  # the token that ends a reply; the others are bytes, in the order of the byte-level alphabet
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def token_ids(text: str) -> list[int]:
+    """Return the tokens of ``text``: one for each byte."""
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    return [ALPHABET[character] for part, _ in split for character in part]
 
 
 def write_small_files(folder: Path, chat_template: str | None = TEMPLATE) -> Path:
     """Write what the front reads of a checkpoint, without weights: one token per byte."""
-    alphabet = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=dict(ALPHABET), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])

@@ -1,0 +1,68 @@
+# The front over HTTP: what happens when the engine or the client goes away in the middle.
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gpu_backend.engine.messages import Abort, Generate, NewTokens
+from gpu_backend.engine.sequence import FinishReason
+from tests.support.fake_engine import TIMINGS, FakeEngine, silent
+from tests.support.front import CHAT, running_front, token_ids
+
+
+def test_an_error_of_the_engine_before_the_first_token_has_a_status(engine: FakeEngine, http: httpx.Client) -> None:
+    """Streams too: the status is sent only when there is something to stream."""
+    engine.script = lambda command: (
+        [(NewTokens(command.request_id, 0, (), finish_reason=FinishReason.ERROR, timings=TIMINGS, error="poison"),)]
+        if isinstance(command, Generate)
+        else []
+    )
+    for more in ({}, {"stream": True}):
+        answer = http.post("/v1/chat/completions", json={**CHAT, **more})
+
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
+        assert "poison" in answer.json()["error"]["message"]
+
+
+def test_a_stream_that_breaks_ends_in_an_error_and_no_done(folder: Path) -> None:
+    """The process dies in mid-reply: the client is told, and does not take what it has for whole."""
+    engine = FakeEngine()
+    engine.script = lambda c: (
+        [(NewTokens(c.request_id, 0, tuple(token_ids("Hel"))),)] if isinstance(c, Generate) else []
+    )
+    with running_front(folder, engine) as url, httpx.Client(base_url=url, timeout=10) as http:
+        with http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as response:
+            lines = response.iter_lines()
+            first = next(line for line in lines if "Hel" in line)
+            engine.process.die()
+            rest = [line for line in lines if line]
+
+        assert response.status_code == 200 and first
+        assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_error"
+        assert "data: [DONE]" not in rest
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}], ids=["plain", "streamed"])
+def test_a_client_that_leaves_is_noticed(engine: FakeEngine, url: str, more: dict[str, Any]) -> None:
+    """Before and after the first token, streamed or not, the engine hears of it."""
+    engine.script = lambda c: (
+        [(NewTokens(c.request_id, 0, tuple(token_ids("Hel"))),)] if isinstance(c, Generate) else silent(c)
+    )
+    host, port = url.removeprefix("http://").split(":")
+    body = json.dumps({**CHAT, **more}).encode()
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        generate = engine.process.wait_for(lambda command: isinstance(command, Generate))
+        if more:
+            assert connection.recv(10)
+    abort = engine.process.wait_for(lambda command: isinstance(command, Abort))
+
+    assert isinstance(generate, Generate)
+    assert abort == Abort(generate.request_id)

@@ -1,0 +1,73 @@
+# The front over HTTP: health, load, drain, models and metrics; and what it costs to have it.
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from gpu_backend.engine.messages import LoadReport
+from tests.support.fake_engine import READY, FakeEngine
+from tests.support.front import CHAT, running_front
+
+LOAD_FIELDS = ["instance_id", "model_id", "status", "queue_depth", "running", "free_blocks", "total_blocks"]
+LOAD_FIELDS += ["kv_utilization", "tokens_per_second", "requests_per_second", "prefix_hit_rate"]
+
+
+def test_health_and_load_speak_of_the_engines_state(folder: Path) -> None:
+    """Starting is a 503 that says so; a draining engine is healthy and takes nothing."""
+    engine = FakeEngine(is_ready=False)
+    with running_front(folder, engine) as url, httpx.Client(base_url=url) as http:
+        starting = http.get("/health")
+        refused = http.post("/v1/chat/completions", json=CHAT)
+        engine.process.say(LoadReport(1, 2, 3, 8, 0.5, 6.0, 7.0, 0.25))
+        engine.process.say(READY)
+        while http.get("/health").status_code != 200:
+            pass
+        load = http.get("/load").json()
+        drained = http.post("/drain")
+        draining = http.post("/v1/chat/completions", json=CHAT)
+
+        assert (starting.status_code, starting.json()["status"]) == (503, "starting")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert list(load) == LOAD_FIELDS
+        assert (load["instance_id"], load["status"], load["kv_utilization"]) == ("front-1", "active", 0.5)
+        assert drained.json()["status"] == http.get("/load").json()["status"] == "draining"
+        assert (draining.status_code, draining.json()["error"]["code"]) == (503, "overloaded")
+        assert http.get("/health").status_code == 200
+
+
+def test_the_model_list_shows_the_one_model(http: httpx.Client) -> None:
+    """Another name is a 404 in OpenAI's shape."""
+    listed = http.get("/v1/models").json()
+
+    assert [model["id"] for model in listed["data"]] == ["tiny"]
+    assert http.get("/v1/models/tiny").json() == listed["data"][0]
+    assert http.get("/v1/models/org/other").json()["error"]["code"] == "model_not_found"
+
+
+def test_metrics_count_what_was_answered(engine: FakeEngine, http: httpx.Client) -> None:
+    """Under vLLM's names where they mean the same."""
+
+    def value(name: str) -> float:
+        lines = http.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+    before = value("vllm:generation_tokens_total"), value("vllm:request_success_total")
+    http.post("/v1/chat/completions", json={**CHAT, "n": 2})
+
+    assert value("vllm:generation_tokens_total") == before[0] + 12
+    assert value("vllm:request_success_total") == before[1] + 2
+    assert value("tollgate_engine_up") == 1
+
+
+def test_the_front_never_imports_torch(folder: Path) -> None:
+    """The weights live in another process; what listens stays small and starts at once."""
+    program = (
+        "import sys, gpu_backend.__main__; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert ran.stdout.strip() == "[]"
