@@ -80,11 +80,15 @@ def serve(
 def work(
     config: ConfigOption = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Batch requests at once")] = 16,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say, by the exit status, whether one is working")
+    ] = False,
 ) -> None:
     """Run a worker: batch work, and the chores of the house."""
-    from gateway.worker import run_worker
+    settings = _load(find_config(config))
+    from gateway.worker import is_working, run_worker
 
-    raise typer.Exit(run_worker(_load(find_config(config)), concurrency))
+    raise typer.Exit(int(not is_working(settings)) if check else run_worker(settings, concurrency))
 
 
 @app.command("migrate")

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+import time
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
+from pathlib import Path
 
 import structlog
 from redis.asyncio import Redis
@@ -26,6 +29,8 @@ from gateway.telemetry.logging import configure_logging
 
 AUDIT_EVERY = 900.0  # seconds, all workers together
 AUDIT_TURN = "tollgate:audit-turn"  # Redis key: whoever sets it audits, the others wait for the next turn
+HEARTBEAT_EVERY = 5.0  # seconds
+HEARTBEAT_LASTS = 30.0  # seconds after which a worker counts as stuck
 FINAL_FLUSH = 5.0  # seconds for what is closed but not yet in Postgres when the worker ends
 
 log = structlog.get_logger()
@@ -35,6 +40,14 @@ def run_worker(settings: Settings, concurrency: int) -> int:
     """Work until SIGTERM or SIGINT; return the exit status. ``concurrency`` is for batch requests."""
     configure_logging()
     return asyncio.run(_work(settings, Clock()))
+
+
+def is_working(settings: Settings) -> bool:
+    """Return whether a worker of this machine has shown lately that it is not stuck: for health checks."""
+    try:
+        return time.time() - _heartbeat_file(settings).stat().st_mtime < HEARTBEAT_LASTS
+    except OSError:
+        return False
 
 
 async def _work(settings: Settings, clock: Clock) -> int:
@@ -54,6 +67,7 @@ async def _work(settings: Settings, clock: Clock) -> int:
         chores = {
             "flush": asyncio.create_task(flusher.run()),
             "sweep": asyncio.create_task(sweeper.run()),
+            "heartbeat": asyncio.create_task(_show_life(settings)),
             "audit": asyncio.create_task(_audit_in_turn(database, redis, quotas, clock)),
         }
         log.info("worker_started", chores=list(chores))
@@ -90,3 +104,14 @@ async def _audit_in_turn(database: Database, redis: Redis, quotas: Quotas, clock
         except (SQLAlchemyError, RedisError, OSError, TimeoutError) as exc:
             log.warning("audit_failed", error=repr(exc))
         await asyncio.sleep(AUDIT_EVERY / 10)
+
+
+async def _show_life(settings: Settings) -> None:
+    """Touch a file as long as the loop turns."""
+    while True:
+        _heartbeat_file(settings).touch()
+        await asyncio.sleep(HEARTBEAT_EVERY)
+
+
+def _heartbeat_file(settings: Settings) -> Path:
+    return settings.data_dir / f"worker-{socket.gethostname()}.alive"
