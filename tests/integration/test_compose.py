@@ -204,7 +204,7 @@ def test_the_house_has_every_part() -> None:
     redis, gateway, worker = SERVICES["redis"], SERVICES["gateway"], SERVICES["worker"]
     volumes = COMPOSE["volumes"]
 
-    assert OURS == {"migrate", "gateway", "worker", "engine-cpu", "engine-gpu"}
+    assert {"migrate", "gateway", "worker", "engine-cpu", "engine-gpu"} == OURS
     assert SERVICES.keys() - OURS == {"postgres", "redis", "prometheus", "proxy"}
     assert SERVICES["engine-cpu"]["profiles"] == ["cpu"]
     assert SERVICES["engine-gpu"]["profiles"] == ["gpu"]
