@@ -16,7 +16,7 @@ import numpy.typing as npt
 from protocol.chat import ChatRequest, Message
 from router.abilities import InferenceRequest
 from router.errors import ArtifactMismatch
-from router.features import FORM_LIMIT, read_text, text_of
+from router.features import FORM_LIMIT, LENGTH, read_text, text_of
 
 WEIGHTS = "complexity.npz"
 MANIFEST = "complexity.json"  # {"sha256": of the weights, "format": FORMAT, …}
@@ -28,8 +28,9 @@ Floats = npt.NDArray[np.float32]
 class Complexity:
     """The fitted model, ready to score.
 
-    Two linear heads, P(strong right) and P(weak right), read the same features; a third logistic step turns their
-    logits and the difference of their probabilities into one calibrated probability.
+    Three linear heads read the same features: whether a strong model is right, whether a weak one is, and by how much
+    the strong one does better. The gap of the first two, the third and the length of the text count the same; one
+    logistic step turns them into a calibrated probability.
     """
 
     def __init__(self, weights: dict[str, Floats]) -> None:
@@ -39,7 +40,7 @@ class Complexity:
         self._inverse_scale = 1 / weights["scale"].astype(np.float64)  # (form features,)
         self._form = weights["form"].astype(np.float64)  # (form features, heads), for features standardised and clipped
         self._bias = weights["bias"].astype(np.float64)  # (heads,)
-        self._joint = [float(value) for value in weights["joint"]]  # of z_strong, z_weak, p_strong - p_weak; intercept
+        self._joint = [float(value) for value in weights["joint"]]  # of the three, and the intercept
 
     @classmethod
     def load(cls, folder: Traversable | None = None) -> Complexity:
@@ -73,10 +74,10 @@ class Complexity:
         if len(buckets):
             weight = (np.log(counts) + 1) * self._idf[buckets]
             logits += weight @ self._words[buckets] / math.sqrt(weight @ weight)
-        strong, weak = logits.tolist()
-        by_strong, by_weak, by_gap, intercept = self._joint
+        strong, weak, gain = logits.tolist()
+        by_gap, by_gain, by_length, intercept = self._joint
         gap = _sigmoid(strong) - _sigmoid(weak)
-        return _sigmoid(by_strong * strong + by_weak * weak + by_gap * gap + intercept)
+        return _sigmoid(by_gap * gap + by_gain * gain + by_length * float(standard[LENGTH]) + intercept)
 
 
 def _sigmoid(logit: float) -> float:

@@ -55,6 +55,7 @@ FORM_NAMES = (
     "question_marks",
     "code_marks",
 )
+LENGTH = FORM_NAMES.index("log_characters")
 
 
 def text_of(request: InferenceRequest) -> str:

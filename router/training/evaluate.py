@@ -1,6 +1,6 @@
-# Judges the complexity model on rows that it was not fitted on, beside random routing and prompt length, and writes the
-# figures of the model card:
-#   python -m router.training.evaluate OUTCOMES.csv.gz --out router/artifacts/FIGURES.md
+# Judges the complexity model on rows that it was not fitted on, beside random routing and prompt length, and prints the
+# tables of the model card:
+#   python -m router.training.evaluate OUTCOMES.csv.gz
 
 from __future__ import annotations
 
@@ -35,13 +35,8 @@ class HeldOut(Struct, frozen=True):
 def main() -> None:
     parser = argparse.ArgumentParser(description="Evaluate the complexity model on held-out rows.")
     parser.add_argument("outcomes", type=Path, help="gzipped CSV of outcomes")
-    parser.add_argument("--out", type=Path, help="write the report here instead of printing it")
     arguments = parser.parse_args()
-    report = "\n".join(report_lines(list(held_out_sets(read_outcomes(arguments.outcomes)))))
-    if arguments.out:
-        arguments.out.write_text(report + "\n")
-    else:
-        print(report)
+    print("\n".join(report_lines(list(held_out_sets(read_outcomes(arguments.outcomes))))))
 
 
 def held_out_sets(outcomes: Outcomes) -> Iterator[HeldOut]:

@@ -13,30 +13,33 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_matrix, hstack  # type: ignore[import-untyped]
 from sklearn.feature_extraction.text import TfidfTransformer
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import StratifiedKFold
 from sklearn.preprocessing import StandardScaler
 
 from router.complexity import FORMAT, MANIFEST, WEIGHTS
-from router.features import BUCKETS, FORM_LIMIT, bounded, read_text
+from router.features import BUCKETS, FORM_LIMIT, LENGTH, bounded, read_text
 from router.training.dataset import BROKEN_SUBJECT, Outcomes, read_outcomes
 
 SEED = 20260
 FOLDS = 5
 REGULARISATION = 0.05  # scikit-learn's C; the strongest that cost nothing at home helped most on unseen subjects
+GAIN_REGULARISATION = 80.0  # Ridge's alpha
 FORM_SHARE = 0.5  # of a standard deviation: how much a form feature weighs beside the words, before regularisation
 STRONG_MODEL = "gpt-4-1106-preview"  # of the pair whose outcomes are fitted; other pairs are for evaluation
 
 
 class FittedComplexity:
-    """The model as scikit-learn has it: two heads on words and form, and a joint step fitted out of fold."""
+    """The model as scikit-learn has it: three heads on words and form, and a joint step fitted out of fold."""
 
     def __init__(self) -> None:
         self.tfidf = TfidfTransformer(sublinear_tf=True)
         self.scaler = StandardScaler()
         self.strong = LogisticRegression(C=REGULARISATION, max_iter=2000)
         self.weak = LogisticRegression(C=REGULARISATION, max_iter=2000)
-        self.joint = LogisticRegression()
+        self.gain = Ridge(alpha=GAIN_REGULARISATION)
+        self.blend = StandardScaler()
+        self.calibration = LogisticRegression()
 
     def fit(self, outcomes: Outcomes) -> FittedComplexity:
         """Fit the heads on all rows, and the joint step on what heads fitted on other rows say of each row."""
@@ -44,37 +47,51 @@ class FittedComplexity:
         self.tfidf.fit(counts)
         self.scaler.fit(form)
         features = self._features(counts, form)
-        heads = ((self.strong, outcomes.strong > 0.5), (self.weak, outcomes.weak > 0.5))
-        out_of_fold = np.zeros((len(outcomes), 2))
+        signals = np.zeros((len(outcomes), 3))
         for train, test in StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(features, outcomes.suffices):
-            for column, (head, is_right) in enumerate(heads):
-                head.fit(features[train], is_right[train])
-                out_of_fold[test, column] = head.decision_function(features[test])
-        self.joint.fit(joint_features(out_of_fold), outcomes.suffices)
-        for head, is_right in heads:
-            head.fit(features, is_right)
+            self._fit_heads(features[train], outcomes.take(train))
+            signals[test] = self._signals(features[test])
+        self.blend.fit(signals)
+        self.calibration.fit(self._blended(signals), outcomes.suffices)
+        self._fit_heads(features, outcomes)
         return self
 
     def scores(self, prompts: list[str]) -> npt.NDArray[np.float64]:
         """Return the probability that a small model suffices, one per prompt."""
         counts, form = features_of(prompts)
-        features = self._features(counts, form)
-        logits = np.column_stack([self.strong.decision_function(features), self.weak.decision_function(features)])
-        return self.joint.predict_proba(joint_features(logits))[:, 1]
+        signals = self._signals(self._features(counts, form))
+        return self.calibration.predict_proba(self._blended(signals))[:, 1]
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return what serving needs, named as ``router.complexity.Complexity`` reads it."""
-        heads = np.vstack([self.strong.coef_, self.weak.coef_]).T
+        heads = np.vstack([self.strong.coef_, self.weak.coef_, self.gain.coef_]).T
+        joint = self.calibration.coef_[0, 0] / self.blend.scale_
+        intercept = self.calibration.intercept_[0] - joint @ self.blend.mean_
         arrays = {
             "idf": self.tfidf.idf_,
             "words": heads[:BUCKETS],
             "form": heads[BUCKETS:] * FORM_SHARE,
             "mean": self.scaler.mean_,
             "scale": self.scaler.scale_,
-            "bias": np.concatenate([self.strong.intercept_, self.weak.intercept_]),
-            "joint": np.concatenate([self.joint.coef_[0], self.joint.intercept_]),
+            "bias": np.array([self.strong.intercept_[0], self.weak.intercept_[0], self.gain.intercept_]),
+            "joint": np.append(joint, intercept),
         }
         return {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+
+    def _fit_heads(self, features: csr_matrix, outcomes: Outcomes) -> None:
+        self.strong.fit(features, outcomes.strong > 0.5)
+        self.weak.fit(features, outcomes.weak > 0.5)
+        self.gain.fit(features, outcomes.strong - outcomes.weak)
+
+    def _signals(self, features: csr_matrix) -> npt.NDArray[np.float64]:
+        """Return (rows, 3), each rising with difficulty: gap of the chances to be right, expected gain, length."""
+        gap = self.strong.predict_proba(features)[:, 1] - self.weak.predict_proba(features)[:, 1]
+        length = features[:, BUCKETS + LENGTH].toarray()[:, 0] / FORM_SHARE
+        return np.column_stack([gap, self.gain.predict(features), length])
+
+    def _blended(self, signals: npt.NDArray) -> npt.NDArray[np.float64]:
+        # Each signal counts the same, in standard deviations: weights fitted at home served worse abroad.
+        return self.blend.transform(signals).sum(axis=1, keepdims=True)
 
     def _features(self, counts: csr_matrix, form: npt.NDArray) -> csr_matrix:
         standard = np.clip(self.scaler.transform(form), -FORM_LIMIT, FORM_LIMIT) * FORM_SHARE
@@ -94,12 +111,6 @@ def features_of(prompts: list[str]) -> tuple[csr_matrix, npt.NDArray[np.float64]
     counts = np.concatenate([reading.counts for reading in readings]).astype(np.float64)
     shape = (len(prompts), BUCKETS)
     return csr_matrix((counts, buckets, starts), shape=shape), np.array([reading.form for reading in readings])
-
-
-def joint_features(logits: npt.NDArray) -> npt.NDArray[np.float64]:
-    """Return the head logits (rows, 2) with the difference of their probabilities as a third column."""
-    chances = 1 / (1 + np.exp(-logits))
-    return np.column_stack([logits, chances[:, 0] - chances[:, 1]])
 
 
 def export(model: FittedComplexity, folder: Path, facts: dict[str, object]) -> None:
