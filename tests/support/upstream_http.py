@@ -8,6 +8,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
 
 import httptools
 
@@ -84,8 +85,7 @@ class HttpConnection(asyncio.Protocol):
     # What asyncio and httptools call.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,0 +1,184 @@
+# What the gateway costs: CPU milliseconds per request and requests per second, in front of the scripted upstream,
+# beside the upstream alone and a bare pass-through on the same libraries, all in one run.
+#
+#   python -m benchmarks.gateway [--rounds 5] [--quick] [--profile FILE]
+#
+# The server that is measured has a core to itself; upstream, load generator, Postgres and Valkey share another. Servers
+# take turns in every round (A B C A B C …), so that a noisy neighbour hits all of them. CPU time is the
+# server process's own, from /proc; what Postgres and Valkey use for the gateway is told apart.
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from benchmarks.gateway_report import Case, Measured, write_report
+from benchmarks.house import Server, rows_written, start_gateway, start_pass_through, start_upstream
+
+TOKENS = 16
+CASES = (
+    Case(name="plain", model="bench-plain", script=f"tokens={TOKENS}", streams=False, connections=32, requests=1500),
+    Case(
+        name="stream, unpaced",
+        model="bench-unpaced",
+        script=f"tokens={TOKENS}",
+        streams=True,
+        connections=32,
+        requests=1000,
+    ),
+    Case(
+        name="stream, 20 ms a token",
+        model="bench-paced",
+        script=f"tokens={TOKENS},pace=0.02",
+        streams=True,
+        connections=64,
+        requests=600,
+    ),
+)
+# One request at half of what the gateway can take, sent at fixed moments: what a caller waits for.
+HALF_LOAD = Case(
+    name="plain, half load", model="bench-plain", script=f"tokens={TOKENS}", streams=False, connections=32, requests=800
+)
+
+QUESTION = [
+    {"role": "system", "content": "You answer questions about rivers in whole sentences, in at most two of them. " * 4},
+    {"role": "user", "content": "Which river is the longest in Europe, and through how many countries does it run?"},
+    {"role": "assistant", "content": "The Volga; it runs through Russia alone, for some 3,500 kilometres. " * 3},
+    {
+        "role": "user",
+        "content": "And the second longest? Name the capitals on its banks, from source to mouth.",
+    },
+]
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """How long to measure."""
+
+    cases: tuple[Case, ...]
+    rounds: int
+    scale: float  # of every case's number of requests
+    profile: Path | None
+
+
+def main() -> None:
+    """Measure, print the table and write it to benchmarks/results/."""
+    options = read_options()
+    cores = sorted(os.sched_getaffinity(0))
+    own, shared = cores[0], cores[-1]
+    os.sched_setaffinity(0, {shared})  # what is started from here, the generator above all, stays there
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollgate-bench-")))
+        upstream = stack.enter_context(start_upstream(shared))
+        models = {case.model: f"gpt-4o:{case.script}" for case in CASES}
+        wrapper = [sys.executable, "-m", "cProfile", "-o", str(options.profile)] if options.profile else ()
+        gateway = stack.enter_context(start_gateway(upstream, models, folder, own, shared, wrapper))
+        passing = stack.enter_context(start_pass_through(upstream, own))
+        servers = (gateway,) if options.profile else (upstream, passing, gateway)
+        measured = measure(servers, options, own, shared)
+        booked = rows_written(gateway)
+    if options.cases == CASES and options.profile is None:
+        write_report(measured, CASES, HALF_LOAD, booked, options.rounds, len(bytes(body_of(CASES[0], ""))))
+
+
+def read_options() -> Options:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(description="Measure what the gateway costs.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="measure cases of this name alone, such as plain")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the requests, one round: does it run at all?")
+    parser.add_argument("--profile", type=Path, help="run the gateway alone under cProfile and write its numbers here")
+    said = parser.parse_args()
+    cases = tuple(case for case in CASES if case.name.startswith(said.only))
+    rounds, scale = (1, 0.1) if said.quick else (said.rounds, 1.0)
+    return Options(cases=cases, rounds=rounds, scale=scale, profile=said.profile)
+
+
+def measure(servers: Sequence[Server], options: Options, own: int, shared: int) -> list[Measured]:
+    """Run every case against every server, in turns, after a warm-up that counts for nothing."""
+    measured: list[Measured] = []
+    for case in options.cases:
+        for server in servers:
+            _place(server, servers, own, shared)
+            run_case(case, server, 0, max(64, round(case.requests * options.scale / 3)))
+        for number in range(options.rounds):
+            for server in servers:
+                _place(server, servers, own, shared)
+                result = run_case(case, server, number, max(64, round(case.requests * options.scale)))
+                measured.append(result)
+                print(result.line(), flush=True)
+    if options.cases != CASES:
+        return measured
+    rates = [one.per_second for one in measured if one.case == CASES[0].name and one.server == "gateway"]
+    rate = sorted(rates)[len(rates) // 2] / 2
+    for number in range(options.rounds):
+        for server in servers:
+            _place(server, servers, own, shared)
+            result = run_case(HALF_LOAD, server, number, max(64, round(HALF_LOAD.requests * options.scale)), rate)
+            measured.append(result)
+            print(result.line(), flush=True)
+    return measured
+
+
+def run_case(case: Case, server: Server, number: int, requests: int, rate: float | None = None) -> Measured:
+    """Send one case's requests to one server and return what they cost."""
+    plan = {
+        "url": server.url,
+        "key": server.key,
+        "body": msgspec.Raw(body_of(case, server.name)),
+        "connections": case.connections,
+        "requests": requests,
+        "rate": rate,
+    }
+    before, helpers_before = server.cpu(), server.helpers_cpu()
+    command = [sys.executable, "-m", "benchmarks.load", msgspec.json.encode(plan).decode()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    if done.returncode:
+        raise SystemExit(f"the load generator failed: {done.stderr}")
+    cpu, helpers = server.cpu() - before, server.helpers_cpu() - helpers_before
+    outcome = json.loads(done.stdout)
+    if outcome["failures"]:
+        raise SystemExit(f"{server.name}, {case.name}: {outcome['failures']} of {requests} requests failed")
+    return Measured(
+        case=case.name,
+        server=server.name,
+        round=number,
+        requests=outcome["requests"],
+        cpu_ms=cpu * 1000 / outcome["requests"],
+        helpers_ms=helpers * 1000 / outcome["requests"],
+        per_second=outcome["requests"] / outcome["wall"],
+        memory=server.memory(),
+        bytes_per_answer=outcome["bytes_per_answer"],
+        first=outcome["first"],
+        total=outcome["total"],
+    )
+
+
+def body_of(case: Case, server: str) -> bytes:
+    """Return the request: the gateway knows the model by its own name, the others by the upstream's."""
+    model = case.model if server == "gateway" else f"gpt-4o:{case.script}"
+    body: dict[str, object] = {"model": model, "messages": QUESTION, "max_tokens": 256, "temperature": 0.7}
+    if case.streams:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return msgspec.json.encode(body)
+
+
+def _place(measured: Server, servers: Sequence[Server], own: int, shared: int) -> None:
+    """Give the server that is measured its core; an upstream that is not goes back to the shared one."""
+    for server in servers:
+        if server.name == "upstream":
+            for pid in server.pids:
+                os.sched_setaffinity(pid, {own if server is measured else shared})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+# A load generator that costs little: keep-alive connections on raw sockets, each sending the same request again and
+# again. It runs as a process of its own, so that its CPU time is never the server's.
+#
+#   python -m benchmarks.load '{"url": …, "key": …, "body": {…}, "connections": 32, "requests": 2000, …}'
+#
+# Closed loop: every connection sends when its last answer is whole. With ``rate``, open loop: requests leave at fixed
+# moments whatever the server does, and latency counts from those moments.
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import deque
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+import uvloop
+from msgspec import Struct
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What to send, how often, and at most for how long."""
+
+    url: str
+    key: str
+    body: msgspec.Raw
+    connections: int
+    requests: int
+    seconds: float = 60.0
+    rate: float | None = None  # requests per second
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What came back. Times are milliseconds; ``first`` is until the first byte of the body."""
+
+    requests: int
+    failures: int
+    wall: float  # seconds
+    bytes_per_answer: float
+    first: dict[str, float]
+    total: dict[str, float]
+
+
+class Client(asyncio.Protocol):
+    """One connection with at most one request on the way."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._parser = httptools.HttpResponseParser(self)
+        self._since = 0.0
+        self._first = 0.0
+        self.is_busy = False
+
+    def send(self, since: float) -> None:
+        """Send the request; ``since`` is the moment from which its latency counts."""
+        self._since, self._first, self.is_busy = since, 0.0, True
+        self._transport.write(self._load.request)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type
+        self._load.is_free(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        if not self._first:
+            self._first = time.perf_counter()
+        self._load.bytes += len(body)
+
+    def on_message_complete(self) -> None:
+        self.is_busy = False
+        self._load.note(self._parser.get_status_code() == 200, self._since, self._first)
+        if self._parser.should_keep_alive():
+            self._parser = httptools.HttpResponseParser(self)
+            self._load.is_free(self)
+        else:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.is_busy:
+            self._load.note(False, self._since, self._first)
+        self._load.open_again()
+
+
+class Load:
+    """The plan being carried out."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        place = urlsplit(plan.url)
+        self._host, self._port = place.hostname, place.port
+        head = [
+            f"POST {place.path} HTTP/1.1",
+            f"host: {place.netloc}",
+            f"authorization: Bearer {plan.key}",
+            "content-type: application/json",
+            f"content-length: {len(bytes(plan.body))}",
+        ]
+        self.request = "\r\n".join([*head, "", ""]).encode() + bytes(plan.body)
+        self.bytes = 0
+        self._left = plan.requests  # not sent yet
+        self._open = plan.requests  # not answered yet
+        self._failures = 0
+        self._firsts: list[float] = []
+        self._totals: list[float] = []
+        self._free: deque[Client] = deque()
+        self._due: deque[float] = deque()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._done = asyncio.Event()
+
+    async def run(self) -> Outcome:
+        """Connect, send everything, and return what came back."""
+        self._started = time.perf_counter()
+        self._until = self._started + self._plan.seconds
+        await asyncio.gather(*(self._connect() for _ in range(self._plan.connections)))
+        if self._plan.rate is not None:
+            await self._send_at_fixed_moments(self._plan.rate)
+        async with asyncio.timeout(self._plan.seconds + 30):
+            await self._done.wait()
+        answered = self._plan.requests - self._open
+        return Outcome(
+            requests=answered,
+            failures=self._failures,
+            wall=time.perf_counter() - self._started,
+            bytes_per_answer=self.bytes / max(1, answered),
+            first=_spread(self._firsts),
+            total=_spread(self._totals),
+        )
+
+    def is_free(self, client: Client) -> None:
+        """A connection can take a request."""
+        if self._plan.rate is not None:
+            if self._due:
+                client.send(self._due.popleft())
+            else:
+                self._free.append(client)
+        elif self._left > 0 and time.perf_counter() < self._until:
+            self._left -= 1
+            client.send(time.perf_counter())
+        elif self._left > 0:
+            self._open -= self._left
+            self._left = 0
+            self._look()
+
+    def note(self, was_good: bool, since: float, first: float) -> None:
+        """An answer is whole, or will never be."""
+        now = time.perf_counter()
+        self._open -= 1
+        if was_good:
+            self._firsts.append(((first or now) - since) * 1000)
+            self._totals.append((now - since) * 1000)
+        else:
+            self._failures += 1
+        self._look()
+
+    def open_again(self) -> None:
+        """A connection is gone; make another while there is work."""
+        if self._open > 0:
+            task = asyncio.ensure_future(self._connect())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: Client(self), self._host, self._port)
+
+    async def _send_at_fixed_moments(self, rate: float) -> None:
+        for number in range(self._plan.requests):
+            moment = self._started + number / rate
+            if (wait := moment - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+            self._left -= 1
+            if self._free:
+                self._free.popleft().send(moment)
+            else:
+                self._due.append(moment)
+
+    def _look(self) -> None:
+        if self._open <= 0:
+            self._done.set()
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    ordered = sorted(values)
+    return {
+        name: round(ordered[min(len(ordered) - 1, int(len(ordered) * share))], 3)
+        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
+    }
+
+
+async def _main() -> None:
+    plan = msgspec.json.decode(sys.argv[1].encode(), type=Plan)
+    print(json.dumps(msgspec.to_builtins(await Load(plan).run())))
+
+
+if __name__ == "__main__":
+    uvloop.run(_main())
