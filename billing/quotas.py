@@ -77,11 +77,17 @@ class Quotas:
     """
 
     def __init__(
-        self, redis: Redis, clock: Clock, *, standalone_share: float = 0.25, uses_server_time: bool = True
+        self,
+        redis: Redis,
+        clock: Clock,
+        *,
+        standalone_share: float = 0.25,
+        uses_server_time: bool = True,
+        deadline: float = DEADLINE,
     ) -> None:
         self.exceeded = 0  # calls whose upstream billed more than was held
         self.is_standalone = False
-        self._script = Script(redis, SCRIPT, deadline=DEADLINE)
+        self._script = Script(redis, SCRIPT, deadline=deadline)
         self._clock = clock
         self._uses_server_time = uses_server_time
         self._server_ahead = 0.0  # seconds; what Redis's clock shows more than ours

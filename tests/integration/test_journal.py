@@ -61,7 +61,7 @@ def test_a_killed_process_leaves_its_calls_to_the_next(tmp_path: Path) -> None:
 async def test_the_books_agree_after_a_kill(database: Database, redis: Redis, tmp_path: Path) -> None:
     """The next process writes the dead one's rows, the counters learn of them, and the audit finds nothing."""
     clock = Clock()
-    quotas = Quotas(redis, clock)
+    quotas = Quotas(redis, clock, deadline=5.0)
     holds = [await open_hold(quotas, clock) for _ in range(2)]
     victim = start_victim(tmp_path, *(hold.request.request_id for hold in holds))
     kill(victim)
@@ -80,7 +80,7 @@ async def test_the_books_agree_after_a_kill(database: Database, redis: Redis, tm
 async def test_the_audit_finds_what_was_changed(database: Database, redis: Redis, tmp_path: Path) -> None:
     """A nano-dollar that only one book knows is named: day, team, line, and both sums."""
     clock = Clock()
-    quotas = Quotas(redis, clock)
+    quotas = Quotas(redis, clock, deadline=5.0)
     journal = Journal.open(tmp_path, clock=clock)
     hold = await open_hold(quotas, clock)
     record = make_record(hold.request.request_id)

@@ -30,7 +30,7 @@ def clock() -> SetClock:
 @pytest.fixture
 def quotas(redis: Redis, clock: SetClock) -> Quotas:
     """Quotas whose time the test decides."""
-    return Quotas(redis, clock, uses_server_time=False)
+    return Quotas(redis, clock, uses_server_time=False, deadline=5.0)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ async def test_a_settled_limit_and_a_held_one_are_told_apart(quotas: Quotas, clo
 async def test_many_callers_at_once_never_pass_a_cap(redis: Redis) -> None:
     """300 concurrent callers of three gateways at a cap of 50 calls' worth: 50 are held, no more and no fewer."""
     clock = Clock()
-    gateways = [Quotas(redis, clock) for _ in range(3)]
+    gateways = [Quotas(redis, clock, deadline=5.0) for _ in range(3)]
     limits = Limits(nanousd_per_day=50_000)
 
     answers = await asyncio.gather(*(gateways[n % 3].open(ask(clock, team=limits)) for n in range(300)))
