@@ -61,8 +61,6 @@ def test_a_fault_before_the_first_token_has_an_honest_status(
     house: House, upstream: ScriptedUpstream, script: str, status: int, code: str, stream: bool
 ) -> None:
     """Nothing has been sent yet, so the status tells; the call costs nothing and leaves one row, `failed`."""
-    if script == "hang-before-headers" and not stream:
-        pytest.skip("SKIPPED: a plain call waits for its total deadline, ten seconds")
     upstream.script(script)
     answer = ask(house, stream=stream)
     error = answer.json()["error"]
@@ -125,7 +123,7 @@ def test_an_answer_without_usage_is_charged_by_what_was_seen(house: House, upstr
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_closes_its_upstream(house: House, upstream: ScriptedUpstream, stream: bool) -> None:
     """The upstream is closed within 200 ms of the client's leaving, and what was sent is on the books."""
-    upstream.script("tokens=400,pace=0.02")
+    upstream.script("tokens=100,pace=0.02")
     with house.client() as client, pytest.raises(httpx.ReadTimeout):
         with client.stream("POST", "/v1/chat/completions", json={**ASK, "stream": stream}, timeout=0.5) as answer:
             for _ in answer.iter_bytes():

@@ -69,7 +69,7 @@ def settings_for(postgres_url: str, redis_url: str, upstream_url: str, data_dir:
         format="openai",
         api_keys=("sk-upstream",),
         endpoints=(Endpoint("local", upstream_url),),
-        timeouts=Timeouts(connect=1.0, first_token=3.0, between_tokens=3.0, total=10.0),
+        timeouts=Timeouts(connect=1.0, first_token=1.5, between_tokens=1.5, total=3.0),
     )
     facts: dict[str, object] = {
         "database_url": postgres_url,
