@@ -16,6 +16,7 @@ from gpu_backend.kernels.grouping import AttentionGroup, Grouping, by_shape, int
 class Batch:
     """The tensors of one step, its sequences side by side."""
 
+    steps: tuple[SequenceStep, ...]  # in the order of their rows
     token_ids: Tensor  # (tokens,)
     positions: Tensor  # (tokens,)
     slots: Tensor  # (tokens,): block · block_size + offset
@@ -54,6 +55,7 @@ def build_batch(plan: StepPlan, grouping: Grouping, device: torch.device) -> Bat
 
     where = integers(positions, device)
     return Batch(
+        steps=tuple(steps),
         token_ids=integers(token_ids, device),
         positions=where,
         slots=integers(slots, device),

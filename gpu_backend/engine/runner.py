@@ -62,8 +62,8 @@ class Runner:
             self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
         hidden = self._model.hidden_states(batch, self.kv_cache)
         tokens, logprobs, failed = self._sample(batch, hidden)
+        failed |= _not_finite(batch, hidden)
         pooled = {step.sequence_id: hidden[rows].float().sum(0) for step, rows in batch.poolers}
-        failed |= {id_ for id_, total in pooled.items() if not torch.isfinite(total).all()}
         samplers = [step.sequence_id for step in plan.sequences if step.samples]
         return StepResult(
             step=plan.step,
@@ -99,6 +99,18 @@ class Runner:
         if room < block_bytes:
             raise UnsupportedModel("the device has no memory left for a KV cache; raise gpu_memory_share or free some")
         return room // block_bytes
+
+
+def _not_finite(batch: Batch, hidden: Tensor) -> set[int]:
+    """Return the ids of sequences that have a hidden state which is not a number, before anyone shares their blocks.
+
+    Even positions before the fault are lost: what is not a number stays so when it is masked.
+    """
+    finite = torch.isfinite(hidden.float().sum(-1))
+    if bool(finite.all()):
+        return set()
+    lens = [len(step.token_ids) for step in batch.steps]
+    return {step.sequence_id for step, rows in zip(batch.steps, finite.split(lens), strict=True) if not rows.all()}
 
 
 def _choose_device(name: str) -> torch.device:

@@ -199,6 +199,23 @@ def test_poison_request_fails_alone(llama: Path, poisonous: Path, prompts: list[
         assert again[key].token_ids == answer.token_ids
 
 
+def test_prefix_of_a_poison_prompt_stays_clean(llama: Path, poisonous: Path) -> None:
+    """Who shares a clean beginning with a poison prompt that is still being computed does not share its fate."""
+    beginning = tuple(range(33))
+    command = greedy("clean", (*beginning, 3, 4, 5), 12)
+    expected = answer_all(model_loop(llama), [command])["clean", 0].token_ids
+    loop = model_loop(poisonous, max_num_batched_tokens=40, max_num_seqs=4)
+    answers: dict[tuple[str, int], Answer] = {}
+
+    loop.handle(greedy("poison", (*beginning, POISON, *beginning, *beginning), 12))
+    collect(answers, loop.step())
+    loop.handle(command)
+    finish(loop, answers)
+
+    assert answers["clean", 0].token_ids == expected
+    assert answers["poison", 0].finish_reason == FinishReason.ERROR
+
+
 def test_leftovers_in_blocks_are_never_seen(llama: Path, prompts: list[tuple[int, ...]]) -> None:
     """Whatever an earlier user left in a block, even what is not a number, changes nothing."""
     commands = [greedy(str(i), prompt, 20) for i, prompt in enumerate(prompts)]

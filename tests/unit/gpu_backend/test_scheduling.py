@@ -234,6 +234,30 @@ def test_resumed_reply_goes_on_where_the_other_replica_stopped() -> None:
     assert answers["x", 0].token_ids == whole[3:]
 
 
+def test_newcomer_is_not_let_into_the_room_that_running_ones_need_next() -> None:
+    """Admission leaves a block for each running sequence, so that it is not thrown out again at once."""
+    loop, runner = counting_loop(6, max_num_batched_tokens=64, max_num_seqs=4, block_size=4)
+    loop.handle(greedy("a", range(8), 5))
+    loop.handle(greedy("b", range(50, 57), 2))
+    loop.step()
+    loop.handle(greedy("c", range(100, 104), 1))
+
+    finish(loop, {})
+
+    assert loop.scheduler.num_preemptions == 0
+    assert [len(plan.sequences) for plan in runner.plans] == [2, 2, 2, 1, 1]
+
+
+def test_embedding_finds_nothing_in_the_cache_and_leaves_nothing() -> None:
+    """Its hidden states are needed at every token, and its blocks are seldom asked for again."""
+    loop, runner = counting_loop(64, max_num_batched_tokens=64, max_num_seqs=4, block_size=4)
+
+    for command in (Embed("e", tuple(range(12))), greedy("g", range(12), 1), Embed("e", tuple(range(12)))):
+        answer_all(loop, [command])
+
+    assert [plan.num_tokens for plan in runner.plans] == [12, 12, 12]
+
+
 def test_draining_engine_finishes_and_takes_nothing_new() -> None:
     """``Drained`` comes once, after the last reply; later requests are refused."""
     loop, _ = counting_loop(16, block_size=4)
