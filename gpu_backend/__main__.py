@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpu_backend.config import DEVICES, DTYPES, LOAD_FORMATS, EngineConfig
@@ -17,24 +18,29 @@ SECRET = "TOLLGATE_ENGINE_SECRET"
 DIE_WITH_PARENT = "TOLLGATE_DIE_WITH_PARENT"
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, serve, return the exit status."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    settings = read_settings(arguments, os.environ)
     if os.environ.get(DIE_WITH_PARENT) == "1":
         die_with_parent()
     logging.basicConfig(format="gpu_backend: %(message)s", level=logging.INFO, stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time needs no thread pool
     try:
-        settings = _settings(options)
-    except ValueError as exc:
-        parser.error(str(exc))
-    try:
         return serve(settings)
     except (OSError, ValueError) as exc:
         print(f"gpu_backend: {exc}", file=sys.stderr)  # noqa: T201
         return 1
+
+
+def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> FrontSettings:
+    """Return what the command line says. What cannot work is told on stderr, and the process ends with status 2."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return _settings(options, environment)
+    except ValueError as exc:
+        parser.error(str(exc))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(options: argparse.Namespace) -> FrontSettings:
+def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> FrontSettings:
     """Put the settings together. Raises ``ValueError`` for those that cannot work."""
     engine = EngineConfig(
         model=options.model,
@@ -83,7 +89,7 @@ def _settings(options: argparse.Namespace) -> FrontSettings:
         instance_id=options.instance_id or f"{socket.gethostname()}:{options.port}",
         host=options.host,
         port=options.port,
-        api_key=options.api_key or os.environ.get(SECRET) or None,
+        api_key=options.api_key or environment.get(SECRET) or None,
         max_waiting=options.max_waiting,
         drain_seconds=options.drain_seconds,
     )

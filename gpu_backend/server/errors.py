@@ -8,7 +8,8 @@
 #   ├── BadRequest               400
 #   │   └── ContextLengthExceeded     context_length_exceeded
 #   ├── Overloaded               503  overloaded, with retry-after: a full queue, a start, a drain
-#   └── EngineFailed             500  engine_error: the reply broke off, through no fault of the request's shape
+#   ├── EngineFailed             500  engine_error: the reply broke off, through no fault of the request's shape
+#   └── DeadlineExceeded         504  deadline_exceeded: x-deadline-ms passed before the reply's end
 
 from __future__ import annotations
 
@@ -74,3 +75,11 @@ class EngineFailed(ServiceError):
     status = 500
     type = "server_error"
     code = "engine_error"
+
+
+class DeadlineExceeded(ServiceError):
+    """The reply took longer than its reader would wait."""
+
+    status = 504
+    type = "server_error"
+    code = "deadline_exceeded"

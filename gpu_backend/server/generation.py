@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
-from gpu_backend.engine.messages import Generate, NewTokens
+from gpu_backend.engine.messages import Embedding, Generate, NewTokens
 from gpu_backend.engine.sequence import FinishReason, SamplingParams
 from gpu_backend.server.checkpoint import Checkpoint
 from gpu_backend.server.engine_client import EngineCall, EngineClient
-from gpu_backend.server.errors import EngineFailed
+from gpu_backend.server.errors import DeadlineExceeded, EngineFailed
 from gpu_backend.server.metrics import Metrics
 from gpu_backend.server.reply import Piece, ReplyWriter
 from gpu_backend.server.requests import Sender
@@ -74,12 +75,16 @@ class Generation:
             self._call = engine.call([self._command(f"{request_id}-{i}", p) for i, p in enumerate(job.prompts)])
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """Yield what the replies gain, as it comes, until all have ended. Raises ``EngineFailed``."""
+        """Yield what the replies gain, as it comes, until all have ended.
+
+        Raises ``EngineFailed``, and ``DeadlineExceeded`` when the sender's time is up.
+        """
         beginnings = [writer.beginning for writer in self._writers.values() if writer.beginning is not None]
         if beginnings:
             yield beginnings
         while self._call is not None and not self._call.is_finished:
-            written = [self._write(event) for event in await self._call.events() if isinstance(event, NewTokens)]
+            events = await self._events(self._call)
+            written = [self._write(event) for event in events if isinstance(event, NewTokens)]
             if pieces := [piece for piece in written if piece is not None]:
                 yield pieces
         self._count()
@@ -101,6 +106,17 @@ class Generation:
         if self._call is not None:
             self._metrics.count_given_up(sum(writer.finish_reason is None for writer in self._writers.values()))
             self._call.close()
+
+    async def _events(self, call: EngineCall) -> list[NewTokens | Embedding]:
+        deadline_ms = self._job.sender.deadline_ms
+        if deadline_ms is None:
+            return await call.events()
+        left = self._started + deadline_ms / 1000 - self._clock()
+        try:
+            async with asyncio.timeout(left):
+                return await call.events()
+        except TimeoutError as exc:
+            raise DeadlineExceeded(f"The reply was not finished within its {deadline_ms} ms.") from exc
 
     def _command(self, request_id: str, prompt: tuple[int, ...]) -> Generate:
         job = self._job

@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gpu_backend.engine.messages import LoadReport
@@ -22,6 +29,7 @@ class Metrics:
         disable_created_metrics()  # a second series for each, that nobody reads
         self.registry = CollectorRegistry()
         self._model_name = model_name
+        ProcessCollector(registry=self.registry)
         self.registry.register(_EngineCollector(model_name, current))
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of answered requests.")
         self._cached_tokens = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")

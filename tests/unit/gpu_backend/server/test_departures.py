@@ -10,10 +10,17 @@ from typing import Any
 import httpx
 import pytest
 
-from gpu_backend.engine.messages import Abort, Generate, NewTokens
+from gpu_backend.engine.messages import Abort, Command, Event, Generate, NewTokens
 from gpu_backend.engine.sequence import FinishReason
 from tests.support.fake_engine import TIMINGS, FakeEngine, silent
 from tests.support.front import CHAT, running_front, token_ids
+
+
+def begin_to_speak(command: Command) -> list[tuple[Event, ...]]:
+    """Say three letters and nothing more."""
+    if isinstance(command, Generate):
+        return [(NewTokens(command.request_id, 0, tuple(token_ids("Hel"))),)]
+    return silent(command)
 
 
 def test_an_error_of_the_engine_before_the_first_token_has_a_status(engine: FakeEngine, http: httpx.Client) -> None:
@@ -51,9 +58,7 @@ def test_a_stream_that_breaks_ends_in_an_error_and_no_done(folder: Path) -> None
 @pytest.mark.parametrize("more", [{}, {"stream": True}], ids=["plain", "streamed"])
 def test_a_client_that_leaves_is_noticed(engine: FakeEngine, url: str, more: dict[str, Any]) -> None:
     """Before and after the first token, streamed or not, the engine hears of it."""
-    engine.script = lambda c: (
-        [(NewTokens(c.request_id, 0, tuple(token_ids("Hel"))),)] if isinstance(c, Generate) else silent(c)
-    )
+    engine.script = begin_to_speak
     host, port = url.removeprefix("http://").split(":")
     body = json.dumps({**CHAT, **more}).encode()
     with socket.create_connection((host, int(port)), timeout=5) as connection:
@@ -66,3 +71,15 @@ def test_a_client_that_leaves_is_noticed(engine: FakeEngine, url: str, more: dic
 
     assert isinstance(generate, Generate)
     assert abort == Abort(generate.request_id)
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}], ids=["plain", "streamed"])
+def test_a_reply_that_misses_its_deadline_is_given_up(
+    engine: FakeEngine, http: httpx.Client, more: dict[str, Any]
+) -> None:
+    """x-deadline-ms is kept: the reader gets a 504, the engine its room back."""
+    engine.script = silent
+    answer = http.post("/v1/chat/completions", json={**CHAT, **more}, headers={"x-deadline-ms": "30"})
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert isinstance(engine.process.wait_for(lambda command: isinstance(command, Abort)), Abort)
