@@ -66,10 +66,8 @@ class Authenticator:
         """
         if not key:
             raise InvalidKey("No API key was given. Send it as 'Authorization: Bearer tg-…'.")
-        if key.startswith(ADMIN_KEY_PREFIX):
-            return self._admin(key, address)
         if _KEY_SHAPE.fullmatch(key) is None:
-            raise InvalidKey("Incorrect API key provided: a team's key is 'tg-' and 43 characters.")
+            return self._admin(key, address)
         caller = await self._caller(key_digest(self._pepper, key), address)
         if caller is None or (caller.expires_at is not None and caller.expires_at <= self._clock.now()):
             raise InvalidKey("Incorrect API key provided: it is unknown, revoked or expired.")
@@ -105,6 +103,8 @@ class Authenticator:
     def _admin(self, key: str, address: str) -> Admin:
         digest = key_digest(self._pepper, key)
         matches = [admin for known, admin in self._admins if hmac.compare_digest(known, digest)]
+        if not matches and not key.startswith(ADMIN_KEY_PREFIX):
+            raise InvalidKey("Incorrect API key provided: a team's key is 'tg-' and 43 characters.")
         if not matches:
             self._count_failure(address)
             raise InvalidKey("Incorrect API key provided: no admin has it.")

@@ -13,6 +13,7 @@ from gateway.config_readers import (
     Faults,
     Fields,
     Read,
+    complain,
     duration,
     duration_or_zero,
     integer,
@@ -27,6 +28,7 @@ from gateway.config_readers import (
     url,
 )
 from gateway.config_yaml import ConfigFaults, Fault, Section, merge, read_tree, tree_of
+from gateway.keys import KEY_PREFIX
 from gateway.settings import QueueSettings, QuotaSettings, Retention, Safety, Settings
 
 __all__ = ["ConfigFaults", "Fault", "load_settings"]
@@ -101,6 +103,8 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         drain=root.get("drain", duration_or_zero, 60.0),
     )
     root.close()
+    if any(key.startswith(KEY_PREFIX) for key in settings.admin_keys):
+        complain(root.node("admin_keys") or tree, faults, f"an admin key may not begin like a team's, {KEY_PREFIX}…")
     return settings
 
 

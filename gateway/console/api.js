@@ -4,6 +4,7 @@ export class ApiError extends Error {
   constructor(status, body) {
     super(body?.error?.message ?? `The gateway answered ${status}.`);
     this.status = status;
+    this.code = body?.error?.code ?? null;
   }
 }
 

@@ -12,7 +12,7 @@ let show = null; // shows the current view again
 async function enter(key) {
   const api = new Api(key);
   const team = await api.get("/v1/team").catch((error) => {
-    if (error.status === 403 && key.startsWith("tgadmin-")) return null; // a key, but an admin's
+    if (error.status === 403 && error.code !== "team_suspended") return null; // a key, but no team's
     throw error;
   });
   if (team === null) await api.get("/admin/teams?limit=1");

@@ -277,6 +277,13 @@ def test_needed_setting_may_not_be_missing(tmp_path: Path, key: str) -> None:
     assert key in [fault.path for fault in faults]
 
 
+def test_admin_key_cannot_be_taken_for_a_teams(tmp_path: Path) -> None:
+    """A key that looks like a team's would be looked up among teams and let nobody in."""
+    (fault,) = faults_of(tmp_path, HEAD, ENV | {"TOLLGATE_ADMIN_KEY": "tg-" + "x" * 43})
+
+    assert (fault.line, fault.path) == (3, "admin_keys")
+
+
 def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
     """One look at the file finds everything, in the file's order."""
     lines = "\n".join(line for line, path, words in FAULTS if words and path and "\n" not in line)
