@@ -107,10 +107,10 @@ class House:
         write_privately(self.settings_file, to_yaml(tree).encode())
         self._run("migrate")
         self._start("gateway", "serve", pass_fds=(listener.fileno(),))
-        self._start("worker", "work")
         admin_key = text_at(tree, "admin_keys", 0) or ""
         client = HouseClient(self.port)
         self._wait(client.is_ready, "gateway")
+        self._start("worker", "work")  # later, so that it does not hold up who is waited for
         if known.team_key is None or not client.accepts(known.team_key):
             known.team_key = client.make_demo_key(admin_key)
             known.save(self._secrets)
