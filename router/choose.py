@@ -92,7 +92,7 @@ def _resolve(asked: str, catalog: Catalog) -> str:
     while name not in catalog.models and name not in catalog.auto:
         if name in seen or name not in catalog.aliases:
             raise UnknownModel(
-                f"The model '{asked}' does not exist; GET /v1/models lists those that do.", param="model"
+                f"The model '{asked[:100]}' does not exist; GET /v1/models lists those that do.", param="model"
             )
         seen.add(name)
         name = catalog.aliases[name]

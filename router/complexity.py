@@ -34,8 +34,8 @@ class Complexity:
     """
 
     def __init__(self, weights: dict[str, Floats]) -> None:
-        self._idf = weights["idf"]  # (buckets,)
-        self._words = weights["words"]  # (buckets, heads)
+        self._idf = weights["idf"].astype(np.float64)  # (buckets,)
+        self._words = weights["words"].astype(np.float64)  # (buckets, heads)
         self._mean = weights["mean"].astype(np.float64)  # (form features,)
         self._inverse_scale = 1 / weights["scale"].astype(np.float64)  # (form features,)
         self._form = weights["form"].astype(np.float64)  # (form features, heads), for features standardised and clipped
