@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -12,7 +13,16 @@ from msgspec import Raw, Struct
 
 from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
-from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, ReplyMessage, StreamOptions, ToolCall
+from protocol.chat import (
+    ChatReply,
+    ChatRequest,
+    Choice,
+    FinishReason,
+    FunctionCall,
+    ReplyMessage,
+    StreamOptions,
+    ToolCall,
+)
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
@@ -65,7 +75,7 @@ class OpenAIFormat:
 
     def open_events(self, request: Request) -> EventStream:
         """Return a reader for a streamed chat completion or completion."""
-        return OpenAIEvents()
+        return OpenAIEvents(_choices_asked(request))
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
         """Return what a failing answer means: whose fault it is, and whether another target may be tried."""
@@ -90,13 +100,14 @@ class OpenAIFormat:
 
 
 class OpenAIEvents:
-    """Reads one streamed reply in OpenAI's dialect."""
+    """Reads one streamed reply in OpenAI's dialect. ``choices`` is how many were asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, choices: int = 1) -> None:
         self.failure: UpstreamFailure | None = None
         self._reader = EventReader()
         self._is_done = False
-        self._has_finished = False
+        self._choices = choices
+        self._finished: set[int] = set()  # choices that have said why they ended
 
     def feed(self, piece: bytes) -> list[Event]:
         """Take in bytes and return the deltas, the usage and the end that they complete."""
@@ -123,7 +134,7 @@ class OpenAIEvents:
         """Return the end that a finish reason without [DONE] stands for; refuse a stream that was cut before one."""
         if self._is_done:
             return []
-        if not self._has_finished:
+        if len(self._finished) < self._choices:
             raise UpstreamError("The upstream's answer was cut off.", outcome="cut")
         self._is_done = True
         return [ReplyEnd()]
@@ -137,7 +148,7 @@ class OpenAIEvents:
             raise UpstreamError("The upstream reported an error.", outcome="error_frame")
         for choice in chunk.choices:
             if choice.finish_reason is not None:
-                self._has_finished = True
+                self._finished.add(choice.index)
             events.append(choice.delta_event())
         if chunk.usage is not None:
             events.append(UsageReport(chunk.usage.usage()))
@@ -146,20 +157,31 @@ class OpenAIEvents:
 def read_retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that an upstream asks to wait, from any of the three ways it may say so."""
     if (milliseconds := headers.get("retry-after-ms")) is not None:
-        try:
-            return max(0.0, float(milliseconds) / 1000)
-        except ValueError:
-            pass
+        if (number := _read_seconds(milliseconds)) is not None:
+            return number / 1000
     if (value := headers.get("retry-after")) is None:
         return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
+    if (seconds := _read_seconds(value)) is not None:
+        return seconds
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     except ValueError:
         return None
+
+
+def _read_seconds(text: str) -> float | None:
+    """Return a number that somebody can wait for; neither words nor infinity are one."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return max(0.0, number) if math.isfinite(number) else None
+
+
+def _choices_asked(request: Request) -> int:
+    prompts = getattr(request, "prompt", None)
+    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    return (getattr(request, "n", None) or 1) * several
 
 
 def read_finish_reason(word: str) -> FinishReason:
@@ -206,10 +228,24 @@ class _Usage(Struct, frozen=True):
         )
 
 
+class _Function(Struct, frozen=True):
+    name: str
+    arguments: str | None = None
+
+
+class _ToolCall(Struct, frozen=True):
+    function: _Function
+    id: str = ""
+
+    def call(self) -> ToolCall:
+        # Some services send no arguments, or none that are JSON, where the function takes none.
+        return ToolCall(self.id, FunctionCall(self.function.name, self.function.arguments or "{}"))
+
+
 class _Message(Struct, frozen=True):
     content: str | None = None
     refusal: str | None = None
-    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_calls: tuple[_ToolCall, ...] | None = None
     reasoning_content: str | None = None
 
 
@@ -235,7 +271,7 @@ class _Chat(Struct, frozen=True):
                 message=ReplyMessage(
                     content=choice.message.content,
                     refusal=choice.message.refusal,
-                    tool_calls=choice.message.tool_calls or None,
+                    tool_calls=tuple(call.call() for call in choice.message.tool_calls or ()) or None,
                     reasoning_content=choice.message.reasoning_content,
                 ),
                 finish_reason=read_finish_reason(choice.finish_reason or "stop"),

@@ -1,0 +1,247 @@
+# How we ask in OpenAI's dialect, judged by the scripted upstream's own rules, and its quirks.
+
+from __future__ import annotations
+
+import email.utils
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import UpstreamBusy
+from gateway.providers.openai import OpenAIFormat, read_retry_after
+from protocol.chat import (
+    ChatRequest,
+    Function,
+    FunctionCall,
+    ImagePart,
+    ImageUrl,
+    JsonSchema,
+    JsonSchemaFormat,
+    Message,
+    NamedFunction,
+    NamedTool,
+    StreamOptions,
+    TextPart,
+    Tool,
+    ToolCall,
+)
+from protocol.completions import CompletionRequest
+from protocol.decoding import decode
+from protocol.embeddings import EmbeddingRequest
+from protocol.events import Delta
+from tests.support.openai_rules import check_body, check_headers
+from tests.wire.openai_traffic import DONE, ROLE, STOP, body, call_piece, chunk, failure
+from tests.wire.traffic import CHAT, asking, read_stream, sum_up
+
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+tool = Tool(Function("weather", "Looks out of the window.", {"type": "object", "properties": {}}, strict=True))
+turns = st.lists(
+    st.one_of(
+        words.map(lambda said: (Message("user", said),)),
+        words.map(lambda said: (Message("assistant", said),)),
+        words.map(lambda said: (Message("user", (TextPart(said), ImagePart(ImageUrl("data:image/png;base64,AA==")))),)),
+        words.map(
+            lambda said: (
+                Message("assistant", tool_calls=(ToolCall("call_1", FunctionCall("weather", "{}")),)),
+                Message("tool", said, tool_call_id="call_1"),
+            )
+        ),
+    ),
+    min_size=1,
+    max_size=5,
+).map(lambda groups: tuple(message for group in groups for message in group))
+maybe = st.none
+chats = st.builds(
+    ChatRequest,
+    model=st.just("asked-model"),
+    messages=turns,
+    max_tokens=maybe() | st.integers(1, 4096),
+    temperature=maybe() | st.floats(0, 2),
+    top_p=maybe() | st.floats(0, 1),
+    n=maybe() | st.integers(1, 4),
+    stop=maybe() | words | st.lists(words, max_size=4).map(tuple),
+    stream=maybe() | st.booleans(),
+    tools=st.just((tool,)),
+    tool_choice=st.sampled_from([None, "none", "auto", "required", NamedTool(NamedFunction("weather"))]),
+    parallel_tool_calls=maybe() | st.booleans(),
+    response_format=maybe() | st.just(JsonSchemaFormat(JsonSchema("answer", {"type": "object"}, strict=True))),
+    seed=maybe() | st.integers(-(2**31), 2**31),
+    logprobs=st.just(True),
+    top_logprobs=maybe() | st.integers(0, 20),
+    logit_bias=maybe() | st.dictionaries(st.sampled_from(["50256", "1"]), st.floats(-100, 100)),
+    reasoning_effort=st.sampled_from([None, "low", "high"]),
+    metadata=maybe() | st.dictionaries(words, words, max_size=3),
+    user=maybe() | words,
+)
+
+
+def sent(request: Any, **more: Any) -> dict[str, Any]:
+    """Return the body that goes upstream, once the judge has passed it."""
+    built = OpenAIFormat().build_request(asking(request, **more))
+    path = built.url.removeprefix("https://upstream.example")
+    check_headers({**built.headers, "host": "upstream.example", "content-length": "1"}, has_body=True)
+    return check_body(path, built.body)
+
+
+@given(chats, st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_asked_is_asked_by_the_rules(request: ChatRequest, streams: bool) -> None:
+    """No request that we can hold is one that OpenAI refuses, and every field arrives as it was asked."""
+    body = sent(request, streams=streams)
+
+    again = decode(json.dumps(body).encode(), ChatRequest)
+    assert again.messages == request.messages
+    for name in ("temperature", "top_p", "n", "stop", "tools", "tool_choice", "seed", "logit_bias", "user", "metadata"):
+        assert getattr(again, name) == getattr(request, name), name
+    assert again.output_limit == request.output_limit
+    assert (again.stream or False, again.model) == (streams, "upstream-model")
+
+
+@pytest.mark.parametrize("asked", [None, StreamOptions(), StreamOptions(include_usage=False)])
+def test_a_streamed_request_always_asks_for_usage(asked: StreamOptions | None) -> None:
+    """We bill by the upstream's count whether or not the client wants to see it."""
+    body = sent(ChatRequest(model="m", messages=CHAT.messages, stream=True, stream_options=asked), streams=True)
+
+    assert body["stream"] is True
+    assert body["stream_options"]["include_usage"] is True
+
+
+def test_a_plain_request_has_no_stream_options() -> None:
+    """OpenAI refuses stream_options without stream."""
+    options = StreamOptions(include_usage=True)
+    body = sent(ChatRequest(model="m", messages=CHAT.messages, stream=True, stream_options=options), streams=False)
+
+    assert "stream_options" not in body and not body.get("stream")
+
+
+def test_the_older_name_of_the_limit_is_never_sent() -> None:
+    """max_tokens becomes max_completion_tokens, which newer models insist on; both at once are refused."""
+    body = sent(ChatRequest(model="m", messages=CHAT.messages, max_tokens=7, max_completion_tokens=7))
+
+    assert body["max_completion_tokens"] == 7 and "max_tokens" not in body
+
+
+def test_unknown_fields_travel_only_when_allowed() -> None:
+    """A field unknown to us is dropped in decoding; what the provider's allow list names comes back as extra."""
+    raw = b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"service_tier":"flex","x_secret":1}'
+    request = decode(raw, ChatRequest)
+
+    assert {"service_tier", "x_secret"}.isdisjoint(sent(request))
+    assert sent(request, extra={"service_tier": "flex"})["service_tier"] == "flex"
+
+
+def test_completions_and_embeddings_go_to_their_own_paths() -> None:
+    """Each kind of request has its path, and none has another's fields."""
+    completion = sent(CompletionRequest(model="m", prompt=[[1, 2], [3]], max_tokens=5, echo=True), streams=True)
+    embedding = sent(EmbeddingRequest(model="m", input=["a", "b"], encoding_format="base64"))
+
+    assert completion["prompt"] == [[1, 2], [3]] and completion["stream_options"] == {"include_usage": True}
+    assert embedding == {"model": "upstream-model", "input": ["a", "b"], "encoding_format": "base64"}
+
+
+def test_only_our_own_engine_hears_of_the_tenant() -> None:
+    """Tenant, weight and tier are engine extensions, as is return_token_ids."""
+    own = OpenAIFormat().build_request(asking(self_hosted=True, tenant="team-a", weight=2.0, tier="batch"))
+    told = (own.headers["x-tenant"], own.headers["x-weight"], own.headers["x-tier"])
+
+    assert told == ("team-a", "2.0", "batch")
+    assert json.loads(own.body)["return_token_ids"] is True
+    assert "return_token_ids" not in sent(CHAT)
+
+
+def test_a_role_is_no_first_token() -> None:
+    """Neither the role delta nor an empty piece counts: the time to the first token is the time to content."""
+    events, _ = read_stream(OpenAIFormat().open_events(CHAT), [ROLE, chunk({"content": "Hi"}), STOP, DONE])
+    deltas = [event for event in events if isinstance(event, Delta)]
+
+    assert [delta.has_content for delta in deltas] == [False, True, False]
+
+
+def test_logprobs_pass_untouched() -> None:
+    """They are for the client; we neither read nor reshape them."""
+    scores = {"content": [{"token": "H", "logprob": -0.25, "bytes": [72], "top_logprobs": []}], "refusal": None}
+    choice = {"index": 0, "delta": {"content": "H"}, "logprobs": scores, "finish_reason": "stop"}
+    stream = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n" + DONE
+    events, _ = read_stream(OpenAIFormat().open_events(CHAT), [stream])
+
+    assert isinstance(events[0], Delta) and events[0].logprobs is not None
+    assert json.loads(bytes(events[0].logprobs)) == scores
+
+
+def test_reasoning_of_compatible_services_is_kept() -> None:
+    """Some services send their reasoning beside the text; it is content, and no part of the text."""
+    stream = [chunk({"reasoning_content": "Hm. "}), chunk({"content": "Yes."}), STOP, DONE]
+    events, _ = read_stream(OpenAIFormat().open_events(CHAT), stream)
+    first = events[0]
+
+    assert isinstance(first, Delta) and first.reasoning == "Hm. " and first.has_content
+    assert sum_up(events, 1).text == ("Yes.",)
+
+
+def test_a_tool_call_without_arguments_has_an_empty_object() -> None:
+    """Arguments are a JSON text; services that send none or nothing mean "{}"."""
+    calls = [{"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": ""}}]
+    reply, _ = OpenAIFormat().read_reply(CHAT, body({"content": None, "tool_calls": calls}, "tool_calls"))
+    message = reply.choices[0].message  # type: ignore[union-attr]
+
+    assert message.tool_calls is not None  # type: ignore[union-attr]
+    assert message.tool_calls[0].function.arguments == "{}"  # type: ignore[union-attr]
+
+
+def test_a_piece_of_a_call_without_arguments_is_no_fault() -> None:
+    """The first piece may carry no arguments at all, or null."""
+    first = {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "clock"}}]}
+    stream = [ROLE, chunk(first), chunk(call_piece(0, "{}")), chunk({}, "tool_calls"), DONE]
+    events, outcome = read_stream(OpenAIFormat().open_events(CHAT), stream)
+
+    assert outcome is None
+    assert sum_up(events, 1).calls == (("call_1", "clock", "{}"),)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "2"}, 2.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after": "-3"}, 0.0),
+        ({"retry-after-ms": "1500", "retry-after": "2"}, 1.5),
+        ({"retry-after-ms": "soon", "retry-after": "2"}, 2.0),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "Thu, 01 Jan 1970 00:00:00 GMT"}, 0.0),
+    ],
+)
+def test_retry_after_is_read_in_all_its_ways(headers: dict[str, str], seconds: float | None) -> None:
+    """Milliseconds before seconds, seconds or a date; what makes no sense was not said."""
+    assert read_retry_after(headers) == seconds
+
+
+def test_retry_after_as_a_date_counts_from_now() -> None:
+    """An HTTP date says when, not how long."""
+    headers = {"retry-after": email.utils.formatdate(time.time() + 30, usegmt=True)}
+
+    assert read_retry_after(headers) == pytest.approx(30, abs=2)
+
+
+def test_a_429_tells_the_client_how_long_to_wait() -> None:
+    """Whole seconds, rounded up, one at least: clients obey this header."""
+    status, said = failure(429, "requests", "rate_limit_exceeded")
+    error = OpenAIFormat().read_error(status, {"retry-after-ms": "1200"}, said)
+
+    assert isinstance(error, UpstreamBusy) and error.retry_after == 1.2
+    assert error.headers["retry-after"] == "2"
+
+
+def test_a_refusal_of_the_request_keeps_the_upstreams_words() -> None:
+    """The client is told what the upstream found wrong, and where."""
+    told = {"message": "Too hot.", "type": "invalid_request_error", "param": "temperature", "code": "invalid_value"}
+    said = json.dumps({"error": told}).encode()
+    error = OpenAIFormat().read_error(400, {}, said)
+
+    assert (error.message, error.param, error.code, error.status) == ("Too hot.", "temperature", "invalid_value", 400)
