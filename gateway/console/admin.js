@@ -27,6 +27,7 @@ export async function showAdmin(api, view, guarded) {
     keysCard(api, guarded, keys, again),
     modelsCard(models.data),
   );
+  return again;
 }
 
 function figures(health, rows, today) {

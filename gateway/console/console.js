@@ -7,7 +7,7 @@ import { showTeam } from "./team.js";
 const MEMORY = "tollgate-key";
 const at = (id) => document.getElementById(id);
 
-let show = null; // shows the current view again
+let refresh = null; // fills the current view anew
 
 async function enter(key) {
   const api = new Api(key);
@@ -18,8 +18,7 @@ async function enter(key) {
   if (team === null) await api.get("/admin/teams?limit=1");
   sessionStorage.setItem(MEMORY, key);
   at("who").textContent = team === null ? "Admin" : `${team.name} (${team.id})`;
-  show = () => (team === null ? showAdmin(api, at("view"), guarded) : showTeam(api, at("view"), guarded));
-  await show();
+  refresh = await (team === null ? showAdmin : showTeam)(api, at("view"), guarded);
   at("sign-in").hidden = true;
   for (const id of ["view", "leave", "refresh"]) at(id).hidden = false;
 }
@@ -46,7 +45,7 @@ at("sign-in").addEventListener("submit", (event) => {
   guarded(() => enter(at("key").value.trim()));
 });
 at("leave").addEventListener("click", leave);
-at("refresh").addEventListener("click", () => guarded(() => show()));
+at("refresh").addEventListener("click", () => guarded(() => refresh()));
 
 const remembered = sessionStorage.getItem(MEMORY);
 if (remembered !== null) guarded(() => enter(remembered));

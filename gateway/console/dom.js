@@ -54,11 +54,11 @@ export function day(text) {
   return text ? text.slice(0, 10) : "never";
 }
 
-// Everything that a report says of tokens and money, as columns of a table.
+// What a report says of tokens and money, as columns of a table.
 export const SUMS = [
   ["Requests", (row) => count(row.requests), true],
-  ["Input tokens", (row) => count(row.input_tokens), true],
-  ["of them cached", (row) => count(row.cached_input_tokens), true],
-  ["Output tokens", (row) => count(row.output_tokens), true],
+  ["Input", (row) => count(row.input_tokens), true],
+  ["Cached", (row) => count(row.cached_input_tokens), true],
+  ["Output", (row) => count(row.output_tokens), true],
   ["Cost", (row) => usd(row.cost_usd), true],
 ];

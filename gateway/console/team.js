@@ -2,34 +2,42 @@
 
 import { SUMS, card, count, day, el, figure, table, usd } from "./dom.js";
 
+const SETTLED_AFTER = 2500; // ms until a call shows in the reports
+
+// Shows the view and returns how to fill it anew, which leaves the conversation alone.
 export async function showTeam(api, view, guarded) {
-  const today = new Date().toISOString().slice(0, 10);
-  const [team, models, used, month] = await Promise.all([
-    api.get("/v1/team"),
-    api.get("/v1/models"),
-    api.get(`/v1/usage?date=${today}&group_by=model`),
-    api.get(`/v1/usage?from=${today.slice(0, 8)}01&to=${today}&group_by=day`),
-  ]);
-  const limits = el("div", { class: "card" });
-  const fillLimits = () => limits.replaceChildren(...limitLines(team, used.total, month.total, api.left));
-  fillLimits();
-  const usage = el("div", { class: "card" }, el("h2", {}, "Usage"));
-  usage.append(
-    table(`By model, ${today} (UTC)`, [["Model", (line) => el("code", {}, line.model)], ...SUMS], used.results),
-    table("This month by day", [["Day", (line) => line.day], ...SUMS], month.results),
-  );
-  const kept = view.querySelector("#chat"); // a refresh leaves a conversation alone
-  view.replaceChildren(
-    el(
-      "div",
-      { class: "grid" },
-      figure("Cost today", usd(used.total.cost_usd)),
-      figure("Cost this month", usd(month.total.cost_usd)),
-      figure("Requests today", count(used.total.requests)),
-      figure("Key", team.key.name || team.key.key_id, team.key.expires_at ? `expires ${day(team.key.expires_at)}` : "does not expire"),
-    ),
-    el("div", { class: "columns" }, kept ?? chatCard(api, models.data, guarded, fillLimits), el("div", {}, limits, usage)),
-  );
+  const figures = el("div", { class: "grid" });
+  const limits = el("section", { class: "card" });
+  const usage = el("section", { class: "card" });
+  const fill = async () => {
+    const today = new Date().toISOString().slice(0, 10);
+    const [team, used, month] = await Promise.all([
+      api.get("/v1/team"),
+      api.get(`/v1/usage?date=${today}&group_by=model`),
+      api.get(`/v1/usage?from=${today.slice(0, 8)}01&to=${today}&group_by=day`),
+    ]);
+    figures.replaceChildren(...figureCards(team.key, used.total, month.total));
+    limits.replaceChildren(...limitLines(team, used.total, month.total, api.left));
+    usage.replaceChildren(
+      el("h2", {}, "Usage"),
+      table(`By model, ${today} (UTC)`, [["Model", (line) => el("code", {}, line.model)], ...SUMS], used.results),
+      table("This month by day", [["Day", (line) => line.day], ...SUMS], month.results),
+    );
+  };
+  const [models] = await Promise.all([api.get("/v1/models"), fill()]);
+  const later = () => setTimeout(() => guarded(fill), SETTLED_AFTER);
+  const columns = [chatCard(api, models.data, guarded, later), el("div", {}, limits, usage)];
+  view.replaceChildren(figures, el("div", { class: "columns" }, columns));
+  return fill;
+}
+
+function figureCards(key, today, month) {
+  return [
+    figure("Cost today", usd(today.cost_usd)),
+    figure("Cost this month", usd(month.cost_usd)),
+    figure("Requests today", count(today.requests)),
+    figure("Key", key.name || key.key_id, key.expires_at ? `expires ${day(key.expires_at)}` : "does not expire"),
+  ];
 }
 
 function limitLines(team, today, month, left) {
@@ -123,5 +131,5 @@ function chatCard(api, models, guarded, whenDone) {
     stop();
   });
   const form = el("form", { onsubmit: submit }, el("label", {}, "Model", model), log, el("label", {}, "Message", text), send);
-  return el("section", { class: "card", id: "chat" }, el("h2", {}, "Try a model"), form, hint);
+  return el("section", { class: "card" }, el("h2", {}, "Try a model"), form, hint);
 }

@@ -35,10 +35,6 @@ class Node_ {
     const own = this.name === name ? [this] : [];
     return [...own, ...this.children.flatMap((child) => child.all(name))];
   }
-  querySelector(selector) {
-    const found = this.children.map((child) => child.attributes.id === selector.slice(1) ? child : child.querySelector(selector));
-    return found.find((each) => each) ?? null;
-  }
 }
 
 globalThis.Node = Node_;
@@ -65,3 +61,4 @@ if (act === "chat") {
   await new Promise((resolve) => setTimeout(resolve, 10));
 }
 console.log(JSON.stringify({ text: view.textContent.replace(/\s+/g, " "), tags: view.all("script").length, faults }));
+process.exit(0); // what the page does later is not awaited
