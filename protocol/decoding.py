@@ -7,13 +7,15 @@ import json
 import math
 import re
 from functools import cache
+from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from protocol.errors import BadRequest
+from protocol.errors import BadRequest, TooLarge
 
 MAX_DEPTH = 128  # objects and arrays inside one another
+MAX_VALUES = 400_000  # values in one body: more than any model reads, and half a second of decoding at the most
 
 T = TypeVar("T")
 
@@ -23,7 +25,8 @@ def decode(body: bytes, type: type[T]) -> T:
 
     Raises ``BadRequest``, with ``param`` naming the field at fault, for malformed JSON, a wrong or missing field, a key
     that appears twice in one object, NaN and infinities, numbers too large to keep, invalid UTF-8, half of a surrogate
-    pair, and more than ``MAX_DEPTH`` levels of nesting; wherever in the body these are.
+    pair, and more than ``MAX_DEPTH`` levels of nesting; wherever in the body these are. Raises ``TooLarge`` for more
+    than ``MAX_VALUES`` values: whoever decodes them serves others too.
     """
     return decode_with_extra(body, type)[0]
 
@@ -59,6 +62,8 @@ def _decoder(type: Any) -> tuple[msgspec.json.Decoder[Any], frozenset[str]]:
 
 def _parse(body: bytes) -> Any:
     """Read the body whole, without types, to see what a typed decoder skips."""
+    if body.count(b",") > MAX_VALUES and _has_too_many_values(body):
+        raise TooLarge(f"The body holds more than {MAX_VALUES} values. Send it in parts.")
     try:
         text = body.decode()
     except UnicodeDecodeError as exc:
@@ -110,7 +115,14 @@ def _finite(digits: str) -> float:
     return number
 
 
+_STRING_OR_COMMA = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|,', re.DOTALL)
 _reader = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def _has_too_many_values(body: bytes) -> bool:
+    """Count commas outside of strings, no further than it takes to know."""
+    commas = (match for match in _STRING_OR_COMMA.finditer(body) if match.end() - match.start() == 1)
+    return next(islice(commas, MAX_VALUES, None), None) is not None
 
 
 def _refuse_depth(plain: Any) -> None:

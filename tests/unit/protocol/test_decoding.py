@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protocol.chat import ChatRequest, StreamOptions
 from protocol.decoding import MAX_DEPTH, convert, decode, decode_with_extra
-from protocol.errors import BadRequest
+from protocol.errors import BadRequest, TooLarge
 
 CHAT = '{"model": "m", "messages": [{"role": "user", "content": "hi"}]%s}'
 
@@ -77,6 +77,16 @@ def test_bodies_that_are_no_object_are_refused(body: bytes, words: str) -> None:
     """Nothing at all, another type and other encodings are all a 400."""
     with pytest.raises(BadRequest, match=words):
         decode(body, ChatRequest)
+
+
+def test_too_many_values_are_refused_before_they_are_read() -> None:
+    """Millions of tiny values would hold up everyone else; a long text with as many commas does not."""
+    many = "1," * 500_000
+    long = 'a,\\"' * 500_000
+    with pytest.raises(TooLarge, match="400000"):
+        decode((CHAT % f', "a": [{many}1]').encode(), ChatRequest)
+
+    assert len(decode((CHAT % f', "user": "{long}"').encode(), ChatRequest).user or "") == 1_500_000
 
 
 def test_missing_fields_are_named() -> None:
