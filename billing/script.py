@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from typing import Any
 
+import hiredis
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ResponseError
 
 MOST = 128  # calls in one trip
 
@@ -17,6 +21,7 @@ class Script:
 
     def __init__(self, redis: Redis, text: str, *, deadline: float) -> None:
         self.redis = redis
+        self._connection: AbstractConnection | None = None
         self._text = text
         self._sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
         self._deadline = deadline
@@ -36,13 +41,20 @@ class Script:
         async with asyncio.timeout(self._deadline):
             return await answer
 
+    async def close(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            await self._connection.disconnect(nowait=True)
+            await self.redis.connection_pool.release(self._connection)
+            self._connection = None
+
     async def _carry(self) -> None:
         while self._waiting:
             trip, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
             trip = [(args, answer) for args, answer in trip if not answer.done()]  # nobody waits for the others
             try:
                 async with asyncio.timeout(self._deadline):
-                    replies = await self._send([args for args, _ in trip])
+                    replies = await self._deliver([args for args, _ in trip])
             except Exception as exc:
                 replies = [exc] * len(trip)
             for (_, answer), reply in zip(trip, replies, strict=True):
@@ -53,20 +65,34 @@ class Script:
                 else:
                     answer.set_result(reply)
 
-    async def _send(self, calls: list[tuple[Any, ...]]) -> list[Any]:
-        replies = await self._pipeline(calls)
-        forgotten = [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-        if forgotten:
-            await self.redis.script_load(self._text)
-            again = await self._pipeline([calls[place] for place in forgotten])
-            for place, reply in zip(forgotten, again, strict=True):
-                replies[place] = reply
+    async def _deliver(self, calls: list[tuple[Any, ...]]) -> list[Any]:
+        """Send calls, again over a new connection when the old one turns out to be closed, and bring the replies."""
+        commands = [("EVALSHA", self._sha, 1, *args) for args in calls]
+        try:
+            replies = await self._send(commands)
+        except (RedisConnectionError, OSError):
+            replies = await self._send(commands)  # twice is harmless: every verb knows its calls by id
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            await self._send([("SCRIPT", "LOAD", self._text)])
+            replies = await self._send(commands)
         return replies
 
-    async def _pipeline(self, calls: list[tuple[Any, ...]]) -> list[Any]:
-        if not calls:
-            return []
-        async with self.redis.pipeline(transaction=False) as pipeline:
-            for args in calls:
-                pipeline.execute_command("EVALSHA", self._sha, 1, *args)
-            return await pipeline.execute(raise_on_error=False)
+    async def _send(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = await self.redis.connection_pool.get_connection()
+        try:
+            if not connection.is_connected:
+                await connection.connect()
+            packed = b"".join(map(hiredis.pack_command, commands))
+            await connection.send_packed_command(packed, check_health=False)
+            return [await self._read(connection) for _ in commands]
+        except BaseException:
+            await connection.disconnect(nowait=True)  # replies may still be on their way to nobody
+            raise
+
+    async def _read(self, connection: AbstractConnection) -> Any:
+        try:
+            return await connection.read_response(timeout=math.inf)  # the deadline is around the whole trip
+        except ResponseError as exc:
+            return exc
