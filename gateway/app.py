@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.quotas import Quotas
+from billing.sweep import Sweeper
 from gateway.answering.keeper import Keeper
 from gateway.auth import Authenticator
 from gateway.background import Background
@@ -95,7 +96,8 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
             hooks=(metrics,),
             started_at=clock.now(),
         )
-        for loop in (services.flusher.run, services.auth.run, services.keeper.run):
+        sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
+        for loop in (services.flusher.run, services.auth.run, services.keeper.run, sweeper.run):
             task = asyncio.create_task(loop())
             stack.push_async_callback(_stop, task)
         yield services
