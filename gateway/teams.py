@@ -57,7 +57,8 @@ async def create_team(
     query = insert(teams).values(**values).on_conflict_do_nothing().returning(teams)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
-        raise Conflict(f"There is a team '{new.id}' already. Change it with PATCH.", param="id", code="team_exists")
+        words = f"There is a team '{new.id}' already. Change that one, or choose another id."
+        raise Conflict(words, param="id", code="team_exists")
     await _tell(connection, act, "team.created", new.id, {name: values[name] for name in values if name != "id"})
     return _record(row)
 

@@ -132,3 +132,38 @@ def test_chat_box_tells_of_a_refusal(house: House) -> None:
 
     assert len(seen["faults"]) == 1
     assert "nonsense" in seen["faults"][0]
+
+
+def test_page_works_in_a_browser(house: House) -> None:
+    """In Chromium, under its policy and at a phone's width: sign in, see usage, chat, sign out."""
+    api = pytest.importorskip("playwright.sync_api", reason="SKIPPED: playwright is not installed; no browser was run")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("SKIPPED: Chromium is not installed; no browser was run")
+    said: list[str] = []
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+    with (
+        api.sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=chromium, args=quiet) as browser,
+    ):
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda message: said.append(message.text) if "Content Security" in message.text else None)
+        page.goto(f"{house.url}/console")
+        page.get_by_label("Key").fill(house.team_key)
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_label("Message").fill("hello")
+        page.get_by_role("button", name="Send").click()
+        page.get_by_text(re.compile(r"small: \d+ tokens")).wait_for()
+        width = page.evaluate("document.documentElement.scrollWidth")
+        page.reload()
+        page.get_by_text("Cost this month").wait_for()
+        page.get_by_role("button", name="Sign out").click()
+        page.get_by_label("Key").fill(house.admin_key)
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_text("Cost by team and model").wait_for()
+        admins_width = page.evaluate("document.documentElement.scrollWidth")
+        browser.close()
+
+    assert said == []
+    assert (width, admins_width) == (390, 390)

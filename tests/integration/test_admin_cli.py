@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from typer.testing import CliRunner
 
 import gateway.cli
 import migrations
+from gateway.config_file import load_settings
 from gateway.embedded import temporary_postgres
 
+ROOT = Path(__file__).parents[2]
 CONFIG = """\
 database_url: {database_url}
 redis_url: redis://127.0.0.1:1
@@ -64,12 +67,12 @@ def as_json(*words: str) -> Any:
 
 def test_team_is_made_changed_and_shown() -> None:
     """What `create` and `set` say is what `show` shows; `none` takes a limit away."""
-    tollgate("teams", "create", "search", "--name", "Search", "--usd-per-day", "12.50", "--requests-per-minute", "60")
-    tollgate("teams", "set", "search", "--usd-per-day", "none", "--models", "small", "--weight", "2")
+    tollgate("teams", "create", "lookup", "--name", "Search", "--usd-per-day", "12.50", "--requests-per-minute", "60")
+    tollgate("teams", "set", "lookup", "--usd-per-day", "none", "--models", "small", "--weight", "2")
 
-    team = as_json("teams", "show", "search")
+    team = as_json("teams", "show", "lookup")
 
-    assert (team["id"], team["name"], team["weight"]) == ("search", "Search", 2.0)
+    assert (team["id"], team["name"], team["weight"]) == ("lookup", "Search", 2.0)
     assert team["allowed_models"] == ["small"]
     assert (team["limits"]["usd_per_day"], team["limits"]["requests_per_minute"]) == (None, 60)
 
@@ -140,6 +143,28 @@ def test_usage_of_a_quiet_day_is_a_table_of_zeros() -> None:
     assert "cost usd" in table
     assert report["total"]["cost_usd"] == 0
     assert rows[0]["team_id"] == "quiet"
+
+
+def test_example_sets_ten_teams_up(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """examples/teams.sh works as it stands with the example house: every command in it, and a key for each team."""
+    script = (ROOT / "examples" / "teams.sh").read_text().replace("\\\n", " ")
+    commands = [shlex.split(line) for line in script.splitlines() if line.startswith("tollgate teams create")]
+    secrets = re.findall(r"\$\{(\w+)\}", (ROOT / "tollgate.yaml").read_text())
+    for name in secrets:
+        monkeypatch.setenv(name, f"secret-{name}")
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1")
+    monkeypatch.setenv("DATABASE_URL", load_settings(config).database_url)
+    monkeypatch.setenv("TOLLGATE_CONFIG", str(ROOT / "tollgate.yaml"))
+
+    for command in commands:
+        tollgate(*command[1:])
+    made = [command[3] for command in commands]
+    (keyed,) = re.findall(r"^for team in (.*); do$", script, re.MULTILINE)
+    tollgate("keys", "create", "--team", made[0], "--name", "first key", "--expires", "365d")
+
+    assert len(made) == 10
+    assert keyed.split() == made
+    assert set(made) <= {team["id"] for team in as_json("teams", "list")["data"]}
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,20 @@ def test_admin_keys_are_known_without_a_database(server: EmbeddedPostgres) -> No
     asyncio.run(scene())
 
 
+def test_admin_key_may_be_any_secret_of_the_operator(server: EmbeddedPostgres) -> None:
+    """The prefix is a custom, not a rule: whatever the configuration lists lets in."""
+
+    async def scene() -> None:
+        async with authenticator(server, "correct horse battery staple") as auth:
+            admin = await auth.identify("correct horse battery staple", HERE)
+            with pytest.raises(InvalidKey):
+                await auth.identify("correct horse battery stapl", HERE)
+
+        assert isinstance(admin, Admin)
+
+    asyncio.run(scene())
+
+
 def test_without_postgres_a_known_key_goes_on_and_an_unknown_one_is_a_503() -> None:
     """A database that is away never turns a good key into a 401."""
 
