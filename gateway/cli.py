@@ -92,12 +92,18 @@ def work(
 
 
 @app.command("migrate")
-def migrate(config: ConfigOption = None) -> None:
+def migrate(
+    config: ConfigOption = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a database that is still starting")] = 0.0,
+) -> None:
     """Bring the database's schema to this version."""
     settings = _load(find_config(config))
-    from migrations import upgrade
+    from gateway.migrating import migrate_when_reachable
 
-    upgrade(settings.database_url)
+    try:
+        migrate_when_reachable(settings.database_url, wait)
+    except OSError as exc:
+        _fail(f"Postgres cannot be reached: {exc}")
 
 
 @app.command("audit")

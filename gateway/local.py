@@ -85,6 +85,7 @@ class House:
         self.data_dir = data_dir
         self.config = config
         self.listener: socket.socket | None = None
+        self.migration: subprocess.Popen[bytes] | None = None
         self.deadline = time.monotonic() + START_WITHIN
         supervisor.pids_changed = self._write_pids
 
@@ -100,12 +101,15 @@ class House:
         known.save(self._secrets)
         engine_url = f"http://{LOOPBACK}:{known.engine_port}"
         self._start_engine(known.engine_port)
-        database_url, redis_url = self._start_servers(file)
-        settings = house_config(CHECKPOINT, engine_url, database_url, redis_url, known, file)
+        servers = self._servers(file)
+        settings = house_config(CHECKPOINT, engine_url, {name: each.url for name, each in servers.items()}, known, file)
         tree = joined(settings, file, self.data_dir)
         self._check(settings)
         write_privately(self.settings_file, to_yaml(tree).encode())
-        self._run("migrate")
+        self._start_migration()
+        for server in servers.values():
+            self._start_server(server)
+        self._finish_migration()
         self._start("gateway", "serve", pass_fds=(listener.fileno(),))
         admin_key = text_at(tree, "admin_keys", 0) or ""
         client = HouseClient(self.port)
@@ -131,6 +135,8 @@ class House:
         """Let open calls end, then end everything: who asks before who answers, the stores last."""
         if self.listener is not None:
             self.listener.close()  # from here on nobody new is let in
+        if self.migration is not None:
+            stop(self.migration, 1.0)
         self.supervisor.stop(STOP_ORDER)
 
     @property
@@ -177,20 +183,11 @@ class House:
         os.write(descriptor, str(os.getpid()).encode())
         return descriptor
 
-    def _start_servers(self, file: Section | None) -> tuple[str, str]:
-        """Start the stores that the --config file does not name; return both URLs."""
+    def _servers(self, file: Section | None) -> dict[str, EmbeddedServer]:
+        """Return the stores that the --config file does not name, by the setting that says where they are."""
+        kinds: dict[str, type[EmbeddedServer]] = {"redis_url": EmbeddedValkey, "database_url": EmbeddedPostgres}
         given = file.entries if file is not None else {}
-        urls = []
-        servers: tuple[tuple[str, type[EmbeddedServer]], ...]
-        servers = (("redis_url", EmbeddedValkey), ("database_url", EmbeddedPostgres))
-        for key, kind in servers:
-            if key in given:
-                urls.append("")  # the file's own lies upon it
-                continue
-            server = kind(self.data_dir, pass_fds=(self.lock,))
-            self._start_server(server)
-            urls.append(server.url)
-        return urls[1], urls[0]
+        return {name: kind(self.data_dir, pass_fds=(self.lock,)) for name, kind in kinds.items() if name not in given}
 
     def _start_server(self, server: EmbeddedServer) -> None:
         child = Child(server.name, server.launch, server.stop_signal, lists_descendants=False)
@@ -227,17 +224,18 @@ class House:
 
         self.supervisor.start(Child(role, launch, patience=DRAIN + TIDY_UP))
 
-    def _run(self, command: str) -> None:
-        """Run one of our commands to its end."""
-        words = [sys.executable, "-m", "gateway.cli", command, "--config", str(self.settings_file)]
-        process = spawn(words, log=self._log(command), pass_fds=(self.lock,))
-        try:
-            while process.poll() is None:
-                self._pause(command, 0.05)
-        finally:
-            stop(process, 1.0)
-        if process.returncode != 0:
-            raise StartFailed(f"`tollgate {command}` failed:\n{last_lines(self._log(command))}")
+    def _start_migration(self) -> None:
+        """Let `tollgate migrate` load while Postgres comes up; it waits for it."""
+        words: list[str | Path] = [sys.executable, "-m", "gateway.cli", "migrate", "--config", self.settings_file]
+        words += ["--wait", f"{START_WITHIN:g}"]
+        self.migration = spawn(words, log=self._log("migrate"), pass_fds=(self.lock,))
+
+    def _finish_migration(self) -> None:
+        assert self.migration is not None
+        while self.migration.poll() is None:
+            self._pause("migrate", 0.02)
+        if self.migration.returncode != 0:
+            raise StartFailed(f"`tollgate migrate` failed:\n{last_lines(self._log('migrate'))}")
 
     def _check(self, settings: dict[str, Any]) -> None:
         """Have the --config file checked together with what we add, every fault with its line in the user's file."""

@@ -68,16 +68,18 @@ def read_config_file(path: Path, env: Mapping[str, str] = os.environ) -> Section
 
 
 def house_config(
-    checkpoint: Path, engine_url: str, database_url: str, redis_url: str, known: HouseSecrets, file: Section | None
+    checkpoint: Path, engine_url: str, stores: Mapping[str, str], known: HouseSecrets, file: Section | None
 ) -> dict[str, Any]:
-    """Return the demo's own settings, in the shape of tollgate.yaml, for a --config file to lie upon."""
+    """Return the demo's own settings, in the shape of tollgate.yaml, for a --config file to lie upon.
+
+    ``stores`` are the URLs of the servers that the house runs itself: ``database_url``, ``redis_url``.
+    """
     providers = file.entries.get("providers") if file is not None else None
     taken = providers.entries if isinstance(providers, Section) else {}
     provider = next(name for name in DEMO_PROVIDERS if name not in taken)
     context = context_of(checkpoint)
     return {
-        "database_url": database_url,
-        "redis_url": redis_url,
+        **stores,
         "admin_keys": [known.admin_key],
         "key_pepper": known.key_pepper,
         "providers": {

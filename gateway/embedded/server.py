@@ -53,10 +53,7 @@ class EmbeddedServer(ABC):
     def launch(self) -> subprocess.Popen[bytes]:
         """Start the server's process, without waiting until it answers."""
         self._reap()
-        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._address is None:
-            self._address = self._find_address()
-        self._process = self._spawn(self._address)
+        self._process = self._spawn(self.address)
         return self._process
 
     def stop(self, patience: float = 10.0) -> None:
@@ -74,9 +71,9 @@ class EmbeddedServer(ABC):
 
     @property
     def address(self) -> Address:
-        """Port and password; known once launched."""
+        """Port and password, found when first asked for and the same from then on."""
         if self._address is None:
-            raise EmbeddedFault(f"{self.name} has not been started")
+            self._address = self._find_address()
         return self._address
 
     @property
@@ -104,6 +101,7 @@ class EmbeddedServer(ABC):
                 raise EmbeddedFault(f"{self.name} is running already, as process {self._process.pid}") from None
 
     def _find_address(self) -> Address:
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.data_dir / f"{self.name}.json"
         try:
             known = msgspec.json.decode(path.read_bytes(), type=Address)

@@ -25,8 +25,9 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def house(checkpoint: Path, file: Section | None) -> Section:
     """Return the whole configuration of a house with this file."""
-    urls = ("http://127.0.0.1:1", "postgresql://u:p@127.0.0.1:2/t", "redis://:p@127.0.0.1:3/0")
-    return joined(house_config(checkpoint, *urls, KNOWN, file), file, checkpoint / "data")
+    stores = {"database_url": "postgresql://u:p@127.0.0.1:2/t", "redis_url": "redis://:p@127.0.0.1:3/0"}
+    settings = house_config(checkpoint, "http://127.0.0.1:1", stores, KNOWN, file)
+    return joined(settings, file, checkpoint / "data")
 
 
 def test_the_house_without_a_file_is_a_whole_configuration(checkpoint: Path, tmp_path: Path) -> None:
