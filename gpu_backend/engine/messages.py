@@ -62,7 +62,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Tokens of one reply, as they come. The last event of a reply has a ``finish_reason`` and ``timings``."""
+    """Tokens of one reply, as they come. The last event of a reply has a ``finish_reason``.
+
+    It has ``timings`` too, unless the request was refused on arrival. A stop token is among the ``token_ids``.
+    """
 
     request_id: str
     reply_index: int

@@ -15,7 +15,8 @@ from gpu_backend.kernels.grouping import AttentionGroup
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale each row of ``x`` to root mean square one, then by ``weight`` (Zhang & Sennrich 2019)."""
     wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return (wide * scale).to(x.dtype).mul_(weight)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

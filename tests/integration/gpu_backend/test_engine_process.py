@@ -103,6 +103,16 @@ def test_abort_through_the_pipe_ends_the_reply(engine: EngineProcess) -> None:
     assert report.free_blocks == report.total_blocks
 
 
+@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
+def test_signals_to_the_group_leave_the_engine_to_its_parent(engine: EngineProcess, name: signal.Signals) -> None:
+    """Ctrl-C or a service manager's stop must not cut replies that the parent still wants to finish."""
+    os.kill(engine.pid, name)
+
+    engine.send(greedy(name.name, range(20), 3))
+
+    assert sum(len(e.token_ids) for e in receive_until(engine, finished(name.name)) if isinstance(e, NewTokens)) == 3
+
+
 def test_idle_engine_reports_once_a_second_and_costs_nothing(engine: EngineProcess) -> None:
     """Without work the process sleeps: a heartbeat a second, and next to no CPU time."""
     receive_until(engine, lambda event: isinstance(event, LoadReport))
@@ -134,7 +144,7 @@ def test_draining_process_says_when_it_is_empty_and_its_death_is_noticed(config:
 
 
 def test_checkpoint_that_cannot_be_loaded_ends_the_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """One clear line goes to stderr, the pipe closes, and the status is not zero."""
+    """One clear line goes to stderr, and the pipe closes."""
     engine = EngineProcess.start(EngineConfig(model=str(tmp_path), device="cpu"))
 
     with pytest.raises(EOFError):
