@@ -98,9 +98,12 @@ class Flusher:
                 while self.backlog and await self.flush_once():
                     pass
                 pause = 0.0
-            except UNREACHABLE as exc:
+            except Exception as exc:  # whatever it is: as long as this loop lives, nothing is lost
                 pause = min(LONGEST_PAUSE, max(0.1, 2 * pause))
-                log.warning("ledger_unreachable", error=repr(exc), backlog=self.backlog, pause=pause)
+                is_known = isinstance(exc, UNREACHABLE)
+                log.error(
+                    "ledger_unreachable", error=repr(exc), backlog=self.backlog, pause=pause, exc_info=not is_known
+                )
             if self._journal.fsync == "interval":
                 await asyncio.to_thread(self._journal.sync)
             if pause:

@@ -93,7 +93,9 @@ class Journal:
 
     def progress(self, request_id: str, usage: Usage, cost_nanousd: int) -> None:
         """Write down how much the call has used so far; left out on a full disk, where only closes have room."""
-        segment = self._open[request_id]
+        segment = self._open.get(request_id)
+        if segment is None:
+            return
         body = self._encode(Progress(request_id, usage, cost_nanousd))
         if segment.has_room(HEAD.size + len(body)) or segment.grow(HEAD.size + len(body)):
             try:
@@ -114,7 +116,9 @@ class Journal:
 
     def dropped(self, request_id: str) -> None:
         """Write down that an opened call never reached an upstream: it leaves no row."""
-        segment = self._open.pop(request_id)
+        segment = self._open.pop(request_id, None)
+        if segment is None:
+            return
         segment.promised -= segment.calls.pop(request_id)
         try:
             segment.append(Kind.DROPPED, self._encode(request_id))
@@ -123,10 +127,19 @@ class Journal:
         self._free(segment)
 
     def adopt(self) -> int:
-        """Take over the segments of dead processes and return how many of their calls now wait to be flushed."""
+        """Take over the segments of dead processes and return how many of their calls now wait to be flushed.
+
+        A segment whose records we cannot decode, such as one of a later version, is kept under another name for people.
+        """
         found = 0
         for segment in seize_segments(self.directory):
-            for place, record in settle_segment(segment):
+            try:
+                settled = settle_segment(segment)
+            except msgspec.DecodeError as exc:
+                log.error("journal_unreadable", path=str(segment.path), error=str(exc))
+                segment.set_aside()
+                continue
+            for place, record in settled:
                 segment.calls[record.request_id] = 0
                 kept = record if place is None else None
                 self._closed[record.request_id] = Closed(segment, place, kept, is_adopted=True)

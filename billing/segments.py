@@ -135,6 +135,11 @@ class Segment:
             self.path.unlink()
         self.close()
 
+    def set_aside(self) -> None:
+        """Keep the file where nobody adopts it again."""
+        self.path.rename(self.path.with_suffix(".unreadable"))
+        self.close()
+
     def close(self) -> None:
         """Let go of the lock. What is left in the file is for whoever adopts it."""
         os.close(self.fd)

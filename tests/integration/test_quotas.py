@@ -227,6 +227,18 @@ async def test_the_dead_are_booked_from_their_journals(quotas: Quotas, clock: Se
     assert (await quotas.usage(TEAM)).live == 0
 
 
+async def test_a_closed_connection_is_opened_again(quotas: Quotas, clock: SetClock, redis: Redis) -> None:
+    """A restarted Redis costs no call its hold: the trip is made again, and the script loaded again."""
+    await held(quotas, ask(clock))
+    await redis.script_flush()
+    await redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    hold = await held(quotas, ask(clock))
+
+    assert not hold.standalone
+    assert (await quotas.usage(TEAM)).live == 2
+
+
 async def test_without_redis_a_share_of_the_last_remainder_is_spent(redis: Redis) -> None:
     """Away, Redis costs no call more than its deadline; what is held is a quarter of what was left."""
     clock = Clock()

@@ -13,6 +13,7 @@ import pytest
 from billing.errors import JournalFull
 from billing.journal import Journal, adopt
 from billing.records import Attempt, Status, UsageRecord
+from billing.segments import SUFFIX, Kind, Segment
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
@@ -118,7 +119,7 @@ def test_a_neighbour_that_dies_too_leaves_it_all_to_the_next(journal: Journal, c
 
 def test_a_tail_cut_anywhere_loses_only_what_was_cut(tmp_path: Path, journal: Journal, clock: SetClock) -> None:
     """Cut at every byte, the records before the cut are all there and nothing is made up."""
-    records = [make_record(clock.new_id(), input_tokens=number) for number in range(4)]
+    records = [make_record(clock.new_id(), input_tokens=number) for number in range(2)]
     ends = []
     for record in records:
         run(journal, record)
@@ -212,6 +213,22 @@ def test_a_close_the_disk_refuses_is_still_flushed(
     assert journal.take_closed(1) == [record]
     journal.mark_flushed([record.request_id])
     assert journal.backlog == 0
+
+
+def test_a_segment_of_another_version_is_kept_for_people(journal: Journal, clock: SetClock) -> None:
+    """What we cannot read is set aside, and holds up nothing else."""
+    assert journal.directory.is_dir()
+    strange = Segment.create(journal.directory / f"strange{SUFFIX}", SMALL)
+    strange.append(Kind.CLOSED, msgspec.msgpack.encode({"request_id": 5}))
+    strange.close()
+    dead = Journal.open(journal.directory, clock=clock)
+    run(dead, make_record(clock.new_id()))
+    dead.close()
+
+    assert journal.adopt() == 1
+
+    assert [path.name for path in journal.directory.glob("*.unreadable")] == ["strange.unreadable"]
+    assert journal.adopt() == 0
 
 
 def test_the_oldest_call_is_known(journal: Journal, clock: SetClock) -> None:
