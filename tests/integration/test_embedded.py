@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
@@ -34,8 +35,8 @@ def query(url: str, statement: str) -> object:
 
 def write(server: EmbeddedServer) -> None:
     if isinstance(server, EmbeddedPostgres):
-        query(server.url, "CREATE TABLE kept (value int)")
-        query(server.url, "INSERT INTO kept VALUES (7)")
+        query(server.url, "DROP TABLE IF EXISTS kept")
+        query(server.url, "CREATE TABLE kept AS SELECT 7 AS value")
     else:
         with Redis.from_url(server.url) as redis:
             redis.set("kept", 7)
@@ -48,13 +49,24 @@ def read(server: EmbeddedServer) -> int:
         return int(str(redis.get("kept"), "ascii"))  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=[EmbeddedPostgres, EmbeddedValkey])
-def server(request: pytest.FixtureRequest, tmp_path: Path):  # type: ignore[no-untyped-def]
-    """A server that has not been started."""
-    fast = {"server_settings": {"fsync": "off"}} if request.param is EmbeddedPostgres else {}
-    server = request.param(tmp_path / "data", **fast)
+FAST = {"fsync": "off"}  # no test pulls the plug
+
+
+@pytest.fixture(scope="module", params=["postgres", "redis"])
+def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """One server of each kind: making a Postgres from nothing takes a second."""
+    data_dir = tmp_path_factory.mktemp("embedded") / "data"
+    is_postgres = request.param == "postgres"
+    server = EmbeddedPostgres(data_dir, server_settings=FAST) if is_postgres else EmbeddedValkey(data_dir)
     yield server
     server.remove()
+
+
+@pytest.fixture
+def server(shared_server: EmbeddedServer) -> EmbeddedServer:
+    """A server that does not run."""
+    shared_server.stop()
+    return shared_server
 
 
 def test_data_and_url_outlive_a_clean_stop(server: EmbeddedServer) -> None:
@@ -159,11 +171,11 @@ def test_a_thread_may_not_start_a_server(server: EmbeddedServer) -> None:
 
 
 @pytest.fixture
-def postgres(tmp_path: Path):  # type: ignore[no-untyped-def]
-    """A Postgres in a data directory closed to others, not started."""
+def postgres(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A Postgres that has never run, in a data directory closed to others."""
     data_dir = tmp_path / "closed"
     data_dir.mkdir(mode=0o700)
-    postgres = EmbeddedPostgres(data_dir, server_settings={"fsync": "off"})  # no test pulls the plug
+    postgres = EmbeddedPostgres(data_dir, server_settings=FAST)
     yield postgres
     postgres.remove()
 
@@ -187,14 +199,15 @@ def test_a_pid_file_that_names_a_stranger_is_stale(postgres: EmbeddedPostgres) -
         stranger.wait()
 
 
-def test_start_after_start_after_kill(postgres: EmbeddedPostgres) -> None:
-    """Killed at once after each start, again and again, Postgres comes back every time."""
+def test_start_after_start_after_kill(server: EmbeddedServer) -> None:
+    """Killed at once after each start, again and again, a server comes back every time."""
+    server.start()
+    write(server)
     for _ in range(4):
-        postgres.start()
-        os.kill(postgres.pid or 0, signal.SIGKILL)
-    postgres.start()
+        os.kill(server.pid or 0, signal.SIGKILL)
+        server.start()
 
-    assert query(postgres.url, "SELECT 1") == 1
+    assert read(server) == 7
 
 
 def test_an_interrupted_creation_is_begun_anew(postgres: EmbeddedPostgres) -> None:
@@ -220,25 +233,17 @@ def test_a_pointer_to_nothing_is_refused(postgres: EmbeddedPostgres) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="SKIPPED: only root has to hand Postgres to another user")
 def test_root_hands_postgres_to_another_user_and_changes_no_modes(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    """As root Postgres runs unprivileged from a folder of its own; the closed data directory stays closed."""
+    """As root Postgres runs unprivileged from a folder of its own, which goes with it; closed folders stay closed."""
     folders = (postgres.data_dir, *postgres.data_dir.parents)
     before = [stat.S_IMODE(folder.stat().st_mode) for folder in folders]
     postgres.start()
     home = (postgres.data_dir / "postgres").resolve()
-
-    assert Path(f"/proc/{postgres.pid}").stat().st_uid != 0
-    assert not home.is_relative_to(tmp_path)
-    assert not home.is_relative_to(Path.home())
-    assert stat.S_IMODE(home.stat().st_mode) == 0o700
-    assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == before
-
-
-def test_removal_leaves_nothing(postgres: EmbeddedPostgres) -> None:
-    """A test's server takes its folder outside the data directory with it."""
-    postgres.start()
-    home = (postgres.data_dir / "postgres").resolve()
-    pid = postgres.pid
+    account = Path(f"/proc/{postgres.pid}").stat().st_uid
+    mode = stat.S_IMODE(home.stat().st_mode)
     postgres.remove()
 
+    assert account != 0
+    assert mode == 0o700
+    assert not home.is_relative_to(tmp_path) and not home.is_relative_to(Path.home())
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == before
     assert not home.exists()
-    assert pid is not None and not is_running(pid)
