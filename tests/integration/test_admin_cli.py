@@ -79,14 +79,14 @@ def test_team_is_made_changed_and_shown() -> None:
 
 def test_team_can_be_suspended_and_let_in_again() -> None:
     """`--suspend` shuts a team out, `--resume` lets it in."""
-    tollgate("teams", "create", "mobile")
+    tollgate("teams", "create", "paused")
 
-    tollgate("teams", "set", "mobile", "--suspend")
-    suspended = as_json("teams", "show", "mobile")["suspended"]
-    tollgate("teams", "set", "mobile", "--resume")
+    tollgate("teams", "set", "paused", "--suspend")
+    suspended = as_json("teams", "show", "paused")["suspended"]
+    tollgate("teams", "set", "paused", "--resume")
 
     assert suspended is True
-    assert as_json("teams", "show", "mobile")["suspended"] is False
+    assert as_json("teams", "show", "paused")["suspended"] is False
 
 
 def test_key_is_printed_once() -> None:
