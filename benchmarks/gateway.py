@@ -67,7 +67,7 @@ class Options(Struct, frozen=True, kw_only=True):
     cases: tuple[Case, ...]
     rounds: int
     scale: float  # of every case's number of requests
-    profile: Path | None
+    profile: Path | None  # the gateway alone, under benchmarks.sampling
 
 
 def main() -> None:
@@ -80,13 +80,13 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollgate-bench-")))
         upstream = stack.enter_context(start_upstream(shared))
         models = {case.model: f"gpt-4o:{case.script}" for case in CASES}
-        wrapper = [sys.executable, "-m", "cProfile", "-o", str(options.profile)] if options.profile else ()
+        wrapper = [sys.executable, "-m", "benchmarks.sampling", str(options.profile)] if options.profile else ()
         gateway = stack.enter_context(start_gateway(upstream, models, folder, own, shared, wrapper))
         passing = stack.enter_context(start_pass_through(upstream, own))
         servers = (gateway,) if options.profile else (upstream, passing, gateway)
         measured = measure(servers, options, own, shared)
         booked = rows_written(gateway)
-    if options.cases == CASES and options.profile is None:
+    if options.cases == CASES and options.profile is None and options.scale == 1.0:
         write_report(measured, CASES, HALF_LOAD, booked, options.rounds, len(bytes(body_of(CASES[0], ""))))
 
 
@@ -96,7 +96,7 @@ def read_options() -> Options:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="measure cases of this name alone, such as plain")
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests, one round: does it run at all?")
-    parser.add_argument("--profile", type=Path, help="run the gateway alone under cProfile and write its numbers here")
+    parser.add_argument("--profile", type=Path, help="run the gateway alone and write where its CPU time goes here")
     said = parser.parse_args()
     cases = tuple(case for case in CASES if case.name.startswith(said.only))
     rounds, scale = (1, 0.1) if said.quick else (said.rounds, 1.0)

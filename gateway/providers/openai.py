@@ -156,9 +156,8 @@ class OpenAIEvents:
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that an upstream asks to wait, from any of the three ways it may say so."""
-    if (milliseconds := headers.get("retry-after-ms")) is not None:
-        if (number := _read_seconds(milliseconds)) is not None:
-            return number / 1000
+    if (milliseconds := _read_seconds(headers.get("retry-after-ms", ""))) is not None:
+        return milliseconds / 1000
     if (value := headers.get("retry-after")) is None:
         return None
     if (seconds := _read_seconds(value)) is not None:
