@@ -77,7 +77,7 @@ def output_tokens_most(request: InferenceRequest, model: ModelSpec) -> int:
     limit = model.max_output if request.output_limit is None else request.output_limit
     room = model.context
     # The prompt takes from the room, where that can matter and where it is the only one.
-    if limit > room - prompt_characters(request) and _is_one_prompt(request):
+    if limit > room - prompt_characters(request) and _number_of_prompts(request) == 1:
         room -= prompt_tokens_least(request, enough=model.context)
     return max(0, min(limit, room)) * replies_asked(request)
 
@@ -93,12 +93,21 @@ def replies_asked(request: InferenceRequest) -> int:
             return 0
 
 
+def usage_most(request: InferenceRequest, model: ModelSpec, prompt: int | None = None) -> Usage:
+    """Return a usage that the request never exceeds on ``model``: what a hold covers.
+
+    No prompt is longer than the model's context; all of them are priced at the dearest kind of input. ``prompt`` is
+    ``prompt_tokens_most(request)``, for callers that have it already.
+    """
+    prompt = prompt_tokens_most(request) if prompt is None else prompt
+    most = min(prompt, model.context * _number_of_prompts(request))
+    writes = most if (model.price.cache_write or 0) > model.price.input else 0
+    return Usage(input_tokens=most, cache_write_tokens=writes, output_tokens=output_tokens_most(request, model))
+
+
 def cost_most(request: InferenceRequest, model: ModelSpec, *, batch: bool = False) -> NanoDollars:
-    """Return nano-dollars that the request never exceeds on ``model``, its prompt at the dearest kind of input."""
-    prompt = prompt_tokens_most(request)
-    writes = prompt if (model.price.cache_write or 0) > model.price.input else 0
-    usage = Usage(input_tokens=prompt, cache_write_tokens=writes, output_tokens=output_tokens_most(request, model))
-    return cost_of(usage, model.price, batch=batch)
+    """Return nano-dollars that the request never exceeds on ``model``."""
+    return cost_of(usage_most(request, model), model.price, batch=batch)
 
 
 def prompt_characters(request: InferenceRequest) -> int:
@@ -158,8 +167,14 @@ def _quoted_length(text: str) -> int:
     return len(msgspec.json.encode(text))
 
 
-def _is_one_prompt(request: ChatRequest | CompletionRequest) -> bool:
-    return isinstance(request, ChatRequest) or len(_prompts(request.prompt)) == 1
+def _number_of_prompts(request: InferenceRequest) -> int:
+    match request:
+        case ChatRequest():
+            return 1
+        case CompletionRequest():
+            return len(_prompts(request.prompt))
+        case EmbeddingRequest():
+            return len(_prompts(request.input))
 
 
 def _prompts(given: Prompts) -> list[str | list[int]]:

@@ -8,8 +8,7 @@ from billing.prices import cost_of
 from gateway.answering.account import Account
 from gateway.answering.call import Call
 from gateway.services import Services
-from protocol.usage import Usage
-from router.bounds import output_tokens_most, prompt_tokens_most
+from router.bounds import prompt_tokens_most, usage_most
 from router.targets import Route, Tier
 
 OPEN_WITHIN = 5.0  # seconds; a hold that reaches Redis later than this is refused there
@@ -41,7 +40,6 @@ def legs_of(call: Call, route: Route) -> tuple[Leg, ...]:
     batch = call.wish.tier is Tier.BATCH
     legs = []
     for target in route.targets:
-        model = target.model
-        most = Usage(input_tokens=min(prompt, model.context), output_tokens=output_tokens_most(call.request, model))
-        legs.append(Leg(target.key, most.total_tokens, cost_of(most, model.price, batch=batch)))
+        most = usage_most(call.request, target.model, prompt)
+        legs.append(Leg(target.key, most.total_tokens, cost_of(most, target.model.price, batch=batch)))
     return tuple(legs)

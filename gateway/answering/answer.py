@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import random
+
 from billing.records import Status
 from gateway.answering.account import Account
 from gateway.answering.admission import admit
@@ -17,7 +19,9 @@ async def answer(services: Services, call: Call) -> Reply:
 
     Raises a ServiceError when no target may, can or does answer; then nothing is held and nothing is owed.
     """
-    route = choose_route(call.request, call.wish, services.catalog, services.health(), services.complexity)
+    share = random()
+    health = services.health()
+    route = choose_route(call.request, call.wish, services.catalog, health, services.complexity, share=share)
     account = await admit(services, call, route)
     log = AttemptLog()
     try:

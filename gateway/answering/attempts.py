@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from billing.records import Attempt
 from gateway.answering.call import Call
 from gateway.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
-from gateway.providers.base import Asking, EventStream, WholeReply
+from gateway.providers.base import Asking, EventStream, Request, WholeReply
 from gateway.providers.client import UpstreamResponse, read_error_body
 from gateway.services import Services
 from gateway.settings import ProviderSettings
+from protocol.chat import ChatRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta, Event, ReplyEnd
 from protocol.usage import Usage
@@ -77,7 +80,7 @@ async def send_once(services: Services, call: Call, target: Target) -> Answering
     # Our own engine always streams to us: a reply that breaks can then be continued, and is charged by its tokens.
     streams = call.streams or (provider.self_hosted and not isinstance(call.request, EmbeddingRequest))
     asking = Asking(
-        request=call.request,
+        request=_within_output(call.request, target.model.max_output),
         target=target,
         api_key=registry.next_key(target.model.provider),
         streams=streams,
@@ -105,6 +108,15 @@ async def send_once(services: Services, call: Call, target: Target) -> Answering
     except BaseException:
         await response.close()
         raise
+
+
+def _within_output(request: Request, most: int) -> Request:
+    """Return the request with an output limit that the model accepts: a spare may be smaller than the model asked."""
+    if isinstance(request, EmbeddingRequest) or (request.output_limit or 0) <= most:
+        return request
+    if isinstance(request, ChatRequest):
+        return replace(request, max_tokens=None, max_completion_tokens=most)
+    return replace(request, max_tokens=most)
 
 
 async def _read_first(response: UpstreamResponse, events: EventStream) -> list[Event]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 
 import aiohttp
 import httpx
@@ -30,7 +31,11 @@ class UpstreamClient:
         """
         limits = {"connect": connect, "pool": connect}
         outgoing = httpx.Request(
-            request.method, request.url, headers=request.headers, content=request.body, extensions={"timeout": limits}
+            request.method,
+            _parsed(request.url),
+            headers=request.headers,
+            content=request.body,
+            extensions={"timeout": limits},
         )
         with _errors_become_ours():
             async with asyncio.timeout(patience):
@@ -99,6 +104,11 @@ def _errors_become_ours() -> Iterator[None]:
         raise UpstreamError("The upstream closed the connection.", outcome="reset") from exc
     except (httpx.HTTPError, aiohttp.ClientError, OSError) as exc:
         raise UpstreamError("The connection to the upstream broke.", outcome="reset") from exc
+
+
+@lru_cache(1024)
+def _parsed(url: str) -> httpx.URL:
+    return httpx.URL(url)
 
 
 def _new_session() -> aiohttp.ClientSession:
