@@ -55,7 +55,7 @@ def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineC
     """Put a front together; the engine is opened and closed by the app."""
 
     def current() -> EngineReading:
-        return EngineReading(engine.load, engine.state is EngineState.ACTIVE, engine.restarts, engine.num_waiting)
+        return EngineReading(engine.load, engine.state is EngineState.ACTIVE, engine.restarts)
 
     return Front(settings, checkpoint, engine, Metrics(settings.served_model_name, current))
 

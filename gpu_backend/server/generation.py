@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from gpu_backend.engine.messages import Embedding, Generate, NewTokens
 from gpu_backend.engine.sequence import FinishReason, SamplingParams
 from gpu_backend.server.checkpoint import Checkpoint
-from gpu_backend.server.engine_client import EngineCall, EngineClient
+from gpu_backend.server.engine_call import EngineCall
+from gpu_backend.server.engine_client import EngineClient
 from gpu_backend.server.errors import DeadlineExceeded, EngineFailed
 from gpu_backend.server.metrics import Metrics
 from gpu_backend.server.reply import Piece, ReplyWriter

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from prometheus_client import (
     CollectorRegistry,
@@ -96,14 +97,13 @@ class Metrics:
         return Histogram(name, help, LABELS, buckets=SECONDS, registry=self.registry).labels(self._model_name)
 
 
+@dataclass(frozen=True, slots=True)
 class EngineReading:
     """The engine's state at one moment, as the metrics show it."""
 
-    def __init__(self, load: LoadReport | None, is_up: bool, restarts: int, num_waiting: int) -> None:
-        self.load = load
-        self.is_up = is_up
-        self.restarts = restarts
-        self.num_waiting = num_waiting
+    load: LoadReport | None  # None until the engine has reported
+    is_up: bool
+    restarts: int
 
 
 class _EngineCollector:

@@ -21,7 +21,6 @@ class FakeProcess:
 
     def __init__(self, script: Script, is_ready: bool = True) -> None:
         self.commands: list[Command] = []
-        self.pid = 1
         self.is_stopped = False
         self._script = script
         self._outbox: queue.SimpleQueue[tuple[Event, ...] | None] = queue.SimpleQueue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.messages import Abort, Command, Drain, Generate, LoadReport, NewTokens, Ready
 from gpu_backend.engine.sequence import FinishReason, SamplingParams
-from gpu_backend.server.engine_client import RESTARTS, EngineCall, EngineClient, EngineState
+from gpu_backend.server.engine_call import EngineCall
+from gpu_backend.server.engine_client import RESTARTS, EngineClient, EngineState
 from gpu_backend.server.errors import EngineFailed, Overloaded
 from tests.support.fake_engine import READY, FakeEngine, FakeProcess, speaking
 
@@ -179,8 +181,6 @@ async def test_a_slow_pipe_does_not_hold_up_the_event_loop() -> None:
         def send(self, command: Command) -> None:
             released.wait(5)
             super().send(command)
-
-    import threading
 
     released = threading.Event()
     engine = FakeEngine(speaking([1]))
