@@ -48,7 +48,7 @@ def test_imports_flow_one_way(package: str) -> None:
 
 
 def test_only_the_server_of_the_engine_knows_the_web() -> None:
-    """engine/, models/ and kernels/ run on a bare GPU image: torch, triton, safetensors, tokenizers and nothing else."""
+    """engine/, models/ and kernels/ run on a bare GPU image: torch, triton, safetensors, tokenizers, nothing else."""
     foreign = {"protocol", "msgspec", "litestar", "uvicorn", "httpx", "numpy", "transformers", "jinja2", "structlog"}
     wrong = []
     for folder in ("engine", "models", "kernels"):
