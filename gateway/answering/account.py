@@ -6,7 +6,7 @@ from __future__ import annotations
 from billing.holds import Hold, Settlement
 from billing.journal import Journal
 from billing.quotas import Quotas
-from billing.records import Status, UsageRecord
+from billing.records import CHARGED, UsageRecord
 from protocol.usage import Usage
 
 NOTHING = Settlement(Usage(), 0)
@@ -55,7 +55,7 @@ class Account:
     async def settle(self) -> None:
         """Put what was used in place of the hold, or give the hold back when nothing is owed."""
         record = self.record
-        if record is None or not self._is_opened or record.status is Status.FAILED:
+        if record is None or not self._is_opened or record.status not in CHARGED:
             await self._quotas.release(self.hold)
         else:
             await self._quotas.settle(self.hold, Settlement(_usage_of(record), record.cost_nanousd))

@@ -239,6 +239,18 @@ async def test_a_closed_connection_is_opened_again(quotas: Quotas, clock: SetClo
     assert (await quotas.usage(TEAM)).live == 2
 
 
+async def test_a_loop_that_stood_still_is_not_a_lost_redis(redis: Redis) -> None:
+    """When this process was too busy to read the reply in time, the reply still counts."""
+    clock = Clock()
+    quotas = Quotas(redis, clock)
+    await held(quotas, ask(clock))
+    asyncio.get_running_loop().call_later(0.001, time.sleep, 0.4)
+
+    holds = await asyncio.gather(*(held(quotas, ask(clock)) for _ in range(5)))
+
+    assert not any(hold.standalone for hold in holds)
+
+
 async def test_without_redis_a_share_of_the_last_remainder_is_spent(redis: Redis) -> None:
     """Away, Redis costs no call more than its deadline; what is held is a quarter of what was left."""
     clock = Clock()
