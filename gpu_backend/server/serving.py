@@ -45,6 +45,7 @@ def serve(settings: FrontSettings) -> int:
         app,
         log_config=None,
         access_log=False,
+        server_header=False,
         lifespan="on",
         ws="none",
         backlog=BACKLOG,
