@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 import migrations
 
@@ -17,9 +17,9 @@ def migrate_when_reachable(database_url: str, wait: float) -> None:
     while True:
         try:
             migrations.upgrade(database_url)
-        except (OSError, OperationalError) as exc:
+        except (OSError, DBAPIError) as exc:
             # SQLSTATE 57P03: Postgres is up, but still starting.
-            if isinstance(exc, OperationalError) and getattr(exc.orig, "sqlstate", None) != "57P03":
+            if isinstance(exc, DBAPIError) and getattr(exc.orig, "sqlstate", None) != "57P03":
                 raise
             if time.monotonic() > deadline:
                 raise OSError(str(exc)) from exc
