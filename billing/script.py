@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 MOST = 128  # calls in one trip
-PASSES = 5  # of the event loop, from bytes in a socket to an answered call
+LATE = 1.2  # deadlines; a timer that rings later than this tells of a busy process, not of a silent Redis
 
 
 class Script:
@@ -35,17 +35,19 @@ class Script:
         Raises TimeoutError after the deadline, whatever Redis and the network do, and RedisError or OSError when they
         fail. After any of these it is not known whether the script ran.
         """
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
         self._waiting.append(((key, *args), answer))
         if self._courier is None or self._courier.done():
             self._courier = asyncio.create_task(self._carry())
         try:
+            start = loop.time()
             await asyncio.wait((answer,), timeout=self._deadline)
-            for _ in range(PASSES):
-                if answer.done():
-                    return answer.result()
-                await asyncio.sleep(0)  # if it was our own loop that stood still, the reply lies in the socket
-            raise TimeoutError
+            if not answer.done() and loop.time() - start > LATE * self._deadline:
+                await asyncio.wait((answer,), timeout=self._deadline)  # it was our own loop that stood still
+            if not answer.done():
+                raise TimeoutError
+            return answer.result()
         finally:
             answer.cancel()
 
