@@ -93,7 +93,7 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
             keeper=Keeper(),
             metrics=metrics,
             background=background,
-            hooks=(metrics,),
+            hooks=(metrics.watch,),
             started_at=clock.now(),
         )
         sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)

@@ -7,15 +7,17 @@ import asyncio
 import csv
 import getpass
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import msgspec
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
@@ -30,7 +32,10 @@ from gateway.settings import Settings
 from gateway.team_inputs import LimitsInput
 from protocol.errors import ServiceError
 
+WIDTH_OF_A_PIPE = 160  # characters of a table that goes to no terminal
 NO_LIMIT = ("none", "off", "unlimited")
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 T = TypeVar("T")
 
@@ -130,17 +135,25 @@ def show(format: Format, whole: object, columns: Sequence[str], rows: Sequence[M
             writer.writerow(columns)
             writer.writerows([_text(row.get(column)) for column in columns] for row in rows)
         case Format.TABLE:
-            table = Table(title=title, title_justify="left", title_style="bold")
+            table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
             for column in columns:
-                table.add_column(column.replace("_", " "), justify="right" if _is_count(column, rows) else "left")
+                is_count = _is_count(column, rows)
+                side: Literal["left", "right"] = "right" if is_count else "left"
+                table.add_column(column.replace("_", " "), justify=side, overflow="fold", no_wrap=is_count)
             for row in rows:
-                table.add_row(*(_text(row.get(column)) for column in columns))
-            Console(markup=False, highlight=False).print(table)
+                table.add_row(*(_short(_text(row.get(column))) for column in columns))
+            width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_A_PIPE
+            Console(markup=False, highlight=False, width=width).print(table)
+
+
+def _short(words: str) -> str:
+    """Return a moment to the minute, and anything else as it is."""
+    return f"{words[:10]} {words[11:16]}" if _MOMENT.fullmatch(words) else words
 
 
 def _is_count(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
     values = [row[column] for row in rows if row.get(column) is not None]
-    return bool(values) and all(not isinstance(value, str | bool | list) for value in values)
+    return bool(values) and all(not isinstance(value, str | bool | list | dict) for value in values)
 
 
 def _text(value: object) -> str:

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
 
 from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.quotas import Quotas
+from gateway.answering.hooks import HookMaker
+from gateway.answering.keeper import Keeper
+from gateway.auth import Authenticator
 from gateway.background import Background
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
 from gateway.settings import Settings
+from gateway.telemetry.metrics import Metrics
 from router.catalog import Catalog
 from router.complexity import Complexity
 from router.targets import TargetHealth
-
-if TYPE_CHECKING:
-    from gateway.answering.keeper import Keeper
-    from gateway.answering.reply import ReplyHook
-    from gateway.auth import Authenticator
-    from gateway.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +44,7 @@ class Services:
     keeper: Keeper
     metrics: Metrics
     background: Background
-    hooks: tuple[ReplyHook, ...]
+    hooks: tuple[HookMaker, ...]
     started_at: float  # unix seconds
 
     def health(self) -> Mapping[str, TargetHealth]:

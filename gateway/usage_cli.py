@@ -13,6 +13,8 @@ from gateway.teams import get_team
 from gateway.usage_report import read_period, usage_csv, usage_of, usage_rows
 from protocol.errors import BadRequest
 
+ALWAYS = ("model", "key", "tier", "day", "requests", "input_tokens", "cached_input_tokens", "output_tokens", "cost_usd")
+
 
 def usage_command(
     team: Annotated[str, typer.Option(help="Whose usage")],
@@ -44,6 +46,7 @@ def usage_command(
         rows.append({columns[0]: "total", **usage["total"]})
     span = usage.get("date") or f"{usage['from']} to {usage['to']}"
     title = f"Usage of {team}, {span} (UTC){'' if usage['is_closed'] else ', not closed yet'}"
+    columns = [name for name in columns if name in ALWAYS or any(row.get(name) for row in rows)]
     show(format, usage, [name for name in columns if name not in ("team_id", "date")], rows, title)
     late = usage.get("corrections") or usage.get("total", {}).get("corrections")
     if format is Format.TABLE and late:

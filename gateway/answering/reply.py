@@ -14,26 +14,13 @@ from gateway.answering.attempts import Answering, AttemptLog
 from gateway.answering.call import Call, record_for
 from gateway.answering.collect import Collector
 from gateway.answering.estimate import probable_prompt_tokens, probable_usage, tokens_of
+from gateway.answering.hooks import HookMaker, ReplyHook
 from gateway.errors import UpstreamFailure, UpstreamTimeout
 from gateway.providers.base import WholeReply
 from gateway.services import Services
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.usage import Usage
 from router.targets import Route, Target, Tier
-
-
-class ReplyHook:
-    """Something that watches replies. Every method may be left out; they are called in the order of the hooks."""
-
-    def first_event(self, reply: Reply) -> None:
-        """The upstream gave its first token (or its whole reply); nothing has gone to the client yet."""
-
-    def delta(self, reply: Reply, delta: Delta) -> Delta | None:
-        """Return what the client gets in place of ``delta``; ``None`` holds it back."""
-        return delta
-
-    def close(self, reply: Reply, record: UsageRecord) -> None:
-        """The journal knows how the call ended; the last bytes have not left yet."""
 
 
 class Reply:
@@ -51,7 +38,7 @@ class Reply:
         account: Account,
         answering: Answering,
         log: AttemptLog,
-        hooks: Sequence[ReplyHook] = (),
+        hook_makers: Sequence[HookMaker] = (),
     ) -> None:
         self.call = call
         self.route = route
@@ -60,15 +47,13 @@ class Reply:
         self.first_token_seconds = services.clock.monotonic() - call.started
         self._services = services
         self._answering = answering
-        self._hooks = hooks
-        self._delta_hooks = [hook for hook in hooks if type(hook).delta is not ReplyHook.delta]
+        self._hooks = [make(call, answering.target) for make in hook_makers]
+        self._delta_hooks = [hook for hook in self._hooks if type(hook).delta is not ReplyHook.delta]
         self._usage = answering.usage
         self._output_seen = 0  # tokens, by what went past
         self._prompt_seen: int | None = None
         self._open_choices = _replies_asked(call)
         self._was_sent = False
-        for hook in hooks:
-            hook.first_event(self)
 
     @property
     def target(self) -> Target:
@@ -157,7 +142,7 @@ class Reply:
         for hook in self._delta_hooks:
             if passed is None:
                 return None
-            passed = hook.delta(self, passed)
+            passed = hook.delta(passed)
         return passed
 
     async def _next_events(self) -> list[Event]:
@@ -192,7 +177,7 @@ class Reply:
         record = _usage_record(self, status, self._usage, self._cost(self._usage), self._services.clock.monotonic())
         self.account.close(record)
         for hook in self._hooks:
-            hook.close(self, record)
+            hook.close(record)
 
 
 def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: float) -> UsageRecord:

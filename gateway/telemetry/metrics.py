@@ -8,14 +8,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from billing.records import UsageRecord
-from gateway.answering.reply import Reply, ReplyHook
+from gateway.answering.call import Call
+from gateway.answering.hooks import ReplyHook
+from router.targets import Target
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 OVERHEAD = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 
 
 class Metrics(ReplyHook):
-    """Every metric of the gateway, and the hook that counts replies."""
+    """Every metric of the gateway, which also count replies."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -52,7 +54,11 @@ class Metrics(ReplyHook):
             multiprocess_mode="livesum",
         )
 
-    def close(self, reply: Reply, record: UsageRecord) -> None:
+    def watch(self, call: Call, target: Target) -> ReplyHook:
+        """Watch a reply: all of them alike, and only how they end."""
+        return self
+
+    def close(self, record: UsageRecord) -> None:
         """Count a reply that has ended."""
         team, model = record.team_id, record.model_used
         self.calls.labels(team, model, record.endpoint, record.status.value, record.route_reason).inc()
@@ -61,8 +67,10 @@ class Metrics(ReplyHook):
         self.cost.labels(team, model).inc(record.cost_nanousd)
         for attempt in record.attempts:
             self.attempts.labels(attempt.target, attempt.outcome).inc()
-        self.first_token.labels(model).observe(reply.first_token_seconds)
-        self.overhead.observe(max(0.0, reply.first_token_seconds - reply.log.waited))
+        if record.first_token_ms is not None:
+            waited = sum(attempt.ms for attempt in record.attempts)
+            self.first_token.labels(model).observe(record.first_token_ms / 1000)
+            self.overhead.observe(max(0.0, record.first_token_ms - waited) / 1000)
 
     def render(self) -> bytes:
         """Return everything in Prometheus' text format, of all worker processes together."""

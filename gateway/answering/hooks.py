@@ -1,0 +1,28 @@
+# What may watch a reply, and change what its client gets.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from billing.records import UsageRecord
+from gateway.answering.call import Call
+from protocol.events import Delta
+from router.targets import Target
+
+
+class ReplyHook:
+    """Watches one reply, from its first event (when it is made) to its close. Each method may be left out."""
+
+    def delta(self, delta: Delta) -> Delta | None:
+        """Return what the client gets in place of ``delta``; ``None`` holds it back.
+
+        What was held back can go out with a later delta: the one with a finish reason always comes.
+        """
+        return delta
+
+    def close(self, record: UsageRecord) -> None:
+        """The journal knows how the call ended; the last bytes have not left yet."""
+
+
+# Called when an upstream has given its first token, or its whole reply; nothing has gone to the client yet.
+HookMaker = Callable[[Call, Target], ReplyHook]
