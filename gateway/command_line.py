@@ -33,6 +33,7 @@ from gateway.team_inputs import LimitsInput
 from protocol.errors import ServiceError
 
 WIDTH_OF_A_PIPE = 160  # characters of a table that goes to no terminal
+UNFOLDED = 28  # characters of a text that stay in one line: an id of ours does
 NO_LIMIT = ("none", "off", "unlimited")
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
@@ -137,9 +138,12 @@ def show(format: Format, whole: object, columns: Sequence[str], rows: Sequence[M
         case Format.TABLE:
             table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
             for column in columns:
+                cells = [_short(_text(row.get(column))) for row in rows]
                 is_count = _is_count(column, rows)
                 side: Literal["left", "right"] = "right" if is_count else "left"
-                table.add_column(column.replace("_", " "), justify=side, overflow="fold", no_wrap=is_count)
+                least = max((len(cell) for cell in cells), default=0)  # headings may fold, numbers and ids must not
+                least = least if is_count else min(least, UNFOLDED)
+                table.add_column(column.replace("_", " "), justify=side, overflow="fold", min_width=least)
             for row in rows:
                 table.add_row(*(_short(_text(row.get(column))) for column in columns))
             width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_A_PIPE
