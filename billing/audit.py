@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from datetime import date
-from typing import Protocol
 
 from msgspec import Struct
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.edges import Database
 from billing.ledger import EPOCH, ROLLUP_KEY, SUMS
 from billing.quotas import Quotas
 from billing.records import CHARGED
 
 TRIES = 4  # calls close, flush and settle while we look: only what stays different counts
 PAUSE = 0.5  # seconds between tries
-
-
-class Database(Protocol):
-    """What the audit asks of the database."""
-
-    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
 
 
 class Difference(Struct, frozen=True, kw_only=True):

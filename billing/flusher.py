@@ -7,9 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from datetime import UTC, date, datetime
-from typing import Protocol
+from datetime import UTC, datetime
 from uuid import UUID
 
 import asyncpg
@@ -17,8 +15,8 @@ import msgspec
 import structlog
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.edges import Clock, Database
 from billing.journal import Journal
 from billing.ledger import insert_records
 from billing.records import UsageRecord
@@ -37,20 +35,6 @@ REPORT = text(
 )
 
 log = structlog.get_logger(__name__)
-
-
-class Clock(Protocol):
-    """What the flusher asks of a clock."""
-
-    def now(self) -> float: ...
-
-    def today(self) -> date: ...
-
-
-class Database(Protocol):
-    """What the flusher asks of the database."""
-
-    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
 
 
 async def _book_nothing(_: Sequence[UsageRecord]) -> None: ...

@@ -6,41 +6,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import structlog
 from msgspec import Struct
 
+from billing.adoption import Progress, adopt, seize_segments, settle_segment
+from billing.edges import Clock
 from billing.errors import JournalFull
-from billing.records import Status, UsageRecord
-from billing.segments import HEAD, SUFFIX, UNLOCKED, Fsync, Kind, Segment
+from billing.records import UsageRecord
+from billing.segments import HEAD, SUFFIX, Fsync, Kind, Segment
 from protocol.usage import Usage
+
+__all__ = ["Journal", "adopt"]
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 CLOSE_ROOM = 2048  # bytes a close may need beyond what its open took: names, times, attempts
 
 log = structlog.get_logger(__name__)
-
-
-class Clock(Protocol):
-    """What the journal asks of a clock."""
-
-    def now(self) -> float: ...
-
-
-class Progress(Struct, frozen=True, array_like=True):
-    """How far a call has come."""
-
-    request_id: str
-    usage: Usage
-    cost_nanousd: int
 
 
 class Closed(Struct, frozen=True):
@@ -132,7 +119,7 @@ class Journal:
         A segment whose records we cannot decode, such as one of a later version, is kept under another name for people.
         """
         found = 0
-        for segment in seize_segments(self.directory):
+        for segment in seize_segments(self.directory, self._clock.now()):
             try:
                 settled = settle_segment(segment)
             except msgspec.DecodeError as exc:
@@ -241,82 +228,6 @@ class Journal:
         segment.free()
 
 
-def adopt(directory: Path, clock: Clock) -> Iterator[UsageRecord]:
-    """Yield the calls of dead processes as the ledger should have them, and free each segment after its last call.
-
-    An interrupted call comes at its last progress: ``INTERRUPTED`` if it had any output, else ``FAILED`` at no cost.
-    """
-    for segment in seize_segments(directory):
-        for _, record in settle_segment(segment):
-            yield record
-        segment.free()
-
-
-def seize_segments(directory: Path) -> Iterator[Segment]:
-    """Yield the segments in ``directory`` whose owners are dead, locked for us."""
-    for path in directory.glob(f"*{UNLOCKED}"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > 60:  # its maker died while making it; nothing is in it
-                path.unlink()
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
-        segment = Segment.seize(path)
-        if segment is not None:
-            yield segment
-
-
-def settle_segment(segment: Segment) -> list[tuple[int | None, UsageRecord]]:
-    """Close, in the file, every call that its owner left open; return each call's close and its place.
-
-    The place is ``None`` where the disk had no room for a close: the record is in our hands alone.
-    """
-    opened: dict[str, UsageRecord] = {}
-    closed: dict[str, tuple[int | None, UsageRecord]] = {}
-    for place, kind, body in segment.replay():
-        match kind:
-            case Kind.OPENED:
-                record = _decode_record(body)
-                opened[record.request_id] = record
-            case Kind.PROGRESS:
-                progress = _decode_progress(body)
-                opened[progress.request_id] = at_progress(opened[progress.request_id], progress)
-            case Kind.CLOSED:
-                record = _decode_record(body)
-                opened.pop(record.request_id, None)
-                closed[record.request_id] = (place, record)
-            case Kind.DROPPED:
-                opened.pop(_decode_id(body), None)
-    for record in opened.values():
-        ended = interrupted(record)
-        try:
-            place = segment.append(Kind.CLOSED, _encode_record(ended))
-        except OSError:
-            closed[record.request_id] = (None, ended)
-        else:
-            closed[record.request_id] = (place, ended)
-    return list(closed.values())
-
-
-def at_progress(record: UsageRecord, progress: Progress) -> UsageRecord:
-    """Return ``record`` with what the call had used by then."""
-    usage = progress.usage
-    return msgspec.structs.replace(
-        record,
-        input_tokens=usage.input_tokens,
-        cached_input_tokens=usage.cached_input_tokens,
-        cache_write_tokens=usage.cache_write_tokens,
-        output_tokens=usage.output_tokens,
-        reasoning_tokens=usage.reasoning_tokens,
-        cost_nanousd=progress.cost_nanousd,
-    )
-
-
-def interrupted(record: UsageRecord) -> UsageRecord:
-    """Return how a call ended whose process died."""
-    if record.output_tokens > 0:
-        return msgspec.structs.replace(record, status=Status.INTERRUPTED)
-    return msgspec.structs.replace(record, status=Status.FAILED, cost_nanousd=0, gpu_cost_nanousd=0)
-
-
 def _full(exc: OSError) -> JournalFull:
     log.error("journal_full", error=str(exc))
     return JournalFull(
@@ -332,7 +243,4 @@ def _read_record(closed: Closed, request_id: str) -> UsageRecord:
     return _decode_record(found[1])
 
 
-_encode_record = msgspec.msgpack.Encoder().encode
 _decode_record = msgspec.msgpack.Decoder(UsageRecord).decode
-_decode_progress = msgspec.msgpack.Decoder(Progress).decode
-_decode_id = msgspec.msgpack.Decoder(str).decode

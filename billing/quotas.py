@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
-from msgspec import Struct
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from billing.holds import Hold, HoldRequest, LimitName, Limits, RefusedHold, Remaining, Scope, Settlement
+from billing.edges import Clock
+from billing.holds import Hold, HoldRequest, Limits, RefusedHold, Scope, Settlement
 from billing.records import CHARGED, UsageRecord, day_of
+from billing.scope_state import ScopeState, refusal, remaining
 from billing.script import Script
 from billing.standalone import Standalone, demands
 from protocol.usage import Usage
@@ -25,48 +26,9 @@ AWAY = 1.0  # seconds between tries while Redis does not answer
 
 SCRIPT = resources.files(__package__).joinpath("quotas.lua").read_text()
 UNREACHABLE = (RedisError, OSError, TimeoutError)
-LIMITS = tuple(LimitName)  # in the order in which the script numbers them, from 1
 NO_LIMITS = Limits()
-MINUTES = {LimitName.REQUESTS_PER_MINUTE, LimitName.TOKENS_PER_MINUTE}
 
 log = structlog.get_logger(__name__)
-
-
-class Clock(Protocol):
-    """What quotas ask of a clock."""
-
-    def now(self) -> float: ...
-
-
-class ScopeState(Struct, frozen=True, array_like=True):
-    """What is used and held in one scope, as the script counts it."""
-
-    requests_per_minute: int
-    tokens_per_minute: int
-    live: int
-    day_tokens: int
-    day_tokens_held: int
-    day_nanousd: int
-    day_nanousd_held: int
-    month_nanousd: int
-    month_nanousd_held: int
-    knows_day: bool = True  # false when Redis has no counter of that day, such as after a wipe
-
-    def used_and_held(self, limit: LimitName) -> tuple[int, int]:
-        """Return what counts against ``limit``: settled, and held by running calls."""
-        match limit:
-            case LimitName.REQUESTS_PER_MINUTE:
-                return self.requests_per_minute, 0
-            case LimitName.TOKENS_PER_MINUTE:
-                return self.tokens_per_minute, 0
-            case LimitName.CONCURRENT_REQUESTS:
-                return 0, self.live
-            case LimitName.TOKENS_PER_DAY:
-                return self.day_tokens, self.day_tokens_held
-            case LimitName.USD_PER_DAY:
-                return self.day_nanousd, self.day_nanousd_held
-            case LimitName.USD_PER_MONTH:
-                return self.month_nanousd, self.month_nanousd_held
 
 
 class Quotas:
@@ -223,52 +185,6 @@ class Quotas:
             log.info("redis_found", unsaid=len(self._unsaid))
             self.is_standalone = False
             self._standalone.clear()
-
-
-def remaining(request: HoldRequest, states: Sequence[ScopeState]) -> tuple[Remaining | None, Remaining | None]:
-    """Return the tightest request and token limits per minute, for the x-ratelimit headers."""
-    tightest: dict[LimitName, Remaining] = {}
-    for scope, state in zip(request.scopes, states, strict=True):
-        for limit, cap, _ in demands(scope, request):
-            if limit in MINUTES:
-                left = max(0, cap - state.used_and_held(limit)[0])
-                if limit not in tightest or left < tightest[limit].remaining:
-                    tightest[limit] = Remaining(cap, left, 60.0 if left < cap else 0.0)
-    return tightest.get(LimitName.REQUESTS_PER_MINUTE), tightest.get(LimitName.TOKENS_PER_MINUTE)
-
-
-def refusal(request: HoldRequest, states: Sequence[ScopeState], refusals: Sequence[Sequence[int]]) -> RefusedHold:
-    """Return the refusal that a caller should hear of: the one that lasts longest."""
-    requests, tokens = remaining(request, states) if states else (None, None)
-    heard = []
-    for scope_number, limit_number, wait_ms in refusals:
-        scope, limit = request.scopes[scope_number - 1], LIMITS[limit_number - 1]
-        cap, wanted = next((cap, wanted) for name, cap, wanted in demands(scope, request) if name == limit)
-        used, held = states[scope_number - 1].used_and_held(limit)
-        is_settled = limit not in MINUTES and used + wanted > cap and limit is not LimitName.CONCURRENT_REQUESTS
-        alone = wanted > cap
-        heard.append(
-            RefusedHold(
-                scope=scope,
-                limit=limit,
-                cap=cap,
-                used=used,
-                held=held,
-                wanted=wanted,
-                retry_after=None if is_settled or alone else (wait_ms / 1000 if wait_ms >= 0 else 1.0),
-                is_settled=is_settled,
-                alone_exceeds=alone,
-                requests=requests,
-                tokens=tokens,
-            )
-        )
-    if not heard:  # it came after valid_until, or after its own release: nobody waits for the answer any more
-        scope = request.scopes[0]
-        return RefusedHold(
-            scope=scope, limit=LimitName.CONCURRENT_REQUESTS, cap=0, used=0, held=0, wanted=1, retry_after=1.0,
-            is_settled=False, alone_exceeds=False,
-        )  # fmt: skip
-    return max(heard, key=lambda one: (one.alone_exceeds, one.is_settled, one.retry_after or 0.0))
 
 
 def month_of(day: int) -> int:

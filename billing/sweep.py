@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
-from typing import Protocol
 from uuid import UUID
 
 import structlog
@@ -16,6 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.edges import Clock, Database
 from billing.partitions import drop_partitions, ensure_partitions
 from billing.quotas import Quotas
 from billing.records import Status, UsageRecord, day_of
@@ -28,20 +28,6 @@ GRACE = 60.0  # seconds a day stays open after its end, for clocks that differ
 UNREACHABLE = (SQLAlchemyError, RedisError, OSError, TimeoutError)
 
 log = structlog.get_logger(__name__)
-
-
-class Clock(Protocol):
-    """What the sweeper asks of a clock."""
-
-    def now(self) -> float: ...
-
-    def today(self) -> date: ...
-
-
-class Database(Protocol):
-    """What the sweeper asks of the database."""
-
-    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
 
 
 class Sweeper:

@@ -53,9 +53,9 @@ def test_several_gateways_may_migrate_at_once(empty_url: str) -> None:
     """They take turns under a lock; the later ones find it done."""
     command = [sys.executable, "-c", f"import migrations; migrations.upgrade({empty_url!r})"]
 
-    gateways = [subprocess.Popen(command) for _ in range(3)]
+    gateways = [subprocess.Popen(command) for _ in range(2)]
 
-    assert [gateway.wait(60) for gateway in gateways] == [0, 0, 0]
+    assert [gateway.wait(60) for gateway in gateways] == [0, 0]
     assert differences(empty_url) == []
 
 

@@ -229,7 +229,7 @@ def test_quotas_follow_their_rules(redis_url: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=25,
+            max_examples=20,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

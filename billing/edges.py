@@ -1,0 +1,26 @@
+# What billing asks of the world outside: a clock and a database. The gateway brings both.
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from datetime import date
+from typing import Protocol
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+
+class Clock(Protocol):
+    """Time, as an argument."""
+
+    def now(self) -> float:
+        """Return unix seconds."""
+
+    def today(self) -> date:
+        """Return the UTC day."""
+
+
+class Database(Protocol):
+    """The way into Postgres."""
+
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Give a connection inside one short transaction."""
