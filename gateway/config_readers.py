@@ -112,7 +112,7 @@ def kind_of(node: Node) -> str:
         case Scalar(is_expanded=True):
             return f"the text of {node.shown}"
         case Scalar(is_quoted=False) if _NUMBER.fullmatch(node.text):
-            return f"the number {node.text}"
+            return f"the number {node.text[:60]}"
         case Scalar(is_quoted=False) if node.text.lower() in _WORDS_OF_YAML:
             return f"`{node.text}`" if node.text else "nothing"
         case Scalar():
@@ -182,7 +182,7 @@ def integer(least: int, most: int | None = None) -> Read[int]:
     span = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
 
     def read(node: Node, faults: Faults) -> int | None:
-        if isinstance(node, Scalar) and not node.is_quoted and _INTEGER.fullmatch(node.text):
+        if isinstance(node, Scalar) and not node.is_quoted and _INTEGER.fullmatch(node.text) and len(node.text) < 20:
             value = int(node.text)
             if value >= least and (most is None or value <= most):
                 return value

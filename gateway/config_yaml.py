@@ -84,6 +84,9 @@ def read_tree(text: str, env: Mapping[str, str], faults: list[Fault]) -> Section
         mark = exc.problem_mark or exc.context_mark
         faults.append(Fault(mark.line + 1 if mark else 0, "", f"not YAML: {_problem(exc)}"))
         return None
+    except RecursionError:
+        faults.append(Fault(0, "", "nested too deeply"))
+        return None
     except yaml.YAMLError:
         faults.append(Fault(0, "", "not YAML: it holds a character that YAML does not allow"))
         return None

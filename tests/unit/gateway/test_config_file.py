@@ -7,6 +7,9 @@ from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from billing.money import to_nano
 from billing.prices import Price
@@ -377,6 +380,41 @@ def test_aliases_of_yaml_cannot_grow_without_end(tmp_path: Path) -> None:
     faults = faults_of(tmp_path, bomb + "loop: &loop [*loop]\n")
 
     assert any("repeated too often" in fault.message for fault in faults)
+
+
+@given(text=st.text(max_size=60), place=st.integers(0, 400))
+@hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_is_settings_or_faults(tmp_path: Path, text: str, place: int) -> None:
+    """Whatever stands in the file, the answer is settings or a list of faults, never another exception."""
+    file = tmp_path / "tollgate.yaml"
+    whole = textwrap.dedent(HEAD)
+    file.write_text(whole[:place] + text + whole[place:], "utf-8", "surrogatepass")
+
+    try:
+        assert load_settings(file, ENV).admin_keys
+    except ConfigFaults as refusal:
+        assert refusal.faults
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "9" * 5000,
+        "-" + "9" * 30,
+        "1e99999",
+        "[" * 3000 + "]" * 3000,
+        "{a: " * 3000,
+        "&a [*a]",
+        "9" * 39 + "d",
+        "0x10",
+        "1:30",
+    ],
+)
+def test_monstrous_value_is_a_fault(tmp_path: Path, value: str) -> None:
+    """Numbers beyond reason and nesting without end are refused like any other mistake."""
+    text = textwrap.dedent(HEAD) + f"queue: {{per_team: {value}, wait: {value}}}\n"
+
+    assert faults_of(tmp_path, text)
 
 
 def test_merged_mappings_are_understood(tmp_path: Path) -> None:
