@@ -396,20 +396,20 @@ def test_any_text_is_settings_or_faults(tmp_path: Path, text: str, place: int) -
         assert refusal.faults
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "9" * 5000,
-        "-" + "9" * 30,
-        "1e99999",
-        "[" * 3000 + "]" * 3000,
-        "{a: " * 3000,
-        "&a [*a]",
-        "9" * 39 + "d",
-        "0x10",
-        "1:30",
-    ],
-)
+MONSTERS = {
+    "endless": "9" * 5000,
+    "negative": "-" + "9" * 30,
+    "exponent": "1e99999",
+    "lists": "[" * 3000 + "]" * 3000,
+    "unclosed": "{a: " * 3000,
+    "loop": "&a [*a]",
+    "ages": "9" * 39 + "d",
+    "hexadecimal": "0x10",
+    "sexagesimal": "1:30",
+}
+
+
+@pytest.mark.parametrize("value", MONSTERS.values(), ids=MONSTERS.keys())
 def test_monstrous_value_is_a_fault(tmp_path: Path, value: str) -> None:
     """Numbers beyond reason and nesting without end are refused like any other mistake."""
     text = textwrap.dedent(HEAD) + f"queue: {{per_team: {value}, wait: {value}}}\n"
