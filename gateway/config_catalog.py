@@ -8,42 +8,28 @@ from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from billing.money import NanoDollars
-from billing.prices import Price
+from gateway.config_fields import Faults, Fields, Read, complain, meant
+from gateway.config_models import name_in, name_of, read_model
 from gateway.config_readers import (
-    Faults,
-    Fields,
-    Read,
-    complain,
-    dollars,
     duration,
     integer,
     list_of,
-    meant,
     number,
     one_of,
     secrets,
-    shown,
     struct_of,
     switch,
     text,
     url,
 )
-from gateway.config_yaml import Fault, Node, Section, join
-from gateway.price_library import ListedModel, listed_model
+from gateway.config_yaml import Fault, Node, Section
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
 from router.catalog import AutoRoute
-from router.targets import Ability, Endpoint, ModelSpec, Tier
+from router.targets import Endpoint, ModelSpec
 
 T = TypeVar("T")
 Format = Literal["openai", "anthropic"]
-
-DEFAULT_CONTEXT = 32_768  # tokens, where neither the file nor the price library knows
-DEFAULT_MAX_OUTPUT = 16_384
-OWN_ABILITIES = (Ability.CHAT, Ability.COMPLETIONS)
-OUTSIDE_ABILITIES = (Ability.CHAT, Ability.TOOLS, Ability.JSON)
 
 _TIMEOUTS = {"connect": duration, "first_token": duration, "between_tokens": duration, "total": duration}
 _RETRIES = {"attempts": integer(1, 10), "budget": number(0, 10)}
@@ -71,10 +57,10 @@ def read_catalogue(root: Fields, faults: Faults) -> Catalogue:
     providers = _entries(root, "providers", _provider, needed="at least one provider, such as openai")
     known = _keys(root, "providers")
 
-    def read_model(node: Node, out: Faults) -> ModelSpec | None:
-        return _model(node, out, providers, known)
+    def read_one(node: Node, out: Faults) -> ModelSpec | None:
+        return read_model(node, out, providers, known)
 
-    models = _entries(root, "models", read_model, needed="at least one model to offer")
+    models = _entries(root, "models", read_one, needed="at least one model to offer")
     names = _keys(root, "models")
     aliases = _entries(root, "aliases", lambda node, out: _alias(node, out, names))
     lead_to = {**aliases, **{name: name for name in names}}
@@ -110,10 +96,6 @@ def _keys(root: Fields, key: str) -> tuple[str, ...]:
     return tuple(node.entries) if isinstance(node, Section) else ()
 
 
-def _name_of(node: Node) -> str:
-    return node.path.partition(".")[2]
-
-
 def _provider(node: Node, faults: Faults) -> ProviderSettings:
     fields = Fields(node, node.path, faults)
     wire: Format = fields.need(
@@ -129,7 +111,7 @@ def _provider(node: Node, faults: Faults) -> ProviderSettings:
         complain(fields.node("endpoints") or node, faults, "the same endpoint twice")
     nothing: tuple[str, ...] = ()
     provider = ProviderSettings(
-        name=_name_of(node),
+        name=name_of(node),
         format=wire,
         api_keys=fields.get("api_keys", secrets(0), nothing),
         endpoints=endpoints,
@@ -164,113 +146,16 @@ def _base_url(wire: str) -> Read[str]:
     return read
 
 
-def _model(
-    node: Node, faults: Faults, providers: dict[str, ProviderSettings], known: tuple[str, ...]
-) -> ModelSpec | None:
-    fields = Fields(node, node.path, faults)
-    provider_name = fields.need("provider", _name_in(known, "provider"), "", "the name of one of `providers`")
-    provider = providers.get(provider_name)
-    own = provider is not None and provider.self_hosted
-    upstream = fields.get("upstream_model", text, _name_of(node))
-    listed = _listed(upstream, provider_name, provider)
-    usual = OWN_ABILITIES if own else OUTSIDE_ABILITIES
-    abilities = fields.get("abilities", list_of(one_of(*Ability), what="abilities", least=1), usual)
-    tiers = fields.get("tiers", list_of(one_of(*Tier), what="tiers", least=1), tuple(Tier))
-    context = fields.get("context", integer(1), _usual_context(listed, fields.has("price")))
-    max_output = fields.get("max_output", integer(1), min(context, DEFAULT_MAX_OUTPUT))
-    if max_output > context:
-        complain(fields.node("max_output") or node, faults, f"more than the {context} tokens of `context`")
-    if fields.has("gpu_hour") and provider is not None and not own:
-        complain(fields.node("gpu_hour") or node, faults, f"only for our own engine; {provider_name} is no such thing")
-    spec = ModelSpec(
-        name=_name_of(node),
-        provider=provider_name,
-        upstream_model=upstream,
-        price=_price(fields, upstream, set(abilities) == {Ability.EMBEDDINGS}, context, listed),
-        context=context,
-        max_output=max_output,
-        abilities=frozenset(map(Ability, abilities)),
-        tiers=frozenset(map(Tier, tiers)),
-        weight=fields.get("weight", number(0, 1000, above=True), 1.0),
-        gpu_hour_nanousd=fields.find("gpu_hour", dollars),
-        note=fields.find("note", text),
-    )
-    fields.close()
-    return spec
-
-
-def _listed(upstream: str, provider_name: str, provider: ProviderSettings | None) -> ListedModel | None:
-    if provider is not None and provider.self_hosted:
-        return None
-    endpoints = provider.endpoints if provider is not None else ()
-    return listed_model(upstream, provider=provider_name, base_url=endpoints[0].base_url if endpoints else "")
-
-
-def _usual_context(listed: ListedModel | None, is_priced: bool) -> int:
-    if listed is None or listed.context is None:
-        return DEFAULT_CONTEXT
-    return listed.context if is_priced or listed.true_up_to is None else min(listed.context, listed.true_up_to)
-
-
-def _price(fields: Fields, upstream: str, only_embeds: bool, context: int, listed: ListedModel | None) -> Price:
-    """Return the file's price, else the library's; never a zero that nobody wrote."""
-    discount = fields.get("batch_discount", number(0, 1, above=True), 1.0)
-    node = fields.node("price")
-    if node is not None:
-        kinds = dict.fromkeys(("input", "output", "cached_input", "cache_write"), dollars)
-        needed = ("input",) if only_embeds else ("input", "output")
-        written = struct_of(_WrittenPrice, kinds, needed=needed)(node, fields.faults) or _WrittenPrice()
-        return Price(
-            input=written.input,
-            output=written.output,
-            cached_input=written.cached_input,
-            cache_write=written.cache_write,
-            batch_discount=discount,
-        )
-    right = "{input: …, output: …} in USD per million tokens"
-    if listed is None:
-        if fields.section is not None:
-            known = f"the price library does not know {upstream}" if upstream else "nothing else says it"
-            fields.faults.append(
-                Fault(fields.line, join(fields.path, "price"), f"missing, and {known}; add price: {right}")
-            )
-        return Price(input=NanoDollars(0), output=NanoDollars(0))
-    if listed.true_up_to is not None and context > listed.true_up_to:
-        step = f"{upstream} costs more beyond {listed.true_up_to} prompt tokens"
-        message = f"{step}: set context: {listed.true_up_to}, or add price: {right} that covers both"
-        fields.faults.append(Fault(fields.line, join(fields.path, "price"), message))
-    return replace(listed.price, batch_discount=discount)
-
-
-class _WrittenPrice(Struct, frozen=True, kw_only=True):
-    input: NanoDollars = NanoDollars(0)
-    output: NanoDollars = NanoDollars(0)
-    cached_input: NanoDollars | None = None
-    cache_write: NanoDollars | None = None
-
-
-def _name_in(known: Iterable[str], what: str) -> Read[str]:
-    """Make a reader of a name that must be one of ``known``."""
-
-    def read(node: Node, faults: Faults) -> str | None:
-        name = text(node, faults)
-        if name is None or name in known:
-            return name
-        return complain(node, faults, f"unknown {what} {shown(node)}; {meant(name, known)}")
-
-    return read
-
-
 def _alias(node: Node, faults: Faults, models: tuple[str, ...]) -> str | None:
-    if _name_of(node) in models:
+    if name_of(node) in models:
         return complain(node, faults, "there is a model of this name; an alias would hide it")
-    return _name_in(models, "model")(node, faults)
+    return name_in(models, "model")(node, faults)
 
 
 def _route(node: Node, faults: Faults, lead_to: dict[str, str]) -> AutoRoute | None:
-    if _name_of(node) in lead_to:
+    if name_of(node) in lead_to:
         complain(node, faults, "there is a model or an alias of this name; a route needs a name of its own")
-    read_models = list_of(_name_in(lead_to, "model"), what="models", least=1)
+    read_models = list_of(name_in(lead_to, "model"), what="models", least=1)
     fields = Fields(node, node.path, faults)
     route = AutoRoute(
         small=_resolved(fields.need("small", read_models, (), "models that answer simple requests"), lead_to),
@@ -282,7 +167,7 @@ def _route(node: Node, faults: Faults, lead_to: dict[str, str]) -> AutoRoute | N
 
 
 def _fallbacks(root: Fields, lead_to: dict[str, str], faults: Faults) -> dict[str, tuple[str, ...]]:
-    read_models = list_of(_name_in(lead_to, "model"), what="models", least=1)
+    read_models = list_of(name_in(lead_to, "model"), what="models", least=1)
     found: dict[str, tuple[str, ...]] = {}
     for name, node in (
         section.entries if (section := Fields(root.node("fallbacks"), "fallbacks", faults).section) else {}

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.config_catalog import read_catalogue
+from gateway.config_fields import Faults, Fields, Read, complain
 from gateway.config_readers import (
-    Faults,
-    Fields,
-    Read,
-    complain,
     duration,
     duration_or_zero,
     integer,

@@ -3,120 +3,21 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from billing.money import NanoDollars, to_nano
-from gateway.config_yaml import Fault, Items, Node, Scalar, Section, join
+from gateway.config_fields import NUMBER, WORDS_OF_YAML, Faults, Fields, Read, complain, kind_of
+from gateway.config_yaml import Items, Node, Scalar
 from gateway.durations import read_duration
 
 T = TypeVar("T")
-Faults = list[Fault]
-Read = Callable[[Node, Faults], T | None]
 
 _INTEGER = re.compile(r"[+-]?\d[\d_]*")
-_NUMBER = re.compile(r"[+-]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
-_WORDS_OF_YAML = {"true", "false", "yes", "no", "on", "off", "null", "~", ""}
-
-
-class Fields:
-    """The keys of one section, read one by one; ``close`` complains of those that nobody asked for."""
-
-    def __init__(self, node: Node | None, path: str, faults: Faults) -> None:
-        self.path = path
-        self.faults = faults
-        self.asked: list[str] = []
-        self.section = node if isinstance(node, Section) else None
-        self.line = node.line if node is not None else 0
-        if node is not None and self.section is None and not is_empty(node):
-            complain(node, faults, f"expected a mapping of settings, found {kind_of(node)}")
-
-    def get(self, key: str, read: Read[T], default: T) -> T:
-        """Return the value of ``key``, or ``default`` where it is missing or faulty."""
-        value = self.find(key, read)
-        return default if value is None else value
-
-    def need(self, key: str, read: Read[T], stand_in: T, hint: str) -> T:
-        """Return the value of ``key``; a missing one is a fault, and ``stand_in`` lets the check go on."""
-        if not self.has(key):
-            self.asked.append(key)
-            self.faults.append(Fault(self.line, join(self.path, key), f"missing; {hint}"))
-            return stand_in
-        return self.get(key, read, stand_in)
-
-    def find(self, key: str, read: Read[T]) -> T | None:
-        """Return the value of ``key``, or ``None`` where it is missing or faulty."""
-        self.asked.append(key)
-        node = self.node(key)
-        return None if node is None else read(node, self.faults)
-
-    def node(self, key: str) -> Node | None:
-        """Return what stands under ``key`` as it is; an empty value counts as absent."""
-        self.asked.append(key)
-        return self.section.entries[key] if self.section is not None and self.has(key) else None
-
-    def has(self, key: str) -> bool:
-        """Tell whether the file says anything under ``key``."""
-        return self.section is not None and key in self.section.entries and not is_empty(self.section.entries[key])
-
-    def close(self) -> None:
-        """Note every key that is none of ours, with the one that was probably meant."""
-        if self.section is None:
-            return
-        known = list(dict.fromkeys(self.asked))
-        for key in self.section.entries:
-            if key not in known:
-                line = self.section.key_lines.get(key, self.line)
-                self.faults.append(Fault(line, join(self.path, key), f"unknown key; {meant(key, known)}"))
-
-
-def meant(word: str, known: Iterable[str]) -> str:
-    """Return a hint: the known word closest to ``word``, or all of them."""
-    words = list(known)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6) or difflib.get_close_matches(
-        word.lower().replace("-", "_"), words, n=1, cutoff=0.6
-    )
-    if close:
-        return f"did you mean `{close[0]}`?"
-    return f"known here: {', '.join(words)}" if words else "nothing is known here"
-
-
-def complain(node: Node, faults: Faults, message: str) -> Any:
-    """Note a fault at ``node``, unless the node already has one, and return ``None`` for the reader to pass on."""
-    if not (isinstance(node, Scalar) and node.is_broken):
-        faults.append(Fault(node.line, node.path, message))
-
-
-def is_empty(node: Node) -> bool:
-    """Tell whether the file names the key but says nothing: a bare ``key:`` or ``~``."""
-    return isinstance(node, Scalar) and not node.is_quoted and not node.is_broken and node.text in ("", "~", "null")
-
-
-def shown(node: Node) -> str:
-    """Return a value as messages may show it: what the file says, with variables by name."""
-    return node.shown if isinstance(node, Scalar) else kind_of(node)
-
-
-def kind_of(node: Node) -> str:
-    """Return what a node is, in words, without its value."""
-    match node:
-        case Section():
-            return "a mapping"
-        case Items():
-            return "a list"
-        case Scalar(is_expanded=True):
-            return f"the text of {node.shown}"
-        case Scalar(is_quoted=False) if _NUMBER.fullmatch(node.text):
-            return f"the number {node.text[:60]}"
-        case Scalar(is_quoted=False) if node.text.lower() in _WORDS_OF_YAML:
-            return f"`{node.text}`" if node.text else "nothing"
-        case Scalar():
-            return f"the text {node.text!r}" if len(node.text) <= 60 else "a long text"
 
 
 def text(node: Node, faults: Faults) -> str | None:
@@ -127,7 +28,7 @@ def text(node: Node, faults: Faults) -> str | None:
         return None
     if not node.text.strip():
         return complain(node, faults, "expected a text, found an empty one")
-    if not node.is_quoted and not node.is_expanded and node.text.lower() in _WORDS_OF_YAML:
+    if not node.is_quoted and not node.is_expanded and node.text.lower() in WORDS_OF_YAML:
         return complain(node, faults, f"expected a text, found {kind_of(node)}; put it in quotes if it is meant as one")
     return node.text
 
@@ -213,7 +114,7 @@ def dollars(node: Node, faults: Faults) -> NanoDollars | None:
 
 
 def _decimal(node: Node) -> Decimal | None:
-    if isinstance(node, Scalar) and not node.is_quoted and _NUMBER.fullmatch(node.text) and len(node.text) < 40:
+    if isinstance(node, Scalar) and not node.is_quoted and NUMBER.fullmatch(node.text) and len(node.text) < 40:
         value = Decimal(node.text.replace("_", ""))
         return value if -400 < value.adjusted() < 300 else None
     return None
@@ -232,7 +133,7 @@ def duration_or_zero(node: Node, faults: Faults) -> float | None:
     if isinstance(node, Scalar) and (seconds := read_duration(node.text)) is not None:
         return seconds
     right = "such as 500ms, 2s, 10m, 24h or 400d"
-    if isinstance(node, Scalar) and not node.is_expanded and _NUMBER.fullmatch(node.text):
+    if isinstance(node, Scalar) and not node.is_expanded and NUMBER.fullmatch(node.text):
         right = f"a number needs its unit: {node.text}s?"
     return complain(node, faults, f"expected a duration, {right}; found {kind_of(node)}")
 

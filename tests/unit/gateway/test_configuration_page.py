@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from gateway import settings
-from gateway.config_catalog import DEFAULT_CONTEXT, DEFAULT_MAX_OUTPUT
 from gateway.config_file import DEFAULT_DATA_DIR
+from gateway.config_models import DEFAULT_CONTEXT, DEFAULT_MAX_OUTPUT
 from gateway.durations import read_duration
 from router.catalog import AutoRoute
 from router.targets import Endpoint, ModelSpec
