@@ -44,6 +44,7 @@ def create_engine(url: str, *, pool_size: int = 5, application_name: str = "toll
         "application_name": application_name,
         "jit": "off",
         "timezone": "UTC",
+        "synchronous_commit": "on",  # what is committed is freed from the journal: a killed server must still know it
         "statement_timeout": f"{round(COMMAND_TIMEOUT * 1000)}",
         "lock_timeout": f"{round(COMMAND_TIMEOUT * 500)}",
         "idle_in_transaction_session_timeout": f"{round(COMMAND_TIMEOUT * 3000)}",

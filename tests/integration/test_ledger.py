@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
+import migrations
 from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.ledger import write_records
 from billing.records import Attempt, Status, UsageRecord
+from gateway.clock import Clock
 from gateway.database import Database
+from gateway.embedded import temporary_postgres
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 
@@ -153,6 +159,29 @@ async def test_a_lost_database_only_delays(database: Database, tmp_path: Path) -
     assert await rows(database, "SELECT calls FROM usage_daily") == [(1,)]
 
 
+async def test_a_killed_postgres_loses_no_call(tmp_path: Path) -> None:
+    """Calls go on over kill -9 and a restart of Postgres; every one has its row, those of the last moment too."""
+    clock = Clock()
+    with temporary_postgres() as server:
+        migrations.upgrade(server.url)
+        database = Database(server.url)
+        journal = Journal.open(tmp_path, clock=clock)
+        flusher = Flusher(journal, database, clock)
+        task = asyncio.create_task(flusher.run())
+        await answer_calls(journal, clock, 150)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        await answer_calls(journal, clock, 50)
+        server.start()
+        await answer_calls(journal, clock, 50)
+        await until(lambda: flusher.backlog == 0)
+        task.cancel()
+
+        assert await rows(database, "SELECT count(*) FROM usage_records") == [(250,)]
+        assert await rows(database, "SELECT sum(calls)::int FROM usage_daily") == [(250,)]
+        await database.close()
+
+
 async def test_a_record_that_cannot_be_stored_holds_up_nobody(database: Database, tmp_path: Path) -> None:
     """A value beyond its column goes to a file for people; the other calls of the batch are written."""
     clock = SetClock()
@@ -182,10 +211,19 @@ async def rows(database: Database, query: str) -> list[tuple[object, ...]]:
         return [tuple(row) for row in await connection.execute(text(query))]
 
 
-async def until(condition: object) -> None:
+async def answer_calls(journal: Journal, clock: Clock, number: int) -> None:
+    """Open and close calls, a millisecond apart."""
+    for _ in range(number):
+        record = make_record(clock.new_id())
+        journal.opened(record)
+        journal.closed(record)
+        await asyncio.sleep(0.001)
+
+
+async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that takes a moment."""
     for _ in range(500):
-        if condition():  # type: ignore[operator]
+        if condition():
             return
         await asyncio.sleep(0.01)
     pytest.fail("it did not happen within five seconds")
