@@ -47,7 +47,7 @@ CASES = (
 )
 # One request at half of what the gateway can take, sent at fixed moments: what a caller waits for.
 HALF_LOAD = Case(
-    name="plain, half load", model="bench-plain", script=f"tokens={TOKENS}", streams=False, connections=32, requests=800
+    name="plain, half load", model="bench-plain", script=f"tokens={TOKENS}", streams=False, connections=32, requests=500
 )
 
 QUESTION = [
