@@ -9,6 +9,7 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gateway.errors import Unavailable
 from protocol.errors import NotFound, ServiceError, TooLarge
@@ -60,7 +61,7 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
             return TooLarge(f"The body is longer than {LARGEST_BODY // 2**20} MiB, the most that is read.")
         case HTTPException() if exc.status_code < 500:
             return ServiceError(exc.detail, status=exc.status_code, type="invalid_request_error")
-        case OperationalError() | InterfaceError() | ConnectionError() | TimeoutError():
+        case OperationalError() | InterfaceError() | PoolTimeout() | ConnectionError() | TimeoutError():
             log.warning("house_part_away", error=repr(exc))
             return Unavailable("A part of the gateway that this request needs does not answer. Try again.")
     request_id = request.scope["state"].get("request_id", "")
