@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import stat
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +18,7 @@ import httpx
 import pytest
 
 from gateway.processes import is_running
-from tests.support.dev_house import DevHouse
+from tests.support.dev_house import TOLLGATE, DevHouse
 from tests.support.ports import free_port
 
 
@@ -184,3 +187,34 @@ def test_a_faulty_config_file_is_refused_with_its_lines(tmp_path: Path) -> None:
         assert house.left_running() == []
     finally:
         house.clean_up()
+
+
+def can_run_tollgate(user: str) -> bool:
+    """Return whether ``user`` may enter the interpreter's, the environment's and the checkout's folders."""
+    command = [str(TOLLGATE), "--help"]
+    try:
+        return subprocess.run(command, user=user, extra_groups=(), cwd="/", capture_output=True).returncode == 0
+    except PermissionError:
+        return False
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="SKIPPED: the other tests of this file run as a plain user already")
+def test_a_plain_user_needs_nothing_of_root(tmp_path: Path) -> None:
+    """In a folder of their own, a user without rights starts it, is answered, and ends it."""
+    if not can_run_tollgate("nobody"):
+        pytest.skip("SKIPPED: the interpreter or the checkout is closed to other users than root")
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.chown(folder, "nobody")
+        house = DevHouse(Path(folder) / "data", user="nobody")
+        try:
+            house.start()
+            answer = house.ask()
+            owners = {Path(f"/proc/{pid}").stat().st_uid for pids in house.pids().values() for pid in pids}
+            status = house.end(signal.SIGTERM)
+
+            assert answer.status_code == 200
+            assert owners == {house.data_dir.stat().st_uid} and owners != {0}
+            assert status == 0
+            assert house.left_running() == []
+        finally:
+            house.clean_up()

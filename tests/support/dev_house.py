@@ -23,8 +23,9 @@ MARK = "TOLLGATE_TEST_MARK"
 class DevHouse:
     """One data directory, and the houses that run on it one after the other."""
 
-    def __init__(self, data_dir: Path, *options: str) -> None:
+    def __init__(self, data_dir: Path, *options: str, user: str | None = None) -> None:
         self.data_dir = data_dir
+        self.user = user  # None: whoever runs the tests
         self.options = options
         self.mark = secrets.token_hex(8)  # in the environment of everything it starts
         self.facts: dict[str, Any] = {}
@@ -39,7 +40,10 @@ class DevHouse:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1"},
+            cwd=self.data_dir.parent,
             start_new_session=True,
+            user=self.user,
+            extra_groups=None if self.user is None else (),
         )
         return self.process
 
