@@ -90,7 +90,8 @@ def _price(fields: Fields, upstream: str, only_embeds: bool, context: int, liste
     right = "{input: …, output: …} in USD per million tokens"
     if listed is None:
         if fields.section is not None:
-            known = f"the price library does not know {upstream}" if upstream else "nothing else says it"
+            node = fields.node("upstream_model")
+            known = f"the price library does not know {shown(node) if node is not None else upstream}"
             fields.faults.append(
                 Fault(fields.line, join(fields.path, "price"), f"missing, and {known}; add price: {right}")
             )

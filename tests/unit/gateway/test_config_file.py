@@ -310,7 +310,9 @@ def test_no_fault_shows_a_secret(tmp_path: Path) -> None:
         callbacks: {allow: ["${OPENAI_API_KEY}"]}
         aliases: {a: "${OPENAI_API_KEY}"}
         providers: {p: {format: "${OPENAI_API_KEY}", endpoints: [{region: a, base_url: "${OPENAI_API_KEY}"}]}}
-        models: {m: {provider: "${OPENAI_API_KEY}", price: "${OPENAI_API_KEY}", abilities: ["${OPENAI_API_KEY}"]}}
+        models:
+          m: {provider: "${OPENAI_API_KEY}", price: "${OPENAI_API_KEY}", abilities: ["${OPENAI_API_KEY}"]}
+          n: {upstream_model: "${OPENAI_API_KEY}"}
         """
 
     faults = faults_of(tmp_path, text)
