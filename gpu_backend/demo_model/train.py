@@ -42,7 +42,7 @@ _NOT_LLAMA = frozenset(
 class Plan:
     """How long and how fast to learn."""
 
-    steps: int = 1000
+    steps: int = 1200
     batch_tokens: int = 3072  # padding included
     pool: int = 1024  # examples sorted by length at a time, so that batches hold little padding
     muon_rate: float = 0.02
