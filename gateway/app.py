@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
+import structlog
 from litestar import Litestar
 from litestar.config.app import AppConfig
 from litestar.openapi.config import OpenAPIConfig
@@ -31,6 +32,8 @@ from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.middleware import Telemetry
 from router.complexity import Complexity
+
+log = structlog.get_logger()
 
 VERSION = "0.1.0"
 SETTLE_WITHIN = 5.0  # seconds for what is still being settled when the house closes
@@ -98,12 +101,22 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
         )
         sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
         for loop in (services.flusher.run, services.auth.run, services.keeper.run, sweeper.run):
-            task = asyncio.create_task(loop())
+            task = asyncio.create_task(_keep_going(loop))
             stack.push_async_callback(_stop, task)
         yield services
         await background.drain(SETTLE_WITHIN)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for whoever adopts it
             await services.flusher.flush_once()
+
+
+async def _keep_going(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a loop for ever: what it did not expect is logged, and it begins again."""
+    while True:
+        try:
+            await loop()
+        except Exception:
+            log.exception("loop_failed", loop=loop.__qualname__)
+        await asyncio.sleep(1.0)
 
 
 async def _stop(task: asyncio.Task[Any]) -> None:

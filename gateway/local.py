@@ -85,6 +85,7 @@ class House:
         self.data_dir = data_dir
         self.config = config
         self.listener: socket.socket | None = None
+        self.environment = dict(os.environ)  # of our commands
         self.migration: subprocess.Popen[bytes] | None = None
         self.deadline = time.monotonic() + START_WITHIN
         supervisor.pids_changed = self._write_pids
@@ -102,6 +103,9 @@ class House:
         engine_url = f"http://{LOOPBACK}:{known.engine_port}"
         self._start_engine(known.engine_port)
         servers = self._servers(file)
+        if "database_url" in servers:
+            # Ours speaks no TLS. Said so, the driver does not look for certificates in a home that may be closed to us.
+            self.environment["PGSSLMODE"] = "disable"
         settings = house_config(CHECKPOINT, engine_url, {name: each.url for name, each in servers.items()}, known, file)
         tree = joined(settings, file, self.data_dir)
         self._check(settings)
@@ -220,7 +224,7 @@ class House:
 
     def _start_child(self, role: str, command: list[str | Path], pass_fds: tuple[int, ...] = ()) -> None:
         def launch() -> subprocess.Popen[bytes]:
-            return spawn(command, log=self._log(role), pass_fds=(self.lock, *pass_fds))
+            return spawn(command, log=self._log(role), env=self.environment, pass_fds=(self.lock, *pass_fds))
 
         self.supervisor.start(Child(role, launch, patience=DRAIN + TIDY_UP))
 
@@ -228,7 +232,7 @@ class House:
         """Let `tollgate migrate` load while Postgres comes up; it waits for it."""
         words: list[str | Path] = [sys.executable, "-m", "gateway.cli", "migrate", "--config", self.settings_file]
         words += ["--wait", f"{START_WITHIN:g}"]
-        self.migration = spawn(words, log=self._log("migrate"), pass_fds=(self.lock,))
+        self.migration = spawn(words, log=self._log("migrate"), env=self.environment, pass_fds=(self.lock,))
 
     def _finish_migration(self) -> None:
         assert self.migration is not None

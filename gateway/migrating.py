@@ -18,6 +18,8 @@ def migrate_when_reachable(database_url: str, wait: float) -> None:
         try:
             migrations.upgrade(database_url)
         except (OSError, DBAPIError) as exc:
+            if isinstance(exc, PermissionError):  # a file of the driver's that we may not read: waiting will not help
+                raise
             # SQLSTATE 57P03: Postgres is up, but still starting.
             if isinstance(exc, DBAPIError) and getattr(exc.orig, "sqlstate", None) != "57P03":
                 raise

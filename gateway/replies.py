@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-import msgspec
 import structlog
 
-from billing.holds import Remaining
 from gateway.answering.answer import answer
 from gateway.answering.call import Call
 from gateway.answering.reply import Reply
-from gateway.errors import UpstreamError
 from gateway.providers.base import WholeReply
+from gateway.rate_limits import rate_limit_headers
 from gateway.services import Services
 from protocol.errors import ServiceError
 from protocol.events import Event
@@ -80,13 +78,12 @@ class ReplyResponse:
                 if body := self._dialect.pieces(reply, events):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
         except ServiceError as exc:
-            # Too late for another status. Anything that is not ours to name is hidden behind a plain upstream_error.
+            # Too late for another status: the stream itself says it, and ends without [DONE].
             await send({"type": "http.response.body", "body": self._dialect.error(exc), "more_body": True})
-        except Exception as exc:
+        except Exception:
             log.exception("reply_failed", request_id=self._call.request_id)
-            broken = UpstreamError("The answer broke off inside the gateway.")
+            broken = ServiceError("The answer broke off inside the gateway.")
             await send({"type": "http.response.body", "body": self._dialect.error(broken), "more_body": True})
-            raise exc from None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -122,35 +119,5 @@ def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
         (b"x-route-reason", reply.route.reason.encode()),
         (b"x-tollgate-overhead-ms", b"%.3f" % ours),
     ]
-    hold = reply.account.hold
-    for kind, left in ((b"requests", hold.requests), (b"tokens", hold.tokens)):
-        if left is not None:
-            headers += rate_limit_headers(kind, left)
-    return headers
-
-
-def rate_limit_headers(kind: bytes, left: Remaining) -> list[tuple[bytes, bytes]]:
-    """Return the three x-ratelimit headers of one kind, ``requests`` or ``tokens``."""
-    return [
-        (b"x-ratelimit-limit-" + kind, b"%d" % left.limit),
-        (b"x-ratelimit-remaining-" + kind, b"%d" % max(0, left.remaining)),
-        (b"x-ratelimit-reset-" + kind, go_duration(left.reset).encode()),
-    ]
-
-
-def go_duration(seconds: float) -> str:
-    """Return seconds as Go writes a duration, the way OpenAI's headers do: ``12ms``, ``1s``, ``6m0s``."""
-    milliseconds = max(0, round(seconds * 1000))
-    if milliseconds < 1000:
-        return f"{milliseconds}ms"
-    whole = -(-milliseconds // 1000)
-    hours, minutes = divmod(whole // 60, 60)
-    words = f"{whole % 60}s"
-    if hours or minutes:
-        words = f"{minutes}m{words}"
-    return f"{hours}h{words}" if hours else words
-
-
-def error_bytes(body: Mapping[str, Any]) -> bytes:
-    """Return an error object as JSON."""
-    return msgspec.json.encode(body)
+    limits = rate_limit_headers(reply.account.hold)
+    return headers + [(name.encode(), value.encode()) for name, value in limits.items()]

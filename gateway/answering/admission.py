@@ -7,6 +7,7 @@ from billing.holds import HoldRequest, Leg, RefusedHold
 from billing.prices import cost_of
 from gateway.answering.account import Account
 from gateway.answering.call import Call
+from gateway.rate_limits import rate_limit_headers
 from gateway.services import Services
 from router.bounds import prompt_tokens_most, usage_most
 from router.targets import Route, Tier
@@ -28,7 +29,9 @@ async def admit(services: Services, call: Call, route: Route) -> Account:
     )
     hold = await services.quotas.open(request)
     if isinstance(hold, RefusedHold):
-        raise refusal_error(hold)
+        error = refusal_error(hold)
+        error.headers |= rate_limit_headers(hold)
+        raise error
     account = Account(hold, services.journal, services.quotas)
     services.keeper.add(account)
     return account

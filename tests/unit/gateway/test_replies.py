@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.replies import ended_when_client_leaves, go_duration
+from gateway.rate_limits import go_duration
+from gateway.replies import ended_when_client_leaves
 
 
 @pytest.mark.parametrize(

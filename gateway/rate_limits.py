@@ -1,0 +1,29 @@
+# How the x-ratelimit headers say what is left of a limit.
+
+from __future__ import annotations
+
+from billing.holds import Hold, RefusedHold
+
+
+def rate_limit_headers(held: Hold | RefusedHold) -> dict[str, str]:
+    """Return ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}`` for the limits that there are."""
+    headers: dict[str, str] = {}
+    for kind, left in (("requests", held.requests), ("tokens", held.tokens)):
+        if left is not None:
+            headers[f"x-ratelimit-limit-{kind}"] = str(left.limit)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, left.remaining))
+            headers[f"x-ratelimit-reset-{kind}"] = go_duration(left.reset)
+    return headers
+
+
+def go_duration(seconds: float) -> str:
+    """Return seconds as Go writes a duration, the way OpenAI's headers do: ``12ms``, ``1s``, ``6m0s``."""
+    milliseconds = max(0, round(seconds * 1000))
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    whole = -(-milliseconds // 1000)
+    hours, minutes = divmod(whole // 60, 60)
+    words = f"{whole % 60}s"
+    if hours or minutes:
+        words = f"{minutes}m{words}"
+    return f"{hours}h{words}" if hours else words
