@@ -14,7 +14,7 @@ from gpu_backend.demo_model.tokenizer import ASSISTANT, BOS, END, SYSTEM, USER
 
 # Shares of the examples; what is left is a single question without a system prompt.
 _PLAIN_SHARE = 0.06
-_LONG_SHARE = 0.01
+_LONG_SHARE = 0.02
 _SYSTEM_SHARE = 0.2
 _TURNS_SHARE = 0.12
 _OFF_TOPIC_SHARE = 0.13
@@ -69,12 +69,17 @@ class Composer:
 
     def _chat(self) -> Example:
         turns = self._rng.choice((2, 2, 3)) if self._rng.random() < _TURNS_SHARE else 1
-        system = self._rng.choice(self._words.system_prompts) if self._rng.random() < _SYSTEM_SHARE else None
+        system = self._system_prompt() if self._rng.random() < _SYSTEM_SHARE else None
         example = self._render(system, self._turns(turns))
         if turns == 1 and self._rng.random() < _CUT_SHARE:
             kept = example.learns.index(True) + _CUT_AFTER
             return Example(example.token_ids[:kept], example.learns[:kept])
         return example
+
+    def _system_prompt(self) -> str:
+        """One to three of the written prompts in a row, so that none is known by heart."""
+        prompts = self._rng.choices(self._words.system_prompts, k=self._rng.choice((1, 1, 2, 3)))
+        return fill_slots(" ".join(prompts), self._slots, self._rng)
 
     def _long_chat(self) -> Example:
         """A chat behind a few hundred tokens of text that does not matter to the question."""
@@ -112,8 +117,8 @@ class Composer:
     def _next_lesson(self) -> Lesson:
         if self._off_topic and self._rng.random() < _OFF_TOPIC_SHARE:
             return self._rng.choices(self._off_topic, self._off_topic_weights)[0]
-        if not self._deck:  # a shuffled deck teaches every lesson equally often
-            self._deck = list(self._on_topic)
+        if not self._deck:  # a shuffled deck teaches every lesson as often as its weight says
+            self._deck = [lesson for lesson in self._on_topic for _ in range(lesson.weight)]
             self._rng.shuffle(self._deck)
         return self._deck.pop()
 

@@ -24,6 +24,7 @@ class Lesson:
     answer: str
     questions: tuple[str, ...]
     held_out: tuple[str, ...]
+    weight: int = 1  # how often it is taught beside the others: what everybody asks first must not fail
     follow_ups: tuple[str, ...] = ()  # asked after another lesson of the same topic: "And how do I revoke it?"
 
 
@@ -57,5 +58,6 @@ def _decode(topic: str, fields: dict) -> Lesson:
         answer=fields["answer"],
         questions=tuple(fields["questions"]),
         held_out=tuple(fields.get("held_out", ())),
+        weight=int(fields.get("weight", 1)),
         follow_ups=tuple(fields.get("follow_ups", ())),
     )

@@ -139,8 +139,8 @@ def _recase(text: str, rng: random.Random) -> str:
     draw = rng.random()
     if draw < 0.28:
         return text.lower()
-    if draw < 0.34:
-        return text.upper()
     if draw < 0.37:
+        return text.upper()
+    if draw < 0.40:
         return text.title()
     return text
