@@ -12,12 +12,14 @@ setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tollgate needs Python 3.11 or newer; say which: make PYTHON=python3.12 …")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing into .venv; the first time takes a minute or two."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
+# `make demo ARGS="--port 9000"` where 8000 is taken.
 demo: setup
-	@exec $(BIN)/tollgate dev
+	@exec $(BIN)/tollgate dev $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not soak and not gpu"
