@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -13,6 +14,7 @@ from gateway.answering.call import Call
 from gateway.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 from gateway.providers.base import Asking, EventStream, Request, WholeReply
 from gateway.providers.client import UpstreamResponse, read_error_body
+from gateway.providers.openai import ENGINE_FIELDS
 from gateway.services import Services
 from gateway.settings import ProviderSettings
 from protocol.chat import ChatRequest
@@ -85,10 +87,11 @@ async def send_once(services: Services, call: Call, target: Target) -> Answering
         api_key=registry.next_key(target.model.provider),
         streams=streams,
         self_hosted=provider.self_hosted,
-        extra={name: value for name, value in call.extra.items() if name in provider.allow_fields},
+        extra=_allowed_extra(call, provider),
         tenant=call.caller.team.id,
         weight=call.caller.team.weight,
         tier=call.wish.tier.value,
+        seed=int(call.request_id[-8:], 16),
     )
     patience = provider.timeouts.first_token if streams else provider.timeouts.total
     response = await services.client.send(wire.build_request(asking), provider.timeouts.connect, patience)
@@ -108,6 +111,14 @@ async def send_once(services: Services, call: Call, target: Target) -> Answering
     except BaseException:
         await response.close()
         raise
+
+
+def _allowed_extra(call: Call, provider: ProviderSettings) -> dict[str, Any]:
+    """Return those of the fields unknown to us that this provider may be sent."""
+    if not call.extra:
+        return {}
+    allowed = provider.allow_fields | ENGINE_FIELDS if provider.self_hosted else provider.allow_fields
+    return {name: value for name, value in call.extra.items() if name in allowed}
 
 
 def _within_output(request: Request, most: int) -> Request:

@@ -29,9 +29,10 @@ class Asking(Struct, frozen=True, kw_only=True):
     streams: bool
     self_hosted: bool = False
     extra: Mapping[str, Any] = {}
-    tenant: str = ""  # told to our own engine only, as are the two below
+    tenant: str = ""  # told to our own engine only, as are the three below
     weight: float = 1.0
     tier: str = "interactive"
+    seed: int = 0  # for a request without one, so that another replica can continue the reply
 
 
 class UpstreamRequest(Struct, frozen=True):

@@ -24,10 +24,13 @@ from protocol.chat import (
     ToolCall,
 )
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
-from protocol.embeddings import EmbeddingReply
+from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.sse import EventReader, EventStreamTooLong
 from protocol.usage import Usage
+
+# What our own engine understands beyond OpenAI's fields, and any caller may say.
+ENGINE_FIELDS = frozenset({"top_k", "min_p", "stop_token_ids", "ignore_eos"})
 
 PATHS: dict[type, str] = {ChatRequest: "/chat/completions", CompletionRequest: "/completions"}
 
@@ -38,7 +41,7 @@ class OpenAIFormat:
     def build_request(self, asking: Asking) -> UpstreamRequest:
         """Return the request: the decoded fields encoded again, the model under its upstream name."""
         request = msgspec.structs.replace(asking.request, model=asking.target.model.upstream_model)
-        if not isinstance(request, ChatRequest | CompletionRequest):
+        if isinstance(request, EmbeddingRequest):
             path = "/embeddings"
         else:
             path = PATHS[type(request)]
@@ -53,8 +56,10 @@ class OpenAIFormat:
         extra: dict[str, Any] = dict(asking.extra)
         if asking.self_hosted:
             headers |= {"x-tenant": asking.tenant, "x-weight": str(asking.weight), "x-tier": asking.tier}
-            if path != "/embeddings":
+            if not isinstance(request, EmbeddingRequest):
                 extra["return_token_ids"] = True
+                if request.seed is None:
+                    request = msgspec.structs.replace(request, seed=asking.seed)
         return UpstreamRequest("POST", asking.target.endpoint.base_url + path, headers, _encode_with(request, extra))
 
     def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
+from gateway.errors import UpstreamError
 from gateway.providers.base import Provider
 from gateway.providers.openai import OpenAIFormat
 from gateway.settings import ProviderSettings
@@ -23,8 +24,11 @@ class ProviderRegistry:
         return self._settings[name]
 
     def format(self, name: str) -> Provider:
-        """Return the wire format that a provider speaks."""
-        return FORMATS[self._settings[name].format]
+        """Return the wire format that a provider speaks. Raises UpstreamError for one that we do not speak yet."""
+        spoken = self._settings[name].format
+        if spoken not in FORMATS:
+            raise UpstreamError(f"This gateway does not speak the '{spoken}' format yet.", outcome="unknown_format")
+        return FORMATS[spoken]
 
     def next_key(self, name: str) -> str | None:
         """Return the provider's next key, each in its turn, or ``None`` when it has none."""
