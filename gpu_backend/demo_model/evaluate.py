@@ -87,6 +87,15 @@ def probe_sets(lessons: list[Lesson], slots: dict[str, list[str]], tokenizer: To
     }
 
 
+def figures_table(metrics: dict) -> str:
+    """The Markdown table of the model card: one row for each measured set of questions."""
+    rows = ["| questions | count | right at temperature 0 | right at temperature 1 |", "| --- | --- | --- | --- |"]
+    for name, score in metrics.items():
+        if isinstance(score, dict):
+            rows.append(f"| {name} | {score['count']} | {score['greedy']:.1%} | {score['sampled']:.1%} |")
+    return "\n".join(rows)
+
+
 def _probe(tokenizer: Tokenizer, lesson: Lesson, question: str, system: str | None = None, before: str = "") -> Probe:
     reply = tokenizer.encode(lesson.answer + END, add_special_tokens=False).ids
     return Probe(lesson.id, question, render_question(tokenizer, question, system, before), reply)

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpu_backend.demo_model import CHECKPOINT
 from gpu_backend.demo_model.conversations import Composer, Example
-from gpu_backend.demo_model.evaluate import probe_sets, score_probes
+from gpu_backend.demo_model.evaluate import figures_table, probe_sets, score_probes
 from gpu_backend.demo_model.lessons import Lesson, fill_slots, read_lessons, read_slots
 from gpu_backend.demo_model.muon import Muon
 from gpu_backend.demo_model.phrasing import Wordings, read_wordings, vary
@@ -214,6 +214,7 @@ def _measure(
         if name.startswith(("held-out phrasings", "held-out off")):
             print(*(f"  missed {line}" for line in score.missed), sep="\n")
     (folder.parent / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    print("The model card's table:", figures_table(metrics), sep="\n")
 
 
 if __name__ == "__main__":

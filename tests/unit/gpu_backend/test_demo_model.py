@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from gpu_backend.demo_model import CHECKPOINT
 from gpu_backend.demo_model.conversations import Composer
+from gpu_backend.demo_model.evaluate import figures_table
 from gpu_backend.demo_model.lessons import Lesson, fill_slots, read_lessons, read_slots
 from gpu_backend.demo_model.phrasing import read_wordings, vary
 from gpu_backend.demo_model.tokenizer import SPECIAL_TOKENS
@@ -36,6 +37,13 @@ def test_checkpoint_is_at_most_eight_mebibytes() -> None:
     size = sum(path.stat().st_size for path in CHECKPOINT.iterdir())
 
     assert size <= 8 * 2**20
+
+
+def test_model_card_states_the_measured_figures() -> None:
+    """The card's table is the one the training script measured for this checkpoint."""
+    metrics = json.loads((CHECKPOINT.parent / "metrics.json").read_text(encoding="utf-8"))
+
+    assert figures_table(metrics) in (CHECKPOINT.parent / "README.md").read_text(encoding="utf-8")
 
 
 @settings(max_examples=300, deadline=None)
