@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,11 @@ def supervisor() -> Iterator[Supervisor]:
     while signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}, 0):
         pass
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def signal_myself(number: signal.Signals) -> None:
+    """Signal this thread, which blocks it: a test runner has other threads, which do not."""
+    signal.pthread_kill(threading.get_ident(), number)
 
 
 def launcher(log: Path, code: str = SLEEPER) -> Callable[[], subprocess.Popen[bytes]]:
@@ -69,7 +75,7 @@ def test_a_dead_child_is_started_again_and_its_pids_reported(supervisor: Supervi
 
 def test_a_signal_asks_for_the_end(supervisor: Supervisor) -> None:
     """SIGTERM is not lost while nobody waits: the next pause raises."""
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal_myself(signal.SIGTERM)
 
     with pytest.raises(StopRequested):
         supervisor.pause(5)
@@ -96,7 +102,7 @@ def test_a_second_signal_ends_the_waiting(supervisor: Supervisor, tmp_path: Path
     stubborn = Child("stubborn", launcher(tmp_path / "log", STUBBORN), patience=30)
     supervisor.start(stubborn)
     wait_for(tmp_path / "log")
-    os.kill(os.getpid(), signal.SIGINT)
+    signal_myself(signal.SIGINT)
     started = time.monotonic()
     supervisor.stop([("stubborn",)])
 
