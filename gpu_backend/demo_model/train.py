@@ -120,7 +120,8 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     config |= {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "rope_theta": _ROPE_THETA}
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
-    generation["pad_token_id"] = config["pad_token_id"]
+    # A model this small wanders at temperature 1: what a request does not say is close to greedy.
+    generation |= {"pad_token_id": config["pad_token_id"], "do_sample": True, "temperature": 0.2, "top_p": 0.9}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
     save_tokenizer(tokenizer, folder, CONTEXT)
 
