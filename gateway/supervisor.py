@@ -1,13 +1,15 @@
 # Keeps a set of processes alive: a child that dies is started again, later each time it dies young; at the end all are
 # asked to stop, in order. Used by `tollgate dev` for the whole house and by `tollgate serve` for its workers.
 #
-# One thread, no handlers: the signals are blocked and fetched when there is time for them, so none can come between.
+# The signals are blocked here and fetched when there is time for them, so none can come between. Threads that a library
+# has started do not block them: for those there is a handler that only takes note.
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -69,14 +71,21 @@ class Supervisor:
     forwarded: frozenset[signal.Signals] = frozenset()  # passed on to every child
     children: list[Child] = field(default_factory=list)
     _pids: dict[str, list[int]] | None = None
+    _noted: deque[signal.Signals] = field(default_factory=deque)  # arrived in another thread
 
     def __enter__(self) -> Supervisor:
+        self._handlers = {
+            number: signal.signal(number, lambda arrived, _: self._noted.append(signal.Signals(arrived)))
+            for number in self.stop_signals | self.forwarded
+        }
         signal.pthread_sigmask(signal.SIG_BLOCK, self._awaited)
         return self
 
     def __exit__(self, *_: object) -> None:
         for child in self.children:
             _kill(child)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     def start(self, child: Child) -> None:
         """Start a child and keep it alive from now on."""
@@ -86,13 +95,16 @@ class Supervisor:
 
     def pause(self, seconds: float) -> None:
         """Wait, or return early because a child died; raise StopRequested when a signal asks for the end."""
-        arrived = signal.sigtimedwait(self._awaited, seconds)
-        number = None if arrived is None else signal.Signals(arrived.si_signo)
+        number = self._noted.popleft() if self._noted else self._next_signal(seconds)
         if number in self.stop_signals:
             raise StopRequested(number)
         if number in self.forwarded:
             for child in self.children:
                 _send(child, number)
+
+    def _next_signal(self, seconds: float) -> signal.Signals | None:
+        arrived = signal.sigtimedwait(self._awaited, seconds)
+        return None if arrived is None else signal.Signals(arrived.si_signo)
 
     @property
     def _awaited(self) -> frozenset[signal.Signals]:

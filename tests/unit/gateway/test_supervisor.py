@@ -81,6 +81,21 @@ def test_a_signal_asks_for_the_end(supervisor: Supervisor) -> None:
         supervisor.pause(5)
 
 
+def test_a_signal_that_another_thread_gets_counts_too(supervisor: Supervisor) -> None:
+    """Threads of libraries do not block signals; one that arrives there ends nothing but the next pause."""
+    thread = threading.Thread(target=take_signal)
+    thread.start()
+    thread.join()
+
+    with pytest.raises(StopRequested):
+        supervisor.pause(0.1)
+
+
+def take_signal() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+
 def test_waves_end_one_after_the_other_and_the_stubborn_are_killed(supervisor: Supervisor, tmp_path: Path) -> None:
     """A wave begins when the one before has ended, if need be by force."""
     stubborn = Child("first", launcher(tmp_path / "first", STUBBORN), patience=0.3)
