@@ -138,6 +138,7 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     runner = Runner(config, model)
+    runner.warm_up()
     limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids)
     loop = EngineLoop(config, runner, runner.num_blocks, limits)
     ready = Ready(

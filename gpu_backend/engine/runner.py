@@ -9,8 +9,9 @@ from torch import Tensor
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.batch import Batch, build_batch
-from gpu_backend.engine.plan import StepPlan, StepResult, TokenLogprob
+from gpu_backend.engine.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
 from gpu_backend.engine.sampler import sample
+from gpu_backend.engine.sequence import SamplingParams
 from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.models.config import ModelConfig, UnsupportedModel
 from gpu_backend.models.registry import load_model
@@ -73,6 +74,17 @@ class Runner:
             pooled=tuple(tuple(pooled[step.sequence_id].tolist()) for step in plan.sequences if step.pools),
             seconds=time.perf_counter() - started,
         )
+
+    def warm_up(self) -> None:
+        """Compute a prefill and a decode of no request, so that the first one does not wait for libraries to get ready.
+
+        What it leaves in the KV cache belongs to nobody: blocks are only read up to what their sequence has written.
+        """
+        sampling = SamplingParams(max_tokens=2)
+        prompt = (0,) * (self.block_size if self.num_blocks > 1 else self.block_size - 1)
+        table = (0, 1)[: self.num_blocks]
+        for step, (tokens, start) in enumerate([(prompt, 0), ((0,), len(prompt))]):
+            self.run(StepPlan(step, (SequenceStep(0, tokens, start, table, True, sampling, 0),)))
 
     def _sample(self, batch: Batch, hidden: Tensor) -> tuple[dict[int, int], dict[int, TokenLogprob | None], set[int]]:
         """Return token and log-probability by sequence id, and the ids of those whose logits are not finite."""
