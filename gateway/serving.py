@@ -42,6 +42,7 @@ def serve(settings: Settings, listener: socket.socket) -> int:
 
     A second SIGINT ends it at once. Returns the exit status.
     """
+    import structlog
     import uvicorn
 
     from gateway.app import create_app
@@ -51,6 +52,8 @@ def serve(settings: Settings, listener: socket.socket) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
     configure_logging()
+    # Its meaning for a service is "read your configuration again"; by default it would kill.
+    signal.signal(signal.SIGHUP, lambda *_: structlog.get_logger().warning("reload_needs_a_restart"))
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(settings),

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
+from gateway.embedded import EmbeddedPostgres
 from tests.support.ports import free_port
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
@@ -43,6 +44,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         if process.poll() is None:
             process.kill()
             process.wait()
+        EmbeddedPostgres(folder / "data").remove()
 
 
 @pytest.fixture

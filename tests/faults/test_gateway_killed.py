@@ -115,15 +115,20 @@ async def rows_of(database_url: str, settled: int) -> dict[str, list[str]]:
     return found
 
 
-def test_a_killed_gateway_loses_no_answered_call(gateway: tuple[Gateway, str, str]) -> None:
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 21))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_killed_gateway_loses_no_answered_call(gateway: tuple[Gateway, str, str], seed: int) -> None:
     """After kill -9 under load and a start on the same journal, ledger and answers agree call by call."""
     house, key, database_url = gateway
     answered: list[str] = []
     refused: list[str] = []
+    moment = random.Random(seed).uniform(1.5, 3.0)  # seconds
 
     async def load() -> None:
-        calls = [call_until_it_dies(house.url, key, seed, answered, refused) for seed in range(CALLERS)]
-        killer = asyncio.to_thread(lambda: (time.sleep(1.7), house.end(signal.SIGKILL)))
+        calls = [call_until_it_dies(house.url, key, 100 * seed + n, answered, refused) for n in range(CALLERS)]
+        killer = asyncio.to_thread(lambda: (time.sleep(moment), house.end(signal.SIGKILL)))
         await asyncio.gather(*calls, killer)
 
     asyncio.run(load())

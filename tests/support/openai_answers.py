@@ -13,26 +13,24 @@ from typing import Any
 from tests.support.upstream_scripts import Script, Told
 
 # Some characters take two to four bytes, so that cutting a stream anywhere cuts them, too.
-WORDS = tuple(
-    [
-        "the",
-        "gate",
-        "opens",
-        "at",
-        "dawn",
-        "counts",
-        "every",
-        "traveller",
-        "naïve",
-        "café",
-        "東京",
-        "river",
-        "🚪",
-        "stone",
-        "bridge",
-        "toll",
-        "paid",
-    ]
+WORDS = (
+    "the",
+    "gate",
+    "opens",
+    "at",
+    "dawn",
+    "counts",
+    "every",
+    "traveller",
+    "naïve",
+    "café",
+    "東京",
+    "river",
+    "🚪",
+    "stone",
+    "bridge",
+    "toll",
+    "paid",
 )
 
 CREATED = 1_780_000_000  # unix seconds; the same in every answer

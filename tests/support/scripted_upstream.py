@@ -74,7 +74,7 @@ class ScriptedUpstream:
     """One upstream on a loopback port, in a thread and event loop of its own.
 
     A request is answered by the first of: a script ordered with ``script()``, one behind a colon in the model's name,
-    one behind a colon in the API key, the ``default``. ``fast`` answers from prepared bytes and neither checks nor records.
+    one behind a colon in the API key, the ``default``. ``fast`` answers from prepared bytes, unchecked and unrecorded.
     """
 
     def __init__(
