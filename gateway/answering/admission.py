@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from billing.errors import refusal_error
-from billing.holds import HoldRequest, Leg, RefusedHold
+from billing.holds import Hold, HoldRequest, Leg, RefusedHold
 from billing.prices import cost_of
 from gateway.answering.account import Account
 from gateway.answering.call import Call
@@ -27,7 +29,11 @@ async def admit(services: Services, call: Call, route: Route) -> Account:
         legs=legs_of(call, route),
         valid_until=services.clock.now() + OPEN_WITHIN,
     )
-    hold = await services.quotas.open(request)
+    try:
+        hold = await services.quotas.open(request)
+    except asyncio.CancelledError:  # the client left; Redis may hold it all the same
+        services.background.spawn(services.quotas.release(Hold(request=request, opened_at=services.clock.now())))
+        raise
     if isinstance(hold, RefusedHold):
         error = refusal_error(hold)
         error.headers |= rate_limit_headers(hold)

@@ -1,0 +1,212 @@
+# The seam that later rooms build on: what a Reply lets out when, what its hooks may do, and how often its books close.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from billing.holds import Hold, HoldRequest, Settlement
+from billing.journal import Journal
+from billing.records import Status, UsageRecord
+from gateway.access import Caller, Team
+from gateway.answering.account import Account
+from gateway.answering.attempts import Answering, AttemptLog
+from gateway.answering.call import Call, record_for
+from gateway.answering.hooks import HookMaker, ReplyHook
+from gateway.answering.keeper import Keeper
+from gateway.answering.reply import Reply
+from gateway.background import Background
+from gateway.errors import UpstreamError
+from gateway.providers.openai import OpenAIFormat
+from gateway.services import Services
+from gateway.settings import ProviderSettings
+from protocol.chat import ChatRequest, Message
+from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from router import Wish
+from router.targets import Endpoint, Route, Target
+from tests.support.clock import SetClock
+from tests.support.house import model
+
+TEXT = b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n'
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":2,"total_tokens":12}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+class Upstream:
+    """A response whose pieces are at hand."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = list(pieces)
+        self.is_closed = False
+
+    async def next_piece(self) -> bytes | None:
+        """Return the next piece."""
+        return self.pieces.pop(0) if self.pieces else None
+
+    async def close(self) -> None:
+        """Remember it."""
+        self.is_closed = True
+
+
+class Books:
+    """Quotas that write down what they are told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    async def settle(self, hold: Hold, used: Settlement) -> None:
+        """Remember the charge."""
+        self.told.append(("settle", used.cost_nanousd))
+
+    async def release(self, hold: Hold) -> None:
+        """Remember that nothing was charged."""
+        self.told.append(("release", 0))
+
+
+class Scene:
+    """A reply on a real journal, with everything around it at hand."""
+
+    def __init__(self, folder: Path, *pieces: bytes, hooks: tuple[HookMaker, ...] = ()) -> None:
+        self.clock = SetClock()
+        self.journal = Journal.open(folder, clock=self.clock)
+        self.books = Books()
+        self.upstream = Upstream(*pieces)
+        self.background = Background()
+        services = SimpleNamespace(clock=self.clock, background=self.background, keeper=Keeper())
+        request = ChatRequest(model="small", messages=(Message(role="user", content="hi"),), stream=True)
+        call = Call(
+            request_id=self.clock.new_id(),
+            caller=Caller(team=Team(id="a", name="A"), key_id="k"),
+            endpoint="chat.completions",
+            request=request,
+            wish=Wish(),
+            created_at=self.clock.now(),
+            started=self.clock.monotonic(),
+        )
+        spec = model("small")
+        target = Target(spec, Endpoint("here", "http://upstream"))
+        route = Route("small", (target,), "named")
+        holding = HoldRequest(request_id=call.request_id, team_id="a", scopes=(), legs=(), valid_until=0)
+        self.account = Account(Hold(request=holding, opened_at=0), self.journal, cast(Any, self.books))
+        self.account.open(record_for(call, route, target, Status.FAILED))
+        provider = ProviderSettings(name="upstream", format="openai", endpoints=(target.endpoint,))
+        events = OpenAIFormat().open_events(request)
+        first = events.feed(self.upstream.pieces.pop(0))
+        answering = Answering(target, provider, first, events, cast(Any, self.upstream))
+        self.reply = Reply(cast(Services, services), call, route, self.account, answering, AttemptLog(), hooks)
+
+    async def finish(self) -> None:
+        """Close the reply and wait for what goes on behind it."""
+        self.reply.close()
+        await self.background.drain(1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for a journal."""
+    yield tmp_path / "journal"
+
+
+def texts_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta))
+
+
+def test_the_finish_waits_for_the_journal(folder: Path) -> None:
+    """A finish reason leaves only with the end, after the close is in the journal; text before it leaves at once."""
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b" + FINISH, USAGE, DONE)
+        let_out: list[tuple[bool, list[Event]]] = []
+        async for events in scene.reply.pieces():
+            let_out.append((scene.account.is_closed, events))
+        await scene.finish()
+
+        assert [(closed, texts_of(events)) for closed, events in let_out] == [(False, "a"), (False, "b"), (True, "")]
+        last = let_out[-1][1]
+        assert isinstance(last[0], Delta) and last[0].finish_reason == "stop"
+        assert isinstance(last[1], UsageReport) and last[1].usage.output_tokens == 2
+        assert isinstance(last[2], ReplyEnd)
+        assert scene.journal.backlog == 1
+
+    asyncio.run(scene())
+
+
+def test_a_whole_reply_is_settled_once_at_its_price(folder: Path) -> None:
+    """However often it is closed, a reply is one settlement and one record."""
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", FINISH + USAGE + DONE)
+        async for _ in scene.reply.pieces():
+            pass
+        scene.reply.close()
+        await scene.finish()
+
+        assert set(scene.books.told) == {("settle", 10 * 1000 + 2 * 2000)}
+        assert (scene.reply.record.status, scene.journal.backlog) == (Status.ANSWERED, 1)
+        assert scene.upstream.is_closed
+
+    asyncio.run(scene())
+
+
+def test_a_reply_that_breaks_after_text_is_interrupted_and_charged(folder: Path) -> None:
+    """Cut without an end: the reader hears of it, what was sent is charged by its pieces."""
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b")
+        with pytest.raises(UpstreamError):
+            async for _ in scene.reply.pieces():
+                pass
+        await scene.finish()
+
+        record = scene.reply.record
+        assert (record.status, record.output_tokens) == (Status.INTERRUPTED, 2)
+        assert scene.books.told == [("settle", record.cost_nanousd)]
+
+    asyncio.run(scene())
+
+
+def test_a_reply_nobody_read_costs_nothing(folder: Path) -> None:
+    """The client left before anything was sent: the hold goes back whole, the row says failed."""
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", FINISH + DONE)
+        await scene.finish()
+
+        assert (scene.reply.record.status, scene.reply.record.cost_nanousd) == (Status.FAILED, 0)
+        assert scene.books.told == [("release", 0)]
+        assert scene.upstream.is_closed
+
+    asyncio.run(scene())
+
+
+def test_a_hook_may_change_and_hold_back_and_hears_the_end(folder: Path) -> None:
+    """What a hook returns goes out in place of the delta; None holds it back; close comes before the last bytes."""
+    heard: list[UsageRecord] = []
+
+    class Shout(ReplyHook):
+        def delta(self, delta: Delta) -> Delta | None:
+            if delta.text == "b":
+                return None
+            return Delta(delta.index, delta.text.upper(), finish_reason=delta.finish_reason)
+
+        def close(self, record: UsageRecord) -> None:
+            heard.append(record)
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b", TEXT % b"c", FINISH + USAGE + DONE, hooks=(lambda *_: Shout(),))
+        out: list[str] = []
+        async for events in scene.reply.pieces():
+            out.append(texts_of(events))
+            assert bool(heard) == any(isinstance(event, ReplyEnd) for event in events)
+        await scene.finish()
+
+        assert "".join(out) == "AC"
+        assert heard == [scene.reply.record]
+
+    asyncio.run(scene())
