@@ -21,7 +21,8 @@ def _family(root: type[ServiceError]) -> list[type[ServiceError]]:
 def test_every_error_has_the_four_keys() -> None:
     """Clients read message, type, param and code without asking whether they are there."""
     assert protocol_errors and gateway_errors
-    for kind in _family(ServiceError):
+    modules = {protocol_errors.__name__, gateway_errors.__name__}  # others take part only where a test imports them
+    for kind in [kind for kind in _family(ServiceError) if kind.__module__ in modules]:
         error = kind("Something to say.").body()["error"]
 
         assert isinstance(error, dict) and list(error) == ["message", "type", "param", "code"], kind
