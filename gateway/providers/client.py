@@ -1,58 +1,67 @@
-# The only module that calls upstreams. httpx's errors become ours here; past it nobody knows httpx.
+# The only module that calls upstreams. aiohttp's errors become ours here; past it nobody knows aiohttp.
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
 
 import aiohttp
-import httpx
-from httpx_aiohttp import AiohttpTransport
 
-from gateway.errors import UpstreamError, UpstreamTimeout
+from gateway.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 from gateway.providers.base import UpstreamRequest
 
 LONGEST_REPLY = 64 * 1024 * 1024  # bytes of a plain reply that we read
 LONGEST_ERROR = 64 * 1024  # bytes of a failing reply that we read
 
+BROKEN = (aiohttp.ClientError, OSError)  # TimeoutError is an OSError
+
 
 class UpstreamClient:
-    """Sends requests to upstreams over pooled connections. Redirects are not followed and no cookie is kept."""
+    """Sends requests to upstreams over pooled connections. Redirects are not followed and no cookie is kept.
+
+    Made inside a running event loop, and used in that one alone.
+    """
 
     def __init__(self) -> None:
-        self._transport = AiohttpTransport(client=_new_session, trust_env=False)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=30),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers={"user-agent", "accept"},
+            read_bufsize=256 * 1024,
+        )
 
     async def send(self, request: UpstreamRequest, connect: float, patience: float) -> UpstreamResponse:
         """Send ``request`` and return once the headers of the answer are here.
 
         ``connect`` and ``patience`` are seconds: for the connection, and for the headers. Raises UpstreamFailure.
         """
-        limits = {"connect": connect, "pool": connect}
-        outgoing = httpx.Request(
-            request.method,
-            _parsed(request.url),
-            headers=request.headers,
-            content=request.body,
-            extensions={"timeout": limits},
-        )
-        with _errors_become_ours():
+        try:
             async with asyncio.timeout(patience):
-                return UpstreamResponse(await self._transport.handle_async_request(outgoing))
+                response = await self._session.request(
+                    request.method,
+                    request.url,
+                    headers=request.headers,
+                    data=request.body,
+                    timeout=_connecting_within(connect),
+                    allow_redirects=False,
+                )
+        except BROKEN as exc:
+            raise _as_ours(exc) from exc
+        return UpstreamResponse(response)
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._transport.aclose()
+        await self._session.close()
 
 
 class UpstreamResponse:
     """An answer whose headers are here. Close it, whatever happens; closing early closes the connection."""
 
-    def __init__(self, response: httpx.Response) -> None:
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
-        self._pieces = aiter(response.stream)  # type: ignore[arg-type]
-        self.status = response.status_code
+        self.status = response.status
         self.headers: Mapping[str, str] = response.headers
 
     async def read(self, longest: int = LONGEST_REPLY) -> bytes:
@@ -68,16 +77,14 @@ class UpstreamResponse:
 
     async def next_piece(self) -> bytes | None:
         """Return the next bytes of the body, or ``None`` at its end."""
-        with _errors_become_ours():
-            return await anext(self._pieces, None)
+        try:
+            return await self._response.content.readany() or None
+        except BROKEN as exc:
+            raise _as_ours(exc) from exc
 
     async def close(self) -> None:
-        """Give the connection back, or close it when the body was not read to its end. Never raises."""
-        try:
-            await self._pieces.aclose()  # type: ignore[attr-defined]
-            await self._response.stream.aclose()  # type: ignore[union-attr]
-        except (httpx.HTTPError, aiohttp.ClientError, OSError, RuntimeError):
-            pass
+        """Close the connection if the body has not come to its end; else it went back to the pool. Never raises."""
+        self._response.close()
 
 
 async def read_error_body(response: UpstreamResponse) -> bytes:
@@ -89,34 +96,18 @@ async def read_error_body(response: UpstreamResponse) -> bytes:
         return b""
 
 
-@contextmanager
-def _errors_become_ours() -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as exc:
-        raise UpstreamTimeout("The upstream did not answer in time.") from exc
-    except httpx.ConnectError as exc:
-        raise UpstreamError("The upstream cannot be reached.", outcome="connect") from exc
-    except httpx.TimeoutException as exc:
-        # aiohttp's transport also names a lost connection this way; only a real timeout has TimeoutError behind it.
-        if isinstance(exc.__cause__, TimeoutError):
-            raise UpstreamTimeout("The upstream did not answer in time.") from exc
-        raise UpstreamError("The upstream closed the connection.", outcome="reset") from exc
-    except (httpx.HTTPError, aiohttp.ClientError, OSError) as exc:
-        raise UpstreamError("The connection to the upstream broke.", outcome="reset") from exc
+def _as_ours(exc: Exception) -> UpstreamFailure:
+    """Return what a failure of aiohttp or of the network means to a call."""
+    match exc:
+        case TimeoutError():
+            return UpstreamTimeout("The upstream did not answer in time.")
+        case aiohttp.ClientConnectorError():
+            return UpstreamError("The upstream cannot be reached.", outcome="connect")
+        case aiohttp.ServerDisconnectedError():
+            return UpstreamError("The upstream closed the connection.", outcome="reset")
+    return UpstreamError("The connection to the upstream broke.", outcome="reset")
 
 
-@lru_cache(1024)
-def _parsed(url: str) -> httpx.URL:
-    return httpx.URL(url)
-
-
-def _new_session() -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=30)
-    return aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        skip_auto_headers={"user-agent", "accept"},
-        read_bufsize=256 * 1024,
-    )
+@lru_cache(64)
+def _connecting_within(seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=None, connect=seconds, sock_connect=seconds)
