@@ -1,0 +1,65 @@
+# Every check on the device, one line each: `python -m tests.gpu`. Without a CUDA device it skips and says so.
+#
+#   python -m tests.gpu --device cpu        the same checks on the CPU
+#   python -m tests.gpu --only attention    checks whose name has the word
+#   python -m tests.gpu --seed 7            the shapes and numbers of an earlier run
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import time
+
+import torch
+
+from tests.gpu import generation, operations, sampling
+from tests.gpu.check import Outcome, outcome_of
+
+CHECKS = (*operations.CHECKS, *sampling.CHECKS, *generation.CHECKS)
+
+
+def main() -> int:
+    """Run the checks; return 0 if all pass or there is no device for them, else 1."""
+    arguments = _arguments()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        print("SKIPPED: no CUDA device")
+        return 0
+    device = torch.device(arguments.device, 0) if arguments.device == "cuda" else torch.device("cpu")
+    print(f"{_name(device)}, torch {torch.__version__}, Python {platform.python_version()}, --seed {arguments.seed}")
+    outcomes = _run(device, arguments.seed, arguments.only)
+    failed = [outcome for outcome in outcomes if not outcome.passed]
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    print(f"{len(outcomes) - len(failed)} passed, {len(failed)} failed in {seconds:.1f} s")
+    for outcome in failed:
+        print(
+            f"failed: {outcome.name}; again with: python -m tests.gpu --device {arguments.device} --seed "
+            f"{arguments.seed}"
+        )
+    return 1 if failed or not outcomes else 0
+
+
+def _run(device: torch.device, seed: int, only: str) -> list[Outcome]:
+    outcomes = []
+    for check in CHECKS:
+        for dtype in check.dtypes:
+            if only in check.name:
+                outcomes.append(outcome_of(check, dtype, device, seed))
+                print(outcomes[-1].line(), flush=True)
+    return outcomes
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description="Check the engine on this device.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--only", default="", metavar="WORD", help="run the checks whose name has the word")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of all shapes and numbers; default: fresh")
+    return parser.parse_args()
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+# The engine on the device against a plain forward pass, on tiny random models: alone, crowded, cached, preempted,
+# aborted. A reply is judged token by token with one pass over prompt and reply: each token must be the likeliest there.
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.loop import EngineLoop
+from gpu_backend.engine.messages import Abort, Generate
+from gpu_backend.engine.requests import Limits
+from gpu_backend.engine.runner import Runner
+from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.models.config import load_model_config
+from tests.gpu.check import Check, Setting, require
+from tests.gpu.plain import PlainModel
+from tests.support.engine import answer_all, collect, finish, greedy
+from tests.support.tiny_model import TinyModel, write_tiny_model
+
+LENGTHS = (1, 2, 15, 16, 17, 33, 64, 70, 131)
+MAX_TOKENS = 12
+# How far a chosen token's logit may lie below the likeliest's; logits are about 2 wide. In float32 that is a tie.
+REGRET = {torch.float32: 1e-4, torch.bfloat16: 0.5}
+
+
+class House:
+    """A tiny checkpoint in a folder, the plain pass over it, and engines that serve it on the device."""
+
+    def __init__(self, setting: Setting, folder: Path, model: TinyModel) -> None:
+        self.setting = setting
+        self.folder = write_tiny_model(folder / model.architecture, model)
+        self.plain = PlainModel(self.folder, setting.dtype)
+        self.prompts = [tuple(setting.dice.randrange(256) for _ in range(length)) for length in LENGTHS]
+        self.worst = 0.0
+        self.tokens = 0
+
+    def engine(self, **settings: Any) -> EngineLoop:
+        """Build an engine on the device; ``settings`` go to ``EngineConfig``."""
+        dtype = str(self.setting.dtype).removeprefix("torch.")
+        settings = {"num_kv_blocks": 200, "max_num_seqs": 9} | settings
+        config = EngineConfig(model=str(self.folder), device=self.setting.device.type, dtype=dtype, **settings)
+        model = load_model_config(self.folder)
+        runner = Runner(config, model)
+        return EngineLoop(config, runner, runner.num_blocks, Limits(runner.max_model_len, model.vocab_size))
+
+    def judge(self, prompt: Sequence[int], reply: list[int], length: int = MAX_TOKENS) -> None:
+        """Hold a greedy reply against the plain pass."""
+        require(len(reply) == length, f"a reply has {len(reply)} tokens, not {length}")
+        logits = self.plain.logits([*prompt, *reply[:-1]])[len(prompt) - 1 :]
+        chosen = logits.gather(-1, torch.tensor(reply)[:, None])[:, 0]
+        self.worst = max(self.worst, (logits.amax(-1) - chosen).max().item())
+        self.tokens += length
+        limit = REGRET[self.setting.dtype]
+        require(self.worst <= limit, f"a token lies {self.worst:.3f} below the likeliest, more than {limit:g}")
+
+    def judge_all(self, loop: EngineLoop, length: int = MAX_TOKENS) -> None:
+        """Give an engine all prompts at once, and judge every reply."""
+        answers = answer_all(loop, [greedy(str(i), prompt, length) for i, prompt in enumerate(self.prompts)])
+        for i, prompt in enumerate(self.prompts):
+            self.judge(prompt, answers[str(i), 0].token_ids, length)
+
+
+def _on_both(setting: Setting, act: Any) -> str:
+    """Do it with a fresh Llama and a fresh Qwen3."""
+    worst, tokens = 0.0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        for architecture, dim in (("LlamaForCausalLM", 16), ("Qwen3ForCausalLM", 24)):
+            seed = setting.dice.getrandbits(31)
+            house = House(setting, Path(folder), TinyModel(architecture, head_dim=dim, seed=seed))
+            act(house)
+            worst, tokens = max(worst, house.worst), tokens + house.tokens
+    return f"{tokens} tokens, worst {worst:.1e} below the likeliest"
+
+
+def _alone_and_again(house: House) -> None:
+    loop = house.engine()
+    for prompt in house.prompts:
+        house.judge(prompt, answer_all(loop, [greedy("x", prompt, MAX_TOKENS)])["x", 0].token_ids)
+        again = answer_all(loop, [greedy("x", prompt, MAX_TOKENS)])["x", 0]
+        house.judge(prompt, again.token_ids)
+        found, expected = again.events[0].cached_tokens, (len(prompt) - 1) // 16 * 16
+        require(found == expected, f"{found} prompt tokens were found in the cache, not {expected}")
+
+
+def _crowded(house: House) -> None:
+    house.judge_all(house.engine(max_num_batched_tokens=24))
+
+
+def _preempted(house: House) -> None:
+    loop = house.engine(max_num_batched_tokens=40, num_kv_blocks=13)
+    house.judge_all(loop, 40)
+    require(loop.scheduler.num_preemptions > 0, "nobody was preempted")
+
+
+def _aborted(house: House) -> None:
+    loop = house.engine(max_num_batched_tokens=24)
+    for i, prompt in enumerate(house.prompts):
+        loop.handle(greedy(str(i), prompt, 50))
+    answers: dict[Any, Any] = {}
+    for _ in range(house.setting.dice.randint(1, 30)):
+        collect(answers, loop.step())
+    for i in range(len(house.prompts)):
+        collect(answers, loop.handle(Abort(str(i))))
+        loop.scheduler.check()
+    require(loop.blocks.num_in_use == 0, f"{loop.blocks.num_in_use} blocks are still held")
+    finish(loop, answers)
+    house.judge_all(loop)
+
+
+def seeded_replies(setting: Setting) -> str:
+    """A sampled reply is the same alone and in a crowd that preempts it."""
+    replies = 0
+    with tempfile.TemporaryDirectory() as folder:
+        house = House(setting, Path(folder), TinyModel(seed=setting.dice.getrandbits(31)))
+        dice = random.Random(setting.dice.getrandbits(62))
+        sampling = [SamplingParams(30, 1.0, 0.95, 50, 0.01, seed=dice.getrandbits(63)) for _ in range(6)]
+        commands = [Generate(str(i), house.prompts[i], wish, n=2) for i, wish in enumerate(sampling)]
+        crowded = answer_all(house.engine(max_num_batched_tokens=24, num_kv_blocks=20), commands)
+        roomy = house.engine()
+        for command in commands:
+            for key, answer in answer_all(roomy, [command]).items():
+                require(crowded[key].token_ids == answer.token_ids, f"reply {key} differs in company")
+                replies += 1
+    return f"{replies} replies of 30 tokens equal"
+
+
+CHECKS = (
+    Check("engine equals a plain pass, alone and from the cache", lambda s: _on_both(s, _alone_and_again)),
+    Check("engine equals a plain pass, crowded and in chunks", lambda s: _on_both(s, _crowded)),
+    Check("engine equals a plain pass, preempted", lambda s: _on_both(s, _preempted)),
+    Check("abort frees every block, and the next replies are right", lambda s: _on_both(s, _aborted)),
+    Check("seeded replies do not depend on their company", seeded_replies, (torch.float32,)),
+)

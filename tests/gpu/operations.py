@@ -1,0 +1,149 @@
+# Every operation of `kernels/reference.py` on the device against its definition in float64 on the CPU, written here a
+# second time, over fresh awkward shapes. Inputs are rounded to the precision first: both sides start from equal numbers.
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gpu_backend.kernels import reference
+from gpu_backend.kernels.grouping import Grouping, by_shape
+from tests.gpu.check import Check, Setting, relative_error, require
+
+# ‖out − definition‖ / ‖definition‖: one bfloat16 rounding is 2^-9 at most, and an operation makes a few.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+SHAPES = 12  # a check
+ROWS = (1, 2, 3, 17, 100)
+HEADS = ((1, 1), (4, 4), (6, 1), (8, 2), (32, 8), (40, 8))  # query heads, key heads
+HEAD_DIMS = (8, 16, 24, 64, 80, 128)
+BLOCK_SIZES = (1, 4, 16, 32)
+
+
+def rms_norm(setting: Setting) -> str:
+    """Rows of any width, and heads of any number."""
+
+    def error() -> float:
+        width = setting.dice.choice((1, 3, 24, 129, 1000, 2560))
+        x, weight = (
+            setting.randn(setting.dice.choice(ROWS), setting.dice.choice((1, 3, 8)), width),
+            setting.randn(width),
+        )
+        wide = x.cpu().double()
+        expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.cpu().double()
+        return relative_error(reference.rms_norm(x, weight, 1e-5), expected)
+
+    return _worst(setting, error)
+
+
+def silu_and_mul(setting: Setting) -> str:
+    """Gate and up of any width; the input stays as it was."""
+
+    def error() -> float:
+        gate_up = setting.randn(setting.dice.choice(ROWS), 2 * setting.dice.choice((1, 3, 96, 129, 3072)))
+        before = gate_up.clone()
+        gate, up = gate_up.cpu().double().chunk(2, -1)
+        worst = relative_error(reference.silu_and_mul(gate_up), gate / (1 + (-gate).exp()) * up)
+        require(torch.equal(before, gate_up), "the input was written over")
+        return worst
+
+    return _worst(setting, error)
+
+
+def apply_rope(setting: Setting) -> str:
+    """As a complex product: pair (i, i + dim / 2) of a head is one complex number."""
+
+    def error() -> float:
+        tokens, dim = setting.dice.choice(ROWS), setting.dice.choice(HEAD_DIMS)
+        x, angles = setting.randn(tokens, setting.dice.choice((1, 3, 10)), dim), setting.randn(tokens, 1, dim // 2) * 9
+        cos, sin = angles.cos(), angles.sin()
+        first, second = x.cpu().double().chunk(2, -1)
+        turned = torch.complex(first, second) * torch.complex(cos.cpu().double(), sin.cpu().double())
+        return relative_error(reference.apply_rope(x, cos, sin), torch.cat([turned.real, turned.imag], -1))
+
+    return _worst(setting, error)
+
+
+def store_kv(setting: Setting) -> str:
+    """Exactly the slots that are named are written, bit for bit."""
+    dice = setting.dice
+    for _ in range(SHAPES):
+        blocks, size, (_, heads), dim = dice.randint(1, 9), dice.choice(BLOCK_SIZES), dice.choice(HEADS), 8
+        cache = setting.randn(blocks, size, 2, heads, dim)
+        slots = dice.sample(range(blocks * size), dice.randint(1, blocks * size))
+        key, value = setting.randn(len(slots), heads, dim), setting.randn(len(slots), heads, dim)
+        expected = cache.cpu()
+        for row, slot in enumerate(slots):
+            expected[slot // size, slot % size, 0] = key[row].cpu()
+            expected[slot // size, slot % size, 1] = value[row].cpu()
+        reference.store_kv(key, value, cache, torch.tensor(slots, device=setting.device))
+        require(torch.equal(cache.cpu(), expected), f"{blocks} blocks of {size}: the cache differs")
+    return f"{SHAPES} shapes, equal bit for bit"
+
+
+def paged_attention(setting: Setting) -> str:
+    """Decodes and chunks side by side, blocks scattered, other sequences' leftovers around them."""
+    return _worst(setting, lambda: _attention_error(setting))
+
+
+def _attention_error(setting: Setting) -> float:
+    dice = setting.dice
+    (num_heads, kv_heads), dim, size = dice.choice(HEADS), dice.choice(HEAD_DIMS), dice.choice(BLOCK_SIZES)
+    lens = [(dice.choice((1, 1, dice.randint(2, 40))), dice.choice((0, 5, dice.randint(0, 300)))) for _ in range(9)]
+    lens = lens[: dice.randint(1, 9)]
+    lens = [lens[i] for i in by_shape([n for n, _ in lens], [n + past for n, past in lens])]
+    tables = _scattered_tables([n + past for n, past in lens], size, dice)
+    num_blocks = sum(map(len, tables))
+    cache = setting.randn(num_blocks + 1, size, 2, kv_heads, dim)
+    cache[num_blocks] = 0  # the null block
+    queries = [setting.randn(n, num_heads, dim) for n, _ in lens]
+
+    expected = []
+    for query, table, (_, past) in zip(queries, tables, lens, strict=True):
+        kv = cache[table].flatten(0, 1)[: past + len(query)].cpu().double()
+        expected.append(_attend(query.cpu().double(), kv[:, 0], kv[:, 1], past))
+    positions = torch.tensor([past + i for n, past in lens for i in range(n)], device=setting.device)
+    grouping = Grouping(size, num_blocks, 512, setting.device, setting.dtype)
+    groups = grouping.groups([n for n, _ in lens], positions, tables)
+    query = torch.cat(queries)
+    _poison(query)
+    return relative_error(reference.paged_attention(query, cache, groups, dim**-0.5), torch.cat(expected))
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, past: int) -> Tensor:
+    """Attention as it is defined: one sequence, its queries at ``past`` and after, in float64."""
+    shared = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
+    scores = torch.einsum("qhd,khd->hqk", query, keys) * query.shape[-1] ** -0.5
+    visible = torch.arange(len(keys)) <= past + torch.arange(len(query))[:, None]
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, -torch.inf).softmax(-1), values)
+
+
+def _scattered_tables(lengths: list[int], block_size: int, dice: random.Random) -> list[list[int]]:
+    counts = [-(-length // block_size) for length in lengths]
+    pool = list(range(sum(counts)))
+    dice.shuffle(pool)
+    return [[pool.pop() for _ in range(count)] for count in counts]
+
+
+def _poison(like: Tensor) -> None:
+    """Leave what is not a number in memory that torch will hand out next, so that an unwritten output shows."""
+    torch.full_like(like, torch.nan)
+
+
+def _worst(setting: Setting, error: Callable[[], float]) -> str:
+    worst = max(error() for _ in range(SHAPES))
+    figures = f"{SHAPES} shapes, worst relative error {worst:.1e}"
+    require(worst <= TOLERANCE[setting.dtype], f"{figures}, above {TOLERANCE[setting.dtype]:.0e}")
+    return figures
+
+
+CHECKS = (
+    Check("rms_norm equals its definition", rms_norm),
+    Check("silu_and_mul equals its definition", silu_and_mul),
+    Check("apply_rope equals its definition", apply_rope),
+    Check("store_kv writes its slots and no others", store_kv),
+    Check("paged_attention equals its definition", paged_attention),
+)

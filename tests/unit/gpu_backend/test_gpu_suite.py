@@ -1,0 +1,88 @@
+# The GPU's checks, run on the CPU under the conditions of a bare GPU image, so that they cannot rot between two cards.
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_backend.kernels import reference
+from tests.gpu import operations
+from tests.gpu.check import outcome_of
+from tests.gpu.plain import PlainModel
+from tests.support.tiny_model import TinyModel, write_tiny_model
+
+ROOT = Path(__file__).parents[3]
+# Runs a module as `python -m` does, where none of these can be imported.
+BARE = """
+import runpy, sys
+ABSENT = {"msgspec", "litestar", "httpx", "pytest", "hypothesis", "redis", "asyncpg", "sqlalchemy", "structlog"}
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ABSENT:
+            raise ModuleNotFoundError(f"No module named {name!r}: this is a bare image")
+sys.meta_path.insert(0, Absent())
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def run_bare(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a module with its arguments where only torch and transformers' dependencies are installed."""
+    return subprocess.run(
+        [sys.executable, "-c", BARE, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+def test_every_check_passes_on_a_bare_cpu() -> None:
+    """The whole suite runs without test runner and web stack, with fresh shapes, and passes on the CPU too."""
+    done = run_bare("tests.gpu", "--device", "cpu")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASS") >= 22 and "FAIL" not in done.stdout
+
+
+def test_without_a_device_the_suite_skips_and_says_so() -> None:
+    """A machine without CUDA is no failure."""
+    done = run_bare("tests.gpu")
+
+    assert (done.returncode, done.stdout) == (0, "SKIPPED: no CUDA device\n"), done.stderr
+
+
+def test_wrong_kernel_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that is off by a percent, or leaves one number unwritten, does not pass."""
+    cpu, check = torch.device("cpu"), operations.CHECKS[0]
+    right = reference.rms_norm
+
+    monkeypatch.setattr(reference, "rms_norm", lambda x, weight, eps: right(x, weight, eps) * 1.02)
+    off = outcome_of(check, torch.bfloat16, cpu, seed=1)
+    monkeypatch.setattr(
+        reference, "rms_norm", lambda x, weight, eps: right(x, weight, eps).index_fill_(0, torch.tensor(0), torch.nan)
+    )
+    unwritten = outcome_of(check, torch.bfloat16, cpu, seed=1)
+
+    assert not off.passed and not unwritten.passed
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_plain_pass_equals_transformers(architecture: str, tmp_path: Path) -> None:
+    """The judge of the engine agrees with transformers about every logit."""
+    from transformers import AutoModelForCausalLM
+
+    folder = write_tiny_model(tmp_path, TinyModel(architecture, seed=3))
+    tokens = list(range(5, 60))
+
+    with torch.inference_mode():
+        expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)(torch.tensor([tokens])).logits[0]
+        out = PlainModel(folder).logits(tokens)
+
+    torch.testing.assert_close(out, expected.double(), atol=1e-4, rtol=1e-4)
