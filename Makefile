@@ -40,7 +40,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.gateway
 
 gpu:
-	$(PYTHON) -m tests.gpu
+	$(PYTHON) -m tests.gpu && $(PYTHON) -m benchmarks.engine
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,5 +1,5 @@
 # Every operation of `kernels/reference.py` on the device against its definition in float64 on the CPU, written here a
-# second time, over fresh awkward shapes. Inputs are rounded to the precision first: both sides start from equal numbers.
+# second time, over fresh awkward shapes. Inputs are rounded to the precision first: both start from equal numbers.
 
 from __future__ import annotations
 

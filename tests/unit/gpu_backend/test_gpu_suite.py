@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.roofline import shared_workload
 from gpu_backend.kernels import reference
 from tests.gpu import operations
 from tests.gpu.check import outcome_of
@@ -86,3 +88,22 @@ def test_plain_pass_equals_transformers(architecture: str, tmp_path: Path) -> No
         out = PlainModel(folder).logits(tokens)
 
     torch.testing.assert_close(out, expected.double(), atol=1e-4, rtol=1e-4)
+
+
+def test_shared_workload_is_the_published_one() -> None:
+    """256 requests with the totals that the other engines' figures were measured with."""
+    workload = shared_workload()
+
+    assert len(workload) == 256
+    assert sum(len(request.prompt) for request in workload) == 142_827
+    assert sum(request.output for request in workload) == 133_966
+
+
+def test_benchmark_runs_a_tiny_shape_on_a_bare_cpu(tmp_path: Path) -> None:
+    """The engine's benchmark writes its table and its figures where only torch is installed."""
+    done = run_bare("benchmarks.engine", "--tiny", "--out", str(tmp_path))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(next(tmp_path.glob("*.json")).read_text())["rows"]
+    assert [row["workload"] for row in rows] == ["one stream", "shared"]
+    assert all(row["output_tokens"] == row["planned_tokens"] and 0 < row["share_of_measured"] < 1 for row in rows)

@@ -1,0 +1,90 @@
+# The least time a device could take for given replies of a given model: what it must read over its memory bandwidth,
+# plus the prompts' arithmetic over its matrix rate. Pure; the shapes and the workload of the engine benchmark too.
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_backend.models.config import ModelConfig, parse_model_config
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What a device can do at most: bytes per second of its memory, bf16 operations per second."""
+
+    bandwidth: float
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt, and how many tokens its reply gets."""
+
+    prompt: tuple[int, ...]
+    output: int
+
+
+# Dense bf16 and memory bandwidth as the vendor states them, by the name that the driver gives the device.
+DATASHEETS = {
+    "NVIDIA H200": Ceilings(4.8e12, 989e12),
+    "NVIDIA H100 80GB HBM3": Ceilings(3.35e12, 989e12),
+    "NVIDIA A100-SXM4-80GB": Ceilings(2.039e12, 312e12),
+    "NVIDIA A100 80GB PCIe": Ceilings(1.935e12, 312e12),
+    "NVIDIA A10": Ceilings(0.6e12, 125e12),
+}
+
+
+def _config(architecture: str, *sizes: int, theta: float, tied: bool, **extra: Any) -> dict[str, Any]:
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+             "num_key_value_heads", "head_dim", "max_position_embeddings")  # fmt: skip
+    return {
+        "architectures": [architecture],
+        "model_type": "qwen3" if architecture.startswith("Qwen3") else "llama",
+        **dict(zip(names, sizes, strict=True)),
+        "rope_theta": theta,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": tied,
+        "hidden_act": "silu",
+        **extra,
+    }
+
+
+# config.json of each model whose shape is measured.
+SHAPES = {
+    "Qwen3-0.6B": _config("Qwen3ForCausalLM", 151936, 1024, 3072, 28, 16, 8, 128, 40960, theta=1e6, tied=True),
+    "Llama-3.1-8B": _config("LlamaForCausalLM", 128256, 4096, 14336, 32, 32, 8, 128, 131072, theta=5e5, tied=False),
+    "Qwen3-14B": _config("Qwen3ForCausalLM", 151936, 5120, 17408, 40, 40, 8, 128, 40960, theta=1e6, tied=False),
+}
+TINY_SHAPES = {"tiny": _config("Qwen3ForCausalLM", 512, 64, 96, 2, 4, 2, 16, 2048, theta=1e4, tied=True)}
+
+
+def shared_workload() -> list[Request]:
+    """Return the benchmark that several engines publish: nano-vllm's bench.py, drawn in its order from seed 0."""
+    dice = random.Random(0)
+    prompts = [tuple(dice.randint(0, 10_000) for _ in range(dice.randint(100, 1024))) for _ in range(256)]
+    return [Request(prompt, dice.randint(100, 1024)) for prompt in prompts]
+
+
+def least_seconds(config: dict[str, Any], work: Sequence[tuple[int, int]], ceilings: Ceilings) -> float:
+    """Return the roofline of replies given as (prompt tokens, reply tokens), in bf16, all of them side by side.
+
+    Weights are read once per token of the longest reply, each reply token reads the keys and values before it, and
+    prompts cost their matrix products. Nothing overlaps.
+    """
+    model = parse_model_config(config)
+    steps = max((output for _, output in work), default=0)
+    kv_bytes = 2 * model.kv_floats_per_token
+    kv_read = sum(kv_bytes * (prompt * output + output * (output - 1) // 2) for prompt, output in work)
+    layers, head = _parameters(model)
+    prompt_flops = 2 * layers * sum(prompt for prompt, _ in work)
+    return (2 * (layers + head) * steps + kv_read) / ceilings.bandwidth + prompt_flops / ceilings.flops
+
+
+def _parameters(model: ModelConfig) -> tuple[int, int]:
+    """Return the weights of all layers, and those of the output head."""
+    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
+    layer = attention + 3 * model.hidden_size * model.intermediate_size
+    return model.num_layers * layer, model.vocab_size * model.hidden_size
