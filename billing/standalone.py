@@ -111,13 +111,13 @@ SMALL = {LimitName.REQUESTS_PER_MINUTE, LimitName.CONCURRENT_REQUESTS}  # a shar
 
 def demands(scope: Scope, request: HoldRequest) -> list[tuple[LimitName, int, int]]:
     """Return (limit, cap, what the request wants of it) for every limit that the scope has."""
-    limits = scope.limits
+    limits, tokens, cost = scope.limits, request.tokens, request.cost_nanousd
     listed = (
         (LimitName.REQUESTS_PER_MINUTE, limits.requests_per_minute, 1),
-        (LimitName.TOKENS_PER_MINUTE, limits.tokens_per_minute, request.tokens),
+        (LimitName.TOKENS_PER_MINUTE, limits.tokens_per_minute, tokens),
         (LimitName.CONCURRENT_REQUESTS, limits.concurrent_requests, 1),
-        (LimitName.TOKENS_PER_DAY, limits.tokens_per_day, request.tokens),
-        (LimitName.USD_PER_DAY, limits.nanousd_per_day, request.cost_nanousd),
-        (LimitName.USD_PER_MONTH, limits.nanousd_per_month, request.cost_nanousd),
+        (LimitName.TOKENS_PER_DAY, limits.tokens_per_day, tokens),
+        (LimitName.USD_PER_DAY, limits.nanousd_per_day, cost),
+        (LimitName.USD_PER_MONTH, limits.nanousd_per_month, cost),
     )
     return [(limit, cap, wanted) for limit, cap, wanted in listed if cap is not None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from datetime import UTC, date, datetime
-from uuid import UUID
 
 
 class Clock:
@@ -27,4 +26,5 @@ class Clock:
         """Return a UUIDv7 as text: 48 bits of unix milliseconds, then dice (RFC 9562, section 5.7)."""
         value = int(self.now() * 1000) << 80 | secrets.randbits(80)
         value = value & ~(0xF << 76) | 0x7 << 76
-        return str(UUID(int=value & ~(0x3 << 62) | 0x2 << 62))
+        digits = f"{value & ~(0x3 << 62) | 0x2 << 62:032x}"
+        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

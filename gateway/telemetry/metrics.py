@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -61,15 +62,15 @@ class Metrics(ReplyHook):
     def close(self, record: UsageRecord) -> None:
         """Count a reply that has ended."""
         team, model = record.team_id, record.model_used
-        self.calls.labels(team, model, record.endpoint, record.status.value, record.route_reason).inc()
-        self.tokens.labels(team, model, "input").inc(record.input_tokens)
-        self.tokens.labels(team, model, "output").inc(record.output_tokens)
-        self.cost.labels(team, model).inc(record.cost_nanousd)
+        counter_of(self.calls, team, model, record.endpoint, record.status.value, record.route_reason).inc()
+        counter_of(self.tokens, team, model, "input").inc(record.input_tokens)
+        counter_of(self.tokens, team, model, "output").inc(record.output_tokens)
+        counter_of(self.cost, team, model).inc(record.cost_nanousd)
         for attempt in record.attempts:
-            self.attempts.labels(attempt.target, attempt.outcome).inc()
+            counter_of(self.attempts, attempt.target, attempt.outcome).inc()
         if record.first_token_ms is not None:
             waited = sum(attempt.ms for attempt in record.attempts)
-            self.first_token.labels(model).observe(record.first_token_ms / 1000)
+            histogram_of(self.first_token, model).observe(record.first_token_ms / 1000)
             self.overhead.observe(max(0.0, record.first_token_ms - waited) / 1000)
 
     def render(self) -> bytes:
@@ -82,3 +83,18 @@ class Metrics(ReplyHook):
 
     def _counter(self, name: str, words: str, *labels: str) -> Counter:
         return Counter(name, words, labels, registry=self.registry)
+
+
+# ``labels()`` checks and locks anew each time; the same few combinations come with every call.
+
+
+@lru_cache(10_000)
+def counter_of(metric: Counter, *labels: str) -> Counter:
+    """Return the counter of one combination of labels."""
+    return metric.labels(*labels)
+
+
+@lru_cache(10_000)
+def histogram_of(metric: Histogram, *labels: str) -> Histogram:
+    """Return the histogram of one combination of labels."""
+    return metric.labels(*labels)

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from gateway.clock import Clock
+from gateway.telemetry.metrics import counter_of, histogram_of
 
 log = structlog.get_logger()
 
@@ -58,8 +59,8 @@ class Telemetry:
     def _finish(self, scope: dict[str, Any], state: dict[str, Any], status: int, seconds: float) -> None:
         handler = scope.get("path_template", "unknown")
         if self.metrics is not None:
-            self.metrics.requests.labels(handler, str(status)).inc()
-            self.metrics.request_seconds.labels(handler).observe(seconds)
+            counter_of(self.metrics.requests, handler, str(status)).inc()
+            histogram_of(self.metrics.request_seconds, handler).observe(seconds)
         if status >= 500 or status == 0:
             log.warning(
                 "request_failed" if status else "client_left",
