@@ -31,7 +31,10 @@ REMEMBERED = 50_000  # keys, known and unknown together
 LONGEST_MEMORY = 3600.0  # seconds that a key is trusted while Postgres is away
 UNKNOWN_FOR = 10.0  # seconds that a key stays unknown without asking again
 LOOKUP_WITHIN = 2.0  # seconds
+QUICK_LOOKUP = 0.5  # seconds, for a key that was known a moment ago
+AWAY_FOR = 1.0  # seconds between tries while Postgres does not answer
 FAILURES_PER_ADDRESS = 20  # lookups that may fail in a row from one address …
+MOST_FAILURES = 50.0  # that are remembered, so that an address is heard again within seconds
 FORGIVEN_PER_SECOND = 5.0  # … and how fast they are forgotten
 CHECK_LISTENER_EVERY = 1.0  # seconds
 
@@ -56,6 +59,7 @@ class Authenticator:
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: failures, as of when
         self._generation = 0  # what was loaded in an older one must be looked up again
+        self._away_until = 0.0  # monotonic seconds: whom we know is not asked for while Postgres is away
         self.is_listening = asyncio.Event()  # set while changes are heard of
 
     async def identify(self, key: str | None, address: str) -> Caller | Admin:
@@ -106,6 +110,7 @@ class Authenticator:
         if not matches and not key.startswith(ADMIN_KEY_PREFIX):
             raise InvalidKey("Incorrect API key provided: a team's key is 'tg-' and 43 characters.")
         if not matches:
+            self._throttle(address)
             self._count_failure(address)
             raise InvalidKey("Incorrect API key provided: no admin has it.")
         return matches[0]
@@ -116,14 +121,20 @@ class Authenticator:
         is_fresh = known is not None and known.generation == self._generation
         if known is not None and is_fresh and (known.caller is not None or now - known.loaded < UNKNOWN_FOR):
             return known.caller
-        self._throttle(address)
+        remembered = known.caller if known is not None and now - known.loaded < LONGEST_MEMORY else None
+        if remembered is None:
+            self._throttle(address)
+        elif now < self._away_until:
+            return remembered
         generation = self._generation
+        patience = LOOKUP_WITHIN if remembered is None else QUICK_LOOKUP
         try:
-            async with asyncio.timeout(LOOKUP_WITHIN), self._database.begin() as connection:
+            async with asyncio.timeout(patience), self._database.begin() as connection:
                 caller = await find_caller(connection, digest)
         except (SQLAlchemyError, OSError, TimeoutError) as exc:
-            if known is not None and known.caller is not None and now - known.loaded < LONGEST_MEMORY:
-                return known.caller
+            self._away_until = self._clock.monotonic() + AWAY_FOR
+            if remembered is not None:
+                return remembered
             raise Unavailable("The key cannot be checked right now: the database does not answer.") from exc
         self._remember(digest, _Known(caller, now, generation))
         if caller is None:
@@ -143,7 +154,8 @@ class Authenticator:
             )
 
     def _count_failure(self, address: str) -> None:
-        self._failures[address] = (self._failures_of(address) + 1, self._clock.monotonic())
+        count = min(self._failures_of(address) + 1, MOST_FAILURES)
+        self._failures[address] = (count, self._clock.monotonic())
         self._failures.move_to_end(address)
         if len(self._failures) > REMEMBERED:
             self._failures.popitem(last=False)

@@ -48,9 +48,9 @@ class Account:
         """Enter how the call ended. Only after this may its last bytes leave."""
         if self.is_closed:
             return
-        self.record = record
         if self._is_opened:
             self._journal.closed(record)
+        self.record = record
 
     async def settle(self) -> None:
         """Put what was used in place of the hold, or give the hold back when nothing is owed."""

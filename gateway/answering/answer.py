@@ -27,10 +27,14 @@ async def answer(services: Services, call: Call) -> Reply:
     try:
         account.open(record_for(call, route, route.targets[0], Status.FAILED))
         answering = await send_along_route(services, call, route, log)
+        try:
+            return Reply(services, call, route, account, answering, log, services.hooks)
+        except BaseException:
+            services.background.spawn(answering.close())
+            raise
     except BaseException:
         _close_unanswered(services, account, call, route, log)
         raise
-    return Reply(services, call, route, account, answering, log, services.hooks)
 
 
 def _close_unanswered(services: Services, account: Account, call: Call, route: Route, log: AttemptLog) -> None:

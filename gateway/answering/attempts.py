@@ -138,6 +138,8 @@ async def _read_first(response: UpstreamResponse, events: EventStream) -> list[E
         seen += fresh
         if any(isinstance(event, ReplyEnd) or (isinstance(event, Delta) and event.has_content) for event in fresh):
             return seen
+        if events.failure is not None:
+            raise events.failure
     seen += events.finish()
     if not any(isinstance(event, ReplyEnd) for event in seen):
         raise UpstreamError("The upstream sent nothing.", outcome="empty")

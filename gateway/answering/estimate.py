@@ -10,6 +10,7 @@ from protocol.usage import Usage
 from router.bounds import prompt_tokens_least, prompt_tokens_most
 
 BYTES_PER_TOKEN = 4  # of English text, in the common vocabularies
+LONGEST_USUAL_TOKEN = 16  # bytes
 
 
 def probable_prompt_tokens(request: Request) -> int:
@@ -18,19 +19,25 @@ def probable_prompt_tokens(request: Request) -> int:
 
 
 def tokens_of(delta: Delta) -> int:
-    """Return how many tokens a delta stands for: those it names, else one for each piece with content."""
-    return len(delta.token_ids) or int(delta.has_content)
+    """Return how many tokens a delta stands for: those it names; else one for a piece that may be a token, and by its
+    bytes for one that is too long for that."""
+    if delta.token_ids:
+        return len(delta.token_ids)
+    size = len((delta.text + delta.refusal + delta.reasoning).encode())
+    size += sum(len(call.arguments.encode()) + len(call.name or "") for call in delta.tool_calls)
+    return int(delta.has_content) if size <= LONGEST_USUAL_TOKEN else -(-size // BYTES_PER_TOKEN)
 
 
 def probable_usage(request: Request, whole: WholeReply) -> Usage:
     """Return about what a whole reply without a usage report used."""
-    text = 0
+    size = 0
     match whole:
         case ChatReply():
-            for choice in whole.choices:
-                calls = choice.message.tool_calls or ()
-                text += len((choice.message.content or "").encode())
-                text += sum(len(call.function.name) + len(call.function.arguments.encode()) for call in calls)
+            for message in (choice.message for choice in whole.choices):
+                words = (message.content, message.refusal, message.reasoning_content)
+                size += sum(len((text or "").encode()) for text in words)
+                for call in message.tool_calls or ():
+                    size += len(call.function.name) + len(call.function.arguments.encode())
         case CompletionReply():
-            text = sum(len(choice.text.encode()) for choice in whole.choices)
-    return Usage(input_tokens=probable_prompt_tokens(request), output_tokens=-(-text // BYTES_PER_TOKEN))
+            size = sum(len(choice.text.encode()) for choice in whole.choices)
+    return Usage(input_tokens=probable_prompt_tokens(request), output_tokens=-(-size // BYTES_PER_TOKEN))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import structlog
+
 from gateway.answering.account import Account
+
+log = structlog.get_logger()
 
 PROGRESS_EVERY = 1.0  # seconds
 RENEW_EVERY = 5  # in units of PROGRESS_EVERY
@@ -33,9 +37,12 @@ class Keeper:
         while True:
             await asyncio.sleep(PROGRESS_EVERY)
             turn += 1
-            for account in tuple(self._accounts):
-                account.note_progress()
+            running = [account for account in self._accounts if not account.is_closed]
+            for account in running:
+                try:
+                    account.note_progress()
+                except Exception:  # one call's books must not stop the others'
+                    log.exception("progress_not_noted", request_id=account.hold.request.request_id)
             if turn % RENEW_EVERY == 0:
-                for account in tuple(self._accounts):
-                    if not account.is_closed:
-                        await account.renew()
+                # Together: the quotas share a trip among calls that come together.
+                await asyncio.gather(*(account.renew() for account in running), return_exceptions=True)

@@ -52,7 +52,9 @@ class Reply:
         self._usage = answering.usage
         self._output_seen = 0  # tokens, by what went past
         self._prompt_seen: int | None = None
-        self._open_choices = _replies_asked(call)
+        self._choices = _replies_asked(call)
+        self._finished: set[int] = set()  # choices that have said why they ended
+        self._last_content = services.clock.monotonic()
         self._was_sent = False
 
     @property
@@ -110,9 +112,11 @@ class Reply:
 
     def close(self) -> None:
         """Close the books if nothing else did, and let the upstream go and the hold be settled behind our back."""
-        if not self.account.is_closed:
-            self._end(Status.INTERRUPTED if self._was_sent else Status.FAILED)
-        self._services.background.spawn(self._let_go())
+        try:
+            if not self.account.is_closed:
+                self._end(Status.INTERRUPTED if self._was_sent else Status.FAILED)
+        finally:
+            self._services.background.spawn(self._let_go())
 
     async def _let_go(self) -> None:
         await self._answering.close()
@@ -125,11 +129,13 @@ class Reply:
             match event:
                 case Delta():
                     self._output_seen += tokens_of(event)
+                    if event.has_content:
+                        self._last_content = self._services.clock.monotonic()
                     if event.finish_reason is not None:
-                        self._open_choices -= 1
+                        self._finished.add(event.index)
                     passed = self._through_hooks(event)
                     if passed is not None:
-                        (held if self._open_choices <= 0 else out).append(passed)
+                        (held if len(self._finished) >= self._choices else out).append(passed)
                 case UsageReport(usage):
                     self._usage = usage
                 case ReplyEnd():
@@ -150,12 +156,13 @@ class Reply:
         assert answering.response is not None and answering.events is not None
         if answering.events.failure is not None:
             raise answering.events.failure
-        patience = answering.provider.timeouts.between_tokens
+        timeouts = answering.provider.timeouts
+        late = min(self._last_content + timeouts.between_tokens, self.call.started + timeouts.total)
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(max(0.0, late - self._services.clock.monotonic())):
                 piece = await answering.response.next_piece()
         except TimeoutError as exc:
-            raise UpstreamTimeout(f"The upstream fell silent for {patience:g} seconds.") from exc
+            raise UpstreamTimeout("The upstream fell silent, or took too long in all.") from exc
         return answering.events.finish() if piece is None else answering.events.feed(piece)
 
     def _count(self) -> None:

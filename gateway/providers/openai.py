@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import time
 from collections.abc import Mapping
@@ -68,15 +69,20 @@ class OpenAIFormat:
             match request:
                 case ChatRequest():
                     chat = _chat_decoder.decode(body)
-                    return chat.reply(), _count(chat.usage)
+                    if chat.choices:
+                        return chat.reply(), _count(chat.usage)
                 case CompletionRequest():
                     completion = _completion_decoder.decode(body)
-                    return completion.reply(), _count(completion.usage)
+                    if completion.choices:
+                        return completion.reply(), _count(completion.usage)
                 case _:
                     vectors = _embedding_decoder.decode(body)
-                    return vectors.reply(), _count(vectors.usage)
+                    reply = vectors.reply()
+                    if _are_vectors(reply, request):
+                        return reply, _count(vectors.usage)
         except msgspec.DecodeError as exc:
             raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
+        raise UpstreamError("The upstream's answer is empty, or not what was asked for.", outcome="malformed")
 
     def open_events(self, request: Request) -> EventStream:
         """Return a reader for a streamed chat completion or completion."""
@@ -122,6 +128,8 @@ class OpenAIEvents:
                 if self._is_done:
                     break
                 if event.data == b"[DONE]":
+                    if not self._finished:
+                        raise UpstreamError("The upstream ended its answer without a reason.", outcome="cut")
                     self._is_done = True
                     events.append(ReplyEnd())
                 else:
@@ -155,8 +163,8 @@ class OpenAIEvents:
             if choice.finish_reason is not None:
                 self._finished.add(choice.index)
             events.append(choice.delta_event())
-        if chunk.usage is not None:
-            events.append(UsageReport(chunk.usage.usage()))
+        if (usage := _count(chunk.usage)) is not None:
+            events.append(UsageReport(usage))
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:
@@ -198,6 +206,22 @@ def read_finish_reason(word: str) -> FinishReason:
         return FinishReason.STOP
 
 
+def _are_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> bool:
+    """Whether there is one vector for each input, each of float32 numbers."""
+    given = request.input
+    wanted = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
+    return len(reply.vectors) == wanted and all(map(_is_vector, reply.vectors))
+
+
+def _is_vector(vector: tuple[float, ...] | str) -> bool:
+    if not isinstance(vector, str):
+        return max(map(abs, vector), default=LARGEST_FLOAT32 * 2) <= LARGEST_FLOAT32
+    try:
+        return bool(vector) and len(base64.b64decode(vector, validate=True)) % 4 == 0
+    except ValueError:
+        return False
+
+
 def _encode_with(request: Struct, extra: Mapping[str, Any]) -> bytes:
     body = msgspec.json.encode(request)
     return body[:-1] + b"," + msgspec.json.encode(extra)[1:] if extra else body
@@ -205,31 +229,45 @@ def _encode_with(request: Struct, extra: Mapping[str, Any]) -> bytes:
 
 # The upstream's shapes. Only what we read is named; the rest is skipped without being built.
 
+LARGEST_FLOAT32 = 3.4028235e38
+MOST_TOKENS = 2**31  # of one kind in one call
 NOTHING = Raw()  # msgspec takes no union of Raw with None
 
 
 class _TokenDetails(Struct, frozen=True):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    cached_tokens: int | float | None = None
+    reasoning_tokens: int | float | None = None
+
+
+NO_DETAILS = _TokenDetails()
 
 
 class _Usage(Struct, frozen=True):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | float | None = 0
+    completion_tokens: int | float | None = 0
     prompt_tokens_details: _TokenDetails | None = None
     completion_tokens_details: _TokenDetails | None = None
     gpu_seconds: float = 0.0
 
-    def usage(self) -> Usage:
-        cached = (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
-        reasoning = (self.completion_tokens_details and self.completion_tokens_details.reasoning_tokens) or 0
+    def usage(self) -> Usage | None:
+        """Return the counts, or ``None`` where they cannot be counts: then the reply itself is counted."""
+        prompt, completion = _whole(self.prompt_tokens), _whole(self.completion_tokens)
+        if not prompt or completion is None:  # no prompt is empty once a template is around it
+            return None
+        cached = _whole((self.prompt_tokens_details or NO_DETAILS).cached_tokens) or 0
+        reasoning = _whole((self.completion_tokens_details or NO_DETAILS).reasoning_tokens) or 0
         return Usage(
-            input_tokens=max(0, self.prompt_tokens),
-            cached_input_tokens=max(0, min(cached, self.prompt_tokens)),
-            output_tokens=max(0, self.completion_tokens),
-            reasoning_tokens=max(0, min(reasoning, self.completion_tokens)),
+            input_tokens=prompt,
+            cached_input_tokens=min(cached, prompt),
+            output_tokens=completion,
+            reasoning_tokens=min(reasoning, completion),
             gpu_seconds=max(0.0, self.gpu_seconds),
         )
+
+
+def _whole(number: float | None) -> int | None:
+    """Return a count that fits the ledger, or ``None`` for what is none: negative, broken, absurd."""
+    return int(number) if number is not None and 0 <= number < MOST_TOKENS and number == int(number) else None
 
 
 class _Function(Struct, frozen=True):

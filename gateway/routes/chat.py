@@ -46,7 +46,6 @@ def check_chat(request: ChatRequest) -> None:
     require_between(request.top_logprobs, 0, 20, "top_logprobs")
     require(request.top_logprobs is None or bool(request.logprobs), "top_logprobs", "'top_logprobs' needs 'logprobs'.")
     require(request.tool_choice is None or bool(request.tools), "tool_choice", "'tool_choice' needs 'tools'.")
-    require(len(request.metadata or ()) <= 16, "metadata", "'metadata' may hold at most 16 pairs.")
     for place, message in enumerate(request.messages):
         if message.role == "tool":
             require(

@@ -25,6 +25,7 @@ T = TypeVar("T", bound=Struct)
 # Fields that change what an answer costs in ways no price of ours covers. Refused, never dropped in silence.
 UNPRICED = frozenset({"service_tier", "web_search_options", "prediction", "audio", "modalities", "functions"})
 HARMLESS: Mapping[str, tuple[object, ...]] = {"service_tier": ("auto", "default", None), "modalities": (["text"], None)}
+LONGEST_TAG = 512  # characters
 OPTIONS = ("tier", "team_id", "priority", "quality", "max_cost_usd")
 
 
@@ -52,6 +53,7 @@ async def read_call(request: Request[Any, Any, Any], kind: type[T], endpoint: st
     if options.team_id is not None and options.team_id != caller.team.id:
         raise Forbidden("The request names another team than the key's own.", param="team_id")
     refuse_unpriced(extra)
+    check_tags(asked)
     return Call(
         request_id=request.scope["state"]["request_id"],
         caller=caller,
@@ -104,6 +106,17 @@ def refuse_unpriced(extra: Mapping[str, Any]) -> None:
     for name in UNPRICED & extra.keys():
         if extra[name] not in HARMLESS.get(name, (None,)):
             raise UnsupportedParameter(f"'{name}' is not supported by this gateway. Leave it out.", param=name)
+
+
+def check_tags(asked: Any) -> None:
+    """Refuse tags longer than OpenAI takes: they are kept in the journal and in the ledger. Raises BadRequest."""
+    for name in ("user", "safety_identifier", "prompt_cache_key"):
+        value = getattr(asked, name, None)
+        require(value is None or len(value) <= LONGEST_TAG, name, f"'{name}' is longer than {LONGEST_TAG} characters.")
+    pairs = getattr(asked, "metadata", None) or {}
+    require(len(pairs) <= 16, "metadata", "'metadata' may hold at most 16 pairs.")
+    is_short = all(len(key) <= 64 and len(value) <= LONGEST_TAG for key, value in pairs.items())
+    require(is_short, "metadata", f"A key of 'metadata' has at most 64 characters, a value at most {LONGEST_TAG}.")
 
 
 def require(is_fine: bool, param: str, message: str) -> None:

@@ -47,6 +47,8 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         (FINE[:-1] + b',"stream_options":{"include_usage":true}}', "invalid_value", "stream_options"),
         (FINE[:-1] + b',"service_tier":"priority"}', "unsupported_parameter", "service_tier"),
         (b"[" * 100_000, "invalid_json", None),
+        (FINE[:-1] + b',"user":"' + b"x" * 600 + b'"}', "invalid_value", "user"),
+        (FINE[:-1] + b',"metadata":{"k":"' + b"x" * 600 + b'"}}', "invalid_value", "metadata"),
     ],
 )
 def test_a_faulty_body_is_a_400_that_names_the_fault(

@@ -101,6 +101,15 @@ def test_a_stream_that_breaks_ends_in_an_error_chunk(house: House, upstream: Scr
     assert row["cost_usd"] > 0
 
 
+def test_done_without_a_finish_reason_is_a_failure(house: House, upstream: ScriptedUpstream) -> None:
+    """An answer that was cut and then closed politely is no whole answer."""
+    upstream.script("no-finish")
+    answer = ask(house, stream=True)
+
+    assert "[DONE]" not in answer.text and '"upstream_error"' in answer.text
+    assert row_of(house, answer)["status"] == "interrupted"
+
+
 def test_a_finish_reason_without_done_is_complete(house: House, upstream: ScriptedUpstream) -> None:
     """Some compatible services never send [DONE]; ours always comes after a whole reply."""
     upstream.script("no-done")

@@ -141,6 +141,9 @@ def test_an_address_that_keeps_guessing_is_slowed_down_alone(server: EmbeddedPos
             with pytest.raises(InvalidKey):
                 await auth.identify(new_key(), "10.0.0.2")
             assert isinstance(await auth.identify(made.key, "10.0.0.1"), Caller)
+            await made_key(server, "newcomer")  # after any change, what is remembered is looked up again
+            await asyncio.sleep(0.2)
+            assert isinstance(await auth.identify(made.key, "10.0.0.1"), Caller)
 
     asyncio.run(scene())
 

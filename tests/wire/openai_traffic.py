@@ -139,9 +139,14 @@ WHOLE = (
           body(usage={"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": None,
                       "completion_tokens_details": {"reasoning_tokens": None}}),
           Said(("Grüezi 🚪",), usage=Usage(input_tokens=3, output_tokens=2))),
-    Whole("more cached than asked, less than nothing said", CHAT,
-          body(usage={"prompt_tokens": 3, "completion_tokens": -7, "prompt_tokens_details": {"cached_tokens": 9}}),
-          Said(("Grüezi 🚪",), usage=Usage(input_tokens=3, cached_input_tokens=3))),
+    Whole("more cached than asked", CHAT,
+          body(usage={"prompt_tokens": 3, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 9}}),
+          Said(("Grüezi 🚪",), usage=Usage(input_tokens=3, cached_input_tokens=3, output_tokens=7))),
+    Whole("counts as floats", CHAT, body(usage={"prompt_tokens": 3.0, "completion_tokens": 7.0}),
+          Said(("Grüezi 🚪",), usage=Usage(input_tokens=3, output_tokens=7))),
+    *(Whole(f"no count: {counts}", CHAT, body(usage=counts), Said(("Grüezi 🚪",), usage=None))
+      for counts in ({}, {"prompt_tokens": 3, "completion_tokens": -7}, {"prompt_tokens": None}, {"prompt_tokens": 0},
+                     {"prompt_tokens": 10**30}, {"prompt_tokens": 3, "completion_tokens": 2**31})),
     Whole("a tool call", CHAT,
           body({"content": None, "tool_calls": [
               {"id": "call_a1", "type": "function", "function": {"name": "weather", "arguments": WEATHER[2]}}]},
