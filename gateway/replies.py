@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import structlog
@@ -18,6 +15,7 @@ from gateway.rate_limits import rate_limit_headers
 from gateway.services import Services
 from protocol.errors import ServiceError
 from protocol.events import Event
+from protocol.leaving import ended_when_client_leaves
 from protocol.usage import Usage
 
 log = structlog.get_logger()
@@ -85,30 +83,6 @@ class ReplyResponse:
             broken = ServiceError("The answer broke off inside the gateway.")
             await send({"type": "http.response.body", "body": self._dialect.error(broken), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-@asynccontextmanager
-async def ended_when_client_leaves(receive: Any) -> AsyncIterator[None]:
-    """Cancel what runs inside as soon as the client has gone, and swallow that cancellation."""
-    caller = asyncio.current_task()
-    assert caller is not None
-    has_left = False
-
-    async def watch() -> None:
-        nonlocal has_left
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        has_left = True
-        caller.cancel()
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not has_left or caller.uncancel() > 0:
-            raise
-    finally:
-        watching.cancel()
 
 
 def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:

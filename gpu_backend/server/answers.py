@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import Any, Protocol
 
 from gpu_backend.server.errors import EngineFailed
@@ -15,6 +13,7 @@ from gpu_backend.server.generation import Generation, Job
 from gpu_backend.server.reply import Piece, join_replies
 from gpu_backend.server.wire import UsageBody, encode
 from protocol.errors import ServiceError
+from protocol.leaving import ended_when_client_leaves
 from protocol.sse import DONE, encode_event
 
 log = logging.getLogger("gpu_backend")
@@ -87,30 +86,6 @@ async def send_json(send: Any, body: bytes, request_id: str) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": _headers(headers, request_id)})
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-@asynccontextmanager
-async def ended_when_client_leaves(receive: Any) -> AsyncIterator[None]:
-    """Cancel what runs inside as soon as the client has gone, and swallow that cancellation."""
-    running = asyncio.current_task()
-    assert running is not None
-    has_left = False
-
-    async def watch() -> None:
-        nonlocal has_left
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        has_left = True
-        running.cancel()
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not has_left or running.uncancel() > 0:
-            raise
-    finally:
-        watching.cancel()
 
 
 async def _send_more(send: Any, body: bytes) -> None:

@@ -12,7 +12,7 @@ from litestar import Request, post
 from litestar.types import ASGIApp
 
 from gpu_backend.engine.messages import Embed, Embedding
-from gpu_backend.server.answers import ended_when_client_leaves, send_json
+from gpu_backend.server.answers import send_json
 from gpu_backend.server.errors import EngineFailed
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.prompts import encode_prompts, split_prompts
@@ -20,6 +20,7 @@ from gpu_backend.server.requests import read_body, read_sender
 from gpu_backend.server.wire import EmbeddingAnswer, EmbeddingBody, UsageBody, encode
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import BadRequest, UnsupportedParameter
+from protocol.leaving import ended_when_client_leaves
 
 
 @post("/v1/embeddings", status_code=200)

@@ -1,4 +1,4 @@
-# What surrounds a reply: headers, durations, and the end of a call whose client leaves.
+# The end of a call whose client leaves.
 
 from __future__ import annotations
 
@@ -7,17 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.rate_limits import go_duration
-from gateway.replies import ended_when_client_leaves
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0ms"), (0.012, "12ms"), (1, "1s"), (59.2, "60s"), (60, "1m0s"), (360, "6m0s"), (3661, "1h1m1s"), (-3, "0ms")],
-)
-def test_reset_headers_are_go_durations(seconds: float, text: str) -> None:
-    """The x-ratelimit-reset headers are written as Go writes a duration, rounded up to whole seconds past one."""
-    assert go_duration(seconds) == ("1m0s" if text == "60s" else text)
+from protocol.leaving import ended_when_client_leaves
 
 
 def leaves_after(seconds: float) -> Any:
