@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import resources
@@ -10,7 +11,7 @@ from typing import Any
 
 import structlog
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from billing.edges import Clock
 from billing.holds import Hold, HoldRequest, Limits, RefusedHold, Scope, Settlement
@@ -26,6 +27,10 @@ AWAY = 1.0  # seconds between tries while Redis does not answer
 
 SCRIPT = resources.files(__package__).joinpath("quotas.lua").read_text()
 UNREACHABLE = (RedisError, OSError, TimeoutError)
+# Errors of a Redis that cannot serve now and may later. Any other error is about the command alone.
+NOT_NOW = re.compile(
+    r"(^|-)(OOM|READONLY|LOADING|MISCONF|BUSY|NOSCRIPT|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS|NOAUTH|MOVED|ASK)\b"
+)
 NO_LIMITS = Limits()
 
 log = structlog.get_logger(__name__)
@@ -48,6 +53,7 @@ class Quotas:
         deadline: float = DEADLINE,
     ) -> None:
         self.exceeded = 0  # calls whose upstream billed more than was held
+        self.refused = 0  # commands that Redis refused for good: its counters lack them, and the audit will say so
         self.is_standalone = False
         self._script = Script(redis, SCRIPT, deadline=deadline)
         self._clock = clock
@@ -67,8 +73,8 @@ class Quotas:
                 _open_args(request, request.valid_until + self._server_ahead)
             )
         except UNREACHABLE as exc:
-            # It may have been held after all: give that back as soon as Redis hears us.
-            self._lost(exc)
+            # It may have been held after all, or in part: give that back as soon as Redis hears us.
+            self._failed(exc, request.request_id)
             self._say_later(request.request_id, _release_args(request))
             return self._standalone.open(request, self._clock.now())
         self._found(time / 1000)
@@ -85,7 +91,7 @@ class Quotas:
         try:
             return bool(await self._call(_renew_args(request, used)))
         except UNREACHABLE as exc:
-            self._lost(exc)
+            self._failed(exc, request.request_id)
             return True
 
     async def settle(self, hold: Hold, used: Settlement) -> None:
@@ -141,8 +147,9 @@ class Quotas:
         try:
             await self._call(args)
         except UNREACHABLE as exc:
-            self._lost(exc)
-            self._say_later(request_id, args)
+            self._failed(exc, request_id)
+            if not _is_refusal(exc):
+                self._say_later(request_id, args)
 
     def _say_later(self, request_id: str, args: list[Any]) -> None:
         self._unsaid[request_id] = args
@@ -150,16 +157,18 @@ class Quotas:
             self._repeating = asyncio.create_task(self._repeat())
 
     async def _repeat(self) -> None:
-        """Say everything unsaid once Redis answers; all of it may be said twice."""
+        """Say everything unsaid once Redis answers; all of it may be said twice. What it refuses is not said again."""
         while self._unsaid:
             request_id, args = next(iter(self._unsaid.items()))
             try:
                 await self._call(args)
             except UNREACHABLE as exc:
-                self._lost(exc)
-                await asyncio.sleep(AWAY)
-                continue
-            self._found(None)
+                self._failed(exc, request_id)
+                if not _is_refusal(exc):
+                    await asyncio.sleep(AWAY)
+                    continue
+            else:
+                self._found(None)
             if self._unsaid.get(request_id) is args:
                 del self._unsaid[request_id]
 
@@ -172,7 +181,16 @@ class Quotas:
     def _is_away(self) -> bool:
         return self.is_standalone and self._clock.now() < self._retry_at
 
-    def _lost(self, exc: BaseException) -> None:
+    def _failed(self, exc: Exception, request_id: str) -> None:
+        """Note what a failed call tells of Redis: that it is away, or that it is there and refuses this command."""
+        if _is_refusal(exc):
+            self.refused += 1
+            log.error("redis_refused", request_id=request_id, error=repr(exc))
+            self._found(None)
+        else:
+            self._lost(exc)
+
+    def _lost(self, exc: Exception) -> None:
         if not self.is_standalone:
             log.error("redis_lost", error=repr(exc))
         self.is_standalone = True
@@ -191,6 +209,11 @@ def month_of(day: int) -> int:
     """Return the month of a day since 1970, counted in months since year 0."""
     moment = datetime.fromtimestamp(day * 86_400, UTC)
     return moment.year * 12 + moment.month
+
+
+def _is_refusal(exc: Exception) -> bool:
+    """Whether Redis answered, and would answer the same again: an overflow, a key of another type, a faulty script."""
+    return type(exc) is ResponseError and NOT_NOW.search(str(exc)) is None
 
 
 def _period(request_id: str) -> tuple[int, int]:

@@ -282,6 +282,41 @@ async def test_without_redis_a_share_of_the_last_remainder_is_spent(redis: Redis
     assert (state.day_nanousd, state.day_nanousd_held) == (9_000, 1_000)
 
 
+async def test_what_redis_refuses_holds_up_nobody(quotas: Quotas, clock: SetClock, redis: Redis) -> None:
+    """A settlement that Redis itself will not take is counted and left; Redis is not away, and the next is booked."""
+    first, second = await held(quotas, ask(clock)), await held(quotas, ask(clock))
+    counter = f"tollgate:{{{TEAM}}}:d:team:{day_of(first.request.request_id)}"
+    await redis.hset(counter, "c", str(2**63 - 1))
+
+    await quotas.settle(first, used(cost=900))
+    assert (quotas.refused, quotas.is_standalone, quotas._unsaid) == (1, False, {})
+    await redis.hset(counter, "c", "0")
+    await quotas.settle(second, used(cost=800))
+
+    state = await quotas.usage(TEAM)
+    assert (state.day_nanousd, state.day_nanousd_held, state.live) == (800, 0, 0)
+
+
+async def test_an_unsaid_settlement_that_redis_refuses_is_not_said_again(
+    quotas: Quotas, clock: SetClock, redis: Redis
+) -> None:
+    """It leaves the queue, so that those behind it are heard and the gateway counts in Redis again."""
+    first, second = await held(quotas, ask(clock)), await held(quotas, ask(clock))
+    counter = f"tollgate:{{{TEAM}}}:d:key:key_a:{day_of(first.request.request_id)}"
+    await redis.hset(counter, "c", str(2**63 - 500))
+    quotas._lost(TimeoutError())
+
+    await quotas.settle(first, used(cost=900))
+    await quotas.settle(second, used(cost=300))
+    for _ in range(300):
+        if not quotas._unsaid:
+            break
+        await asyncio.sleep(0.01)
+
+    assert (quotas.refused, quotas.is_standalone, quotas._unsaid) == (1, False, {})
+    assert (await quotas.usage(TEAM)).live == 0
+
+
 def ask(
     clock: Clock, *, team: Limits = UNLIMITED, key: Limits = UNLIMITED, tokens: int = 100, cost: int = 1000
 ) -> HoldRequest:
