@@ -22,7 +22,7 @@ from billing.ledger import insert_records
 from billing.records import UsageRecord
 
 BATCH = 2000  # rows in one transaction
-GATHER = 0.2  # seconds to wait for more, once something closed: a transaction costs more than its rows
+GATHER = 0.05  # seconds to wait for more, once something closed
 REPORT_EVERY = 10.0  # seconds between reports of the watermark, and between looks for dead journals
 LONGEST_PAUSE = 5.0  # seconds between tries while Postgres is away
 
