@@ -18,7 +18,7 @@ from msgspec import Struct
 from billing.adoption import Progress, adopt, seize_segments, settle_segment
 from billing.edges import Clock
 from billing.errors import JournalFull
-from billing.records import UsageRecord
+from billing.records import UsageRecord, bounded, bounded_cost, bounded_usage
 from billing.segments import HEAD, SUFFIX, Fsync, Kind, Segment
 from protocol.usage import Usage
 
@@ -83,7 +83,7 @@ class Journal:
         segment = self._open.get(request_id)
         if segment is None:
             return
-        body = self._encode(Progress(request_id, usage, cost_nanousd))
+        body = self._encode(Progress(request_id, bounded_usage(usage), bounded_cost(cost_nanousd)))
         if segment.has_room(HEAD.size + len(body)) or segment.grow(HEAD.size + len(body)):
             try:
                 segment.append(Kind.PROGRESS, body)
@@ -92,9 +92,10 @@ class Journal:
 
     def closed(self, record: UsageRecord) -> None:
         """Write down how the call ended. Never fails: what the disk does not take waits in memory to be flushed."""
+        record = bounded(record)
         try:
             closed = self._write_close(record)
-        except (OSError, JournalFull) as exc:
+        except (OSError, JournalFull, ValueError, TypeError, OverflowError) as exc:  # the disk's, or a value's
             log.error("journal_close_in_memory", request_id=record.request_id, error=str(exc))
             closed = Closed(self._open.get(record.request_id), None, record)
         self._open.pop(record.request_id, None)

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.partitions import ensure_partitions
-from billing.records import UsageRecord, day_of
+from billing.records import UsageRecord, bounded, day_of
 
 EPOCH = date(1970, 1, 1)
 
@@ -107,7 +107,7 @@ async def insert_records(
     await ensure_partitions(connection, today)
     closed = await _closed_days(connection, {day_in(record) for record in records}, today)
     # In key order, so that two writers with rows in common wait for each other instead of locking up.
-    by_id = {UUID(record.request_id): record for record in records}
+    by_id = {UUID(record.request_id): bounded(record) for record in records}
     rows = {key: _row(key, by_id[key], today if day_in(by_id[key]) in closed else None) for key in sorted(by_id)}
     columns = {name: [row[name] for row in rows.values()] for name in COLUMNS}
     inserted = (await connection.execute(INSERT, columns)).scalars().all()

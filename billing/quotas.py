@@ -15,7 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from billing.edges import Clock
 from billing.holds import Hold, HoldRequest, Limits, RefusedHold, Scope, Settlement
-from billing.records import CHARGED, UsageRecord, day_of
+from billing.records import CHARGED, UsageRecord, bounded_cost, bounded_usage, day_of
 from billing.scope_state import ScopeState, refusal, remaining
 from billing.script import Script
 from billing.standalone import Standalone, demands
@@ -243,14 +243,19 @@ def _open_args(request: HoldRequest, valid_until: float) -> list[Any]:
 
 
 def _renew_args(request: HoldRequest, used: Settlement) -> list[Any]:
-    so_far = [used.usage.total_tokens, used.cost_nanousd]
+    so_far = _amounts(used)
     as_opened = [request.tokens, request.cost_nanousd, *_period(request.request_id)]
     return ["renew", request.team_id, request.request_id, LEASE, *so_far, *as_opened, *map(_name, request.scopes)]
 
 
 def _settle_args(request: HoldRequest, used: Settlement) -> list[Any]:
-    amounts = [used.usage.total_tokens, used.cost_nanousd, *_period(request.request_id)]
+    amounts = [*_amounts(used), *_period(request.request_id)]
     return ["settle", request.team_id, request.request_id, *amounts, *map(_name, request.scopes)]
+
+
+def _amounts(used: Settlement) -> list[int]:
+    """Return tokens and nano-dollars as the ledger will have them."""
+    return [bounded_usage(used.usage).total_tokens, bounded_cost(used.cost_nanousd)]
 
 
 def _release_args(request: HoldRequest) -> list[Any]:

@@ -6,6 +6,12 @@ from __future__ import annotations
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
+
+from protocol.usage import Usage
+
+MOST_TOKENS = 2**31 - 1  # of one call: what an integer column holds
+MOST_NANOUSD = 2**53  # of one call, nine million dollars: what the counters and the daily sums can add up exactly
 
 
 class Status(StrEnum):
@@ -66,6 +72,54 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     user_tag: str | None = None
     metadata: dict[str, str] | None = None
     created_at: float = 0.0
+
+
+def bounded(record: UsageRecord) -> UsageRecord:
+    """Return ``record`` with every quantity inside what the ledger, the sums and the counters can hold.
+
+    An upstream that reports nonsense costs its team the most there is, and not the row.
+    """
+    tokens = (
+        record.input_tokens,
+        record.cached_input_tokens,
+        record.cache_write_tokens,
+        record.output_tokens,
+        record.reasoning_tokens,
+    )
+    money = (record.cost_nanousd, record.gpu_cost_nanousd)
+    if max(tokens) <= MOST_TOKENS and max(money) <= MOST_NANOUSD and min(*tokens, *money) >= 0:
+        return record
+    return replace(
+        record,
+        input_tokens=_within(record.input_tokens, MOST_TOKENS),
+        cached_input_tokens=_within(record.cached_input_tokens, MOST_TOKENS),
+        cache_write_tokens=_within(record.cache_write_tokens, MOST_TOKENS),
+        output_tokens=_within(record.output_tokens, MOST_TOKENS),
+        reasoning_tokens=_within(record.reasoning_tokens, MOST_TOKENS),
+        cost_nanousd=_within(record.cost_nanousd, MOST_NANOUSD),
+        gpu_cost_nanousd=_within(record.gpu_cost_nanousd, MOST_NANOUSD),
+    )
+
+
+def bounded_usage(usage: Usage) -> Usage:
+    """Return ``usage`` inside what a record can hold."""
+    return Usage(
+        _within(usage.input_tokens, MOST_TOKENS),
+        _within(usage.cached_input_tokens, MOST_TOKENS),
+        _within(usage.output_tokens, MOST_TOKENS),
+        _within(usage.reasoning_tokens, MOST_TOKENS),
+        _within(usage.cache_write_tokens, MOST_TOKENS),
+        usage.gpu_seconds,
+    )
+
+
+def bounded_cost(cost_nanousd: int) -> int:
+    """Return a cost inside what a record can hold."""
+    return _within(cost_nanousd, MOST_NANOUSD)
+
+
+def _within(quantity: int, most: int) -> int:
+    return max(0, min(quantity, most))
 
 
 def day_of(request_id: str) -> int:

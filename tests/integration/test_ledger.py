@@ -16,7 +16,7 @@ import migrations
 from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.ledger import write_records
-from billing.records import Attempt, Status, UsageRecord
+from billing.records import MOST_NANOUSD, MOST_TOKENS, Attempt, Status, UsageRecord
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.embedded import temporary_postgres
@@ -183,12 +183,12 @@ async def test_a_killed_postgres_loses_no_call(tmp_path: Path) -> None:
 
 
 async def test_a_record_that_cannot_be_stored_holds_up_nobody(database: Database, tmp_path: Path) -> None:
-    """A value beyond its column goes to a file for people; the other calls of the batch are written."""
+    """A text that Postgres does not know goes to a file for people; the other calls of the batch are written."""
     clock = SetClock()
     journal = Journal.open(tmp_path, clock=clock)
     flusher = Flusher(journal, database, clock)
-    for tokens in (1, 2**40, 3, 4):
-        record = make_record(clock.new_id(), output_tokens=tokens)
+    for tokens, reason in ((1, "named"), (2, "na\0med"), (3, "named"), (4, "named")):
+        record = make_record(clock.new_id(), output_tokens=tokens, route_reason=reason)
         journal.opened(record)
         journal.closed(record)
 
@@ -196,7 +196,26 @@ async def test_a_record_that_cannot_be_stored_holds_up_nobody(database: Database
         pass
 
     assert await rows(database, "SELECT calls, output_tokens FROM usage_daily") == [(3, 8)]
-    assert str(2**40) in (tmp_path / "rejected.jsonl").read_text()
+    assert "na\\u0000med" in (tmp_path / "rejected.jsonl").read_text()
+
+
+async def test_a_number_too_large_for_its_column_is_booked_at_the_most(database: Database, tmp_path: Path) -> None:
+    """The row is there, at what its column holds, and the day's sums still have room for the calls after it."""
+    clock = SetClock()
+    journal = Journal.open(tmp_path, clock=clock)
+    flusher = Flusher(journal, database, clock)
+    for tokens, cost in ((2**40, 2**63 - 1), (5, 2**63 - 1), (6, 7)):
+        record = make_record(clock.new_id(), output_tokens=tokens, cost_nanousd=cost)
+        journal.opened(make_record(record.request_id))
+        journal.closed(record)
+
+    while await flusher.flush_once():
+        pass
+
+    assert await rows(database, "SELECT calls, output_tokens, cost_nanousd::bigint FROM usage_daily") == [
+        (3, MOST_TOKENS + 11, 2 * MOST_NANOUSD + 7)
+    ]
+    assert not (tmp_path / "rejected.jsonl").exists()
 
 
 async def write(database: Database, records: list[UsageRecord]) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from billing.errors import JournalFull
 from billing.journal import Journal, adopt
-from billing.records import Attempt, Status, UsageRecord
+from billing.records import MOST_NANOUSD, MOST_TOKENS, Attempt, Status, UsageRecord
 from billing.segments import SUFFIX, Kind, Segment
 from protocol.usage import Usage
 from tests.support.clock import SetClock
@@ -213,6 +213,35 @@ def test_a_close_the_disk_refuses_is_still_flushed(
     assert journal.take_closed(1) == [record]
     journal.mark_flushed([record.request_id])
     assert journal.backlog == 0
+
+
+@pytest.mark.parametrize("number", [2**31, 2**63, 10**19, 10**30])
+def test_a_number_too_large_for_its_column_is_closed_at_the_most(
+    journal: Journal, clock: SetClock, number: int
+) -> None:
+    """Whatever an upstream reports, progress and close are written, and the row comes at what the ledger can hold."""
+    streaming, closed = make_record(clock.new_id()), make_record(clock.new_id())
+    journal.opened(streaming)
+    journal.progress(streaming.request_id, Usage(number, 0, number), 10**30)
+    run(journal, replace(closed, input_tokens=number, output_tokens=number, cost_nanousd=10**30))
+
+    [taken] = journal.take_closed(10)
+    journal.close()
+
+    assert (taken.input_tokens, taken.output_tokens, taken.cost_nanousd) == (MOST_TOKENS, MOST_TOKENS, MOST_NANOUSD)
+    assert [(record.output_tokens, record.cost_nanousd) for record in adopt(journal.directory, clock)] == [
+        (MOST_TOKENS, MOST_NANOUSD)
+    ] * 2
+
+
+def test_a_close_that_cannot_be_encoded_does_not_fail(journal: Journal, clock: SetClock) -> None:
+    """A text that has no bytes waits in memory; the flusher decides what becomes of it."""
+    record = make_record(clock.new_id(), user_tag="\ud800")
+    journal.opened(replace(record, user_tag=None))
+
+    journal.closed(record)
+
+    assert journal.take_closed(1) == [record]
 
 
 def test_a_segment_of_another_version_is_kept_for_people(journal: Journal, clock: SetClock) -> None:
