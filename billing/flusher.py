@@ -14,7 +14,7 @@ import asyncpg
 import msgspec
 import structlog
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from billing.edges import Clock, Database
 from billing.journal import Journal
@@ -26,6 +26,8 @@ GATHER = 0.05  # seconds to wait for more, once something closed
 REPORT_EVERY = 10.0  # seconds between reports of the watermark, and between looks for dead journals
 LONGEST_PAUSE = 5.0  # seconds between tries while Postgres is away
 
+# What a record raises that cannot be made a row. Anything else is about the process or Postgres and is tried again.
+UNWRITABLE = (StatementError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, AssertionError)
 UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)  # asyncpg's own errors arrive as SQLAlchemy's or as these
 
 REPORT = text(
@@ -118,24 +120,24 @@ class Flusher:
         self._wake.clear()
 
     async def _write(self, records: Sequence[UsageRecord]) -> list[UsageRecord]:
-        """Write records in one transaction; if a value cannot be stored, find its record and put it aside."""
+        """Write records in one transaction; if one of them cannot be stored, find it and put it aside."""
         try:
             async with self._database.begin() as connection:
                 return await insert_records(connection, records, today=self._clock.today())
-        except DBAPIError as exc:
-            if not _is_about_a_value(exc):
+        except UNWRITABLE as exc:
+            if isinstance(exc, DBAPIError) and not _is_about_a_value(exc):
                 raise
             if len(records) == 1:
-                self._put_aside(records[0])
+                self._put_aside(records[0], exc)
                 return []
         half = len(records) // 2
         return await self._write(records[:half]) + await self._write(records[half:])
 
-    def _put_aside(self, record: UsageRecord) -> None:
+    def _put_aside(self, record: UsageRecord, exc: Exception) -> None:
         """Keep a record that Postgres will never take where people find it, so that it holds up nobody else."""
         with open(self._journal.directory / "rejected.jsonl", "ab") as file:
-            file.write(msgspec.json.encode(record) + b"\n")
-        log.error("ledger_record_rejected", request_id=record.request_id, file=file.name)
+            file.write(_line(record) + b"\n")
+        log.error("ledger_record_rejected", request_id=record.request_id, file=file.name, error=repr(exc))
 
     async def _report(self) -> None:
         """Say how far this journal is carried: days close when every flusher has passed them."""
@@ -149,6 +151,13 @@ class Flusher:
         }
         async with self._database.begin() as connection:
             await connection.execute(REPORT, row)
+
+
+def _line(record: UsageRecord) -> bytes:
+    try:
+        return msgspec.json.encode(record)
+    except (ValueError, TypeError, OverflowError):  # not even JSON: as Python shows it
+        return msgspec.json.encode({"request_id": ascii(record.request_id), "record": ascii(record)})
 
 
 def _is_about_a_value(exc: DBAPIError) -> bool:

@@ -25,6 +25,7 @@ from protocol.usage import Usage
 __all__ = ["Journal", "adopt"]
 
 SEGMENT_BYTES = 8 * 1024 * 1024
+TAKEN_BYTES = 8 * 1024 * 1024  # of records in one flush
 CLOSE_ROOM = 2048  # bytes a close may need beyond what its open took: names, times, attempts
 
 log = structlog.get_logger(__name__)
@@ -138,13 +139,29 @@ class Journal:
             self.on_closed()
         return found
 
-    def take_closed(self, limit: int) -> list[UsageRecord]:
-        """Return up to ``limit`` closed calls, oldest first. They stay until ``mark_flushed``."""
+    def take_closed(self, limit: int, most_bytes: int = TAKEN_BYTES) -> list[UsageRecord]:
+        """Return closed calls, oldest first: up to ``limit``, and up to ``most_bytes`` of records, but at least one.
+
+        They stay until ``mark_flushed``. A close that the disk no longer gives back is logged and left out, and its
+        segment is kept for people.
+        """
         taken: list[UsageRecord] = []
+        unreadable: list[str] = []
+        size = 0
         for request_id, closed in self._closed.items():
-            if len(taken) == limit:
+            if len(taken) == limit or size >= most_bytes:
                 break
-            taken.append(closed.record or _read_record(closed, request_id))
+            try:
+                record, length = _read_record(closed)
+            except (OSError, msgspec.DecodeError) as exc:
+                log.error("journal_close_unreadable", request_id=request_id, segment=_path(closed), error=str(exc))
+                unreadable.append(request_id)
+                continue
+            if taken and size + length > most_bytes:
+                break
+            taken.append(record)
+            size += length
+        self._leave_out(unreadable)
         return taken
 
     def is_adopted(self, request_id: str) -> bool:
@@ -189,6 +206,14 @@ class Journal:
                 segment.free()
         self._segments.clear()
         self._current = None
+
+    def _leave_out(self, unreadable: Iterable[str]) -> None:
+        """Wait no longer for closes that cannot be read."""
+        for request_id in unreadable:
+            segment = self._closed[request_id].segment
+            if segment is not None:
+                segment.is_damaged = True
+        self.mark_flushed(unreadable)
 
     def _write_close(self, record: UsageRecord) -> Closed:
         body = self._encode(record)
@@ -237,11 +262,19 @@ def _full(exc: OSError) -> JournalFull:
     )
 
 
-def _read_record(closed: Closed, request_id: str) -> UsageRecord:
+def _read_record(closed: Closed) -> tuple[UsageRecord, int]:
+    """Return a waiting record and its size in bytes."""
+    if closed.record is not None:
+        return closed.record, CLOSE_ROOM  # in memory: about as much as a close takes
     assert closed.segment is not None and closed.place is not None
     found = closed.segment.read(closed.place)
-    assert found is not None, f"the close of {request_id} is gone from {closed.segment.path}"
-    return _decode_record(found[1])
+    if found is None:
+        raise msgspec.DecodeError(f"there is no whole record at {closed.place}")
+    return _decode_record(found[1]), len(found[1])
+
+
+def _path(closed: Closed) -> str:
+    return str(closed.segment.path) if closed.segment is not None else ""
 
 
 _decode_record = msgspec.msgpack.Decoder(UsageRecord).decode

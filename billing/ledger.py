@@ -17,6 +17,7 @@ from billing.partitions import ensure_partitions
 from billing.records import UsageRecord, bounded, day_of
 
 EPOCH = date(1970, 1, 1)
+MOMENT_ZERO = datetime(1970, 1, 1, tzinfo=UTC)
 
 COLUMNS = {
     "day": "date",
@@ -142,7 +143,7 @@ def _row(request_id: UUID, record: UsageRecord, booked_on: date | None) -> dict[
         "client_request_id": _clean(record.client_request_id),
         "user_tag": _clean(record.user_tag),
         "metadata": _metadata(record.metadata),
-        "created_at": datetime.fromtimestamp(created_at, UTC),
+        "created_at": MOMENT_ZERO + timedelta(seconds=created_at),
         "booked_on": booked_on,
     }
 

@@ -47,6 +47,7 @@ class Segment:
         self.size = size  # bytes reserved on disk
         self.sync = sync
         self.promised = 0
+        self.is_damaged = False  # a record that was written cannot be read: the file is not deleted but set aside
         self.calls: dict[str, int] = {}  # request id -> bytes promised to its close; neither flushed nor dropped yet
 
     @classmethod
@@ -130,14 +131,18 @@ class Segment:
             self.end += HEAD.size + len(body)
 
     def free(self) -> None:
-        """Delete the file: all it knew has been flushed."""
+        """Delete the file: all it knew has been flushed. A damaged one is set aside instead."""
+        if self.is_damaged:
+            self.set_aside()
+            return
         with contextlib.suppress(OSError):
             self.path.unlink()
         self.close()
 
     def set_aside(self) -> None:
         """Keep the file where nobody adopts it again."""
-        self.path.rename(self.path.with_suffix(".unreadable"))
+        with contextlib.suppress(OSError):
+            self.path.rename(self.path.with_suffix(".unreadable"))
         self.close()
 
     def close(self) -> None:

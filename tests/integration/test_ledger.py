@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 import migrations
 from billing.flusher import Flusher
-from billing.journal import Journal
+from billing.journal import Closed, Journal
 from billing.ledger import write_records
 from billing.records import MOST_NANOUSD, MOST_TOKENS, Attempt, Status, UsageRecord
 from gateway.clock import Clock
@@ -197,6 +197,25 @@ async def test_a_record_that_cannot_be_stored_holds_up_nobody(database: Database
 
     assert await rows(database, "SELECT calls, output_tokens FROM usage_daily") == [(3, 8)]
     assert "na\\u0000med" in (tmp_path / "rejected.jsonl").read_text()
+
+
+@pytest.mark.parametrize("fault", [{"created_at": 1e18}, {"user_tag": "\ud800"}, {"total_ms": "long"}])
+async def test_a_record_that_cannot_be_made_a_row_holds_up_nobody(
+    database: Database, tmp_path: Path, fault: dict[str, object]
+) -> None:
+    """Whatever one record raises on its way to Postgres, it alone is put aside."""
+    clock = SetClock()
+    journal = Journal.open(tmp_path, clock=clock)
+    flusher = Flusher(journal, database, clock)
+    good, bad = make_record(clock.new_id()), make_record(clock.new_id(), **fault)
+    for record in (bad, good):
+        journal._closed[record.request_id] = Closed(None, None, record)
+
+    while await flusher.flush_once():
+        pass
+
+    assert await rows(database, "SELECT request_id::text FROM usage_records") == [(good.request_id,)]
+    assert bad.request_id in (tmp_path / "rejected.jsonl").read_text()
 
 
 async def test_a_number_too_large_for_its_column_is_booked_at_the_most(database: Database, tmp_path: Path) -> None:

@@ -244,6 +244,32 @@ def test_a_close_that_cannot_be_encoded_does_not_fail(journal: Journal, clock: S
     assert journal.take_closed(1) == [record]
 
 
+def test_a_damaged_close_holds_up_no_other(journal: Journal, clock: SetClock) -> None:
+    """What the disk no longer gives back is left out, the others come, and the file is kept for people."""
+    first, damaged, last = (make_record(clock.new_id()) for _ in range(3))
+    for record in (first, damaged, last):
+        run(journal, record)
+    waiting = journal._closed[damaged.request_id]
+    assert waiting.segment is not None and waiting.place is not None
+    os.pwrite(waiting.segment.fd, b"\xff" * 8, waiting.place + 20)
+
+    assert journal.take_closed(10) == [first, last]
+    journal.mark_flushed([first.request_id, last.request_id])
+    journal.close()
+
+    assert [path.suffix for path in journal.directory.iterdir()] == [".unreadable"]
+
+
+def test_a_flush_is_bounded_by_bytes(journal: Journal, clock: SetClock) -> None:
+    """Large records come a few at a time, and one that is larger than the bound comes alone."""
+    records = [make_record(clock.new_id(), metadata={"note": "x" * 4000}) for _ in range(5)]
+    for record in records:
+        run(journal, record)
+
+    assert journal.take_closed(10, most_bytes=10_000) == records[:2]
+    assert journal.take_closed(10, most_bytes=1) == records[:1]
+
+
 def test_a_segment_of_another_version_is_kept_for_people(journal: Journal, clock: SetClock) -> None:
     """What we cannot read is set aside, and holds up nothing else."""
     assert journal.directory.is_dir()
