@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import structlog
@@ -53,6 +55,7 @@ class Journal:
         self._segments: set[Segment] = set()
         self._open: dict[str, Segment] = {}  # calls that run, and where their records go
         self._closed: dict[str, Closed] = {}  # in the order of their closing
+        self._refused: JournalFull | None = None  # why the last open was refused, until one is taken again
         self._encode = msgspec.msgpack.Encoder().encode
 
     @classmethod
@@ -74,10 +77,26 @@ class Journal:
         try:
             segment.append(Kind.OPENED, body)
         except OSError as exc:
-            raise _full(exc) from exc
+            self._refused = _full(exc)
+            raise self._refused from exc
+        self._refused = None
         segment.promised += promise
         segment.calls[record.request_id] = promise
         self._open[record.request_id] = segment
+
+    def check(self) -> Literal["ok", "full", "not writable"]:
+        """Say whether the next call could be opened, by making the room that it would use."""
+        refused = self._refused
+        try:
+            if refused is None:
+                self._segment_for(2 * CLOSE_ROOM)
+        except JournalFull as exc:
+            refused = exc
+        if refused is None:
+            return "ok"
+        cause = refused.__cause__
+        is_full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+        return "full" if is_full else "not writable"
 
     def progress(self, request_id: str, usage: Usage, cost_nanousd: int) -> None:
         """Write down how much the call has used so far; left out on a full disk, where only closes have room."""

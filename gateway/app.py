@@ -100,7 +100,8 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
             started_at=clock.now(),
         )
         sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
-        for loop in (services.flusher.run, services.auth.run, services.keeper.run, sweeper.run):
+        metrics.follow(quotas, sweeper, services.flusher)
+        for loop in (services.flusher.run, services.auth.run, services.keeper.run, sweeper.run, metrics.run):
             task = asyncio.create_task(_keep_going(loop))
             stack.push_async_callback(_stop, task)
         yield services

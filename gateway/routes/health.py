@@ -29,8 +29,9 @@ async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
     """Say of each part whether it answers. Known keys are served without Postgres or Redis: degraded is still ready."""
     services = services_of(request)
     postgres, redis = await asyncio.gather(_answers(_ask_postgres(services)), _answers(services.redis.ping()))
-    parts = {"postgres": postgres, "redis": redis}
-    status = "ok" if postgres == redis == "ok" else "degraded"
+    quotas = "standalone" if services.quotas.is_standalone else "ok"
+    parts = {"postgres": postgres, "redis": redis, "quotas": quotas, "journal": services.journal.check()}
+    status = "ok" if set(parts.values()) == {"ok"} else "degraded"
     return Response({"status": status, "parts": parts, "journal_backlog": services.flusher.backlog}, status_code=200)
 
 
@@ -38,7 +39,6 @@ async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
 async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return every metric in Prometheus' text format."""
     services = services_of(request)
-    services.metrics.journal_backlog.set(services.flusher.backlog)
     return Response(services.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from billing.flusher import Flusher
+from billing.quotas import Quotas
 from billing.records import UsageRecord
+from billing.sweep import Sweeper
 from gateway.answering.call import Call
 from gateway.answering.hooks import ReplyHook
 from router.targets import Target
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 OVERHEAD = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
+REFRESH = 5.0  # seconds between looks at what others count
 
 
 class Metrics(ReplyHook):
@@ -54,6 +60,45 @@ class Metrics(ReplyHook):
             registry=self.registry,
             multiprocess_mode="livesum",
         )
+        self.quotas_standalone = Gauge(
+            "tollgate_quotas_standalone",
+            "1 while Redis is away and limits are this gateway's share of the last remainder",
+            registry=self.registry,
+            multiprocess_mode="livemax",
+        )
+        self.hold_exceeded = self._counter("tollgate_hold_exceeded_total", "Calls billed above their hold")
+        self.holds_swept = self._counter("tollgate_holds_swept_total", "Holds freed because nobody renewed them")
+        self.redis_refusals = self._counter(
+            "tollgate_redis_refusals_total", "Quota commands that Redis refused: its counters lack them"
+        )
+        self._counted: list[tuple[Counter, Callable[[], int]]] = []
+        self._refresh_gauges: Callable[[], None] = lambda: None
+
+    def follow(self, quotas: Quotas, sweeper: Sweeper, flusher: Flusher) -> None:
+        """Show from now on what these count themselves."""
+
+        def refresh_gauges() -> None:
+            self.quotas_standalone.set(quotas.is_standalone)
+            self.journal_backlog.set(flusher.backlog)
+
+        self._refresh_gauges = refresh_gauges
+        self._counted = [
+            (self.hold_exceeded, _rise(lambda: quotas.exceeded)),
+            (self.redis_refusals, _rise(lambda: quotas.refused)),
+            (self.holds_swept, _rise(lambda: sweeper.freed)),
+        ]
+
+    async def run(self) -> None:
+        """Refresh every few seconds, so that a scrape that another worker process answers sees this one's too."""
+        while True:
+            self.refresh()
+            await asyncio.sleep(REFRESH)
+
+    def refresh(self) -> None:
+        """Take over what is counted elsewhere."""
+        self._refresh_gauges()
+        for counter, rise in self._counted:
+            counter.inc(rise())
 
     def watch(self, call: Call, target: Target) -> ReplyHook:
         """Watch a reply: all of them alike, and only how they end."""
@@ -75,6 +120,7 @@ class Metrics(ReplyHook):
 
     def render(self) -> bytes:
         """Return everything in Prometheus' text format, of all worker processes together."""
+        self.refresh()
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             return generate_latest(self.registry)
         registry = CollectorRegistry()
@@ -98,3 +144,15 @@ def counter_of(metric: Counter, *labels: str) -> Counter:
 def histogram_of(metric: Histogram, *labels: str) -> Histogram:
     """Return the histogram of one combination of labels."""
     return metric.labels(*labels)
+
+
+def _rise(count: Callable[[], int]) -> Callable[[], int]:
+    """Return a function that tells how much ``count`` has risen since it was last asked."""
+    seen = 0
+
+    def rise() -> int:
+        nonlocal seen
+        before, seen = seen, count()
+        return seen - before
+
+    return rise

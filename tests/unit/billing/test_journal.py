@@ -244,6 +244,30 @@ def test_a_close_that_cannot_be_encoded_does_not_fail(journal: Journal, clock: S
     assert journal.take_closed(1) == [record]
 
 
+@pytest.mark.parametrize(("code", "state"), [(errno.ENOSPC, "full"), (errno.EROFS, "not writable")])
+def test_a_journal_that_cannot_be_written_says_so(
+    journal: Journal, clock: SetClock, monkeypatch: pytest.MonkeyPatch, code: int, state: str
+) -> None:
+    """Before any call is refused, and until one is taken again."""
+    assert journal.check() == "ok"
+    record = make_record(clock.new_id())
+
+    def broken(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", broken)
+        with pytest.raises(JournalFull):
+            journal.opened(record)
+        assert journal.check() == state
+    journal.opened(record)
+    assert journal.check() == "ok"
+
+    fresh = Journal.open(journal.directory, clock=clock)
+    monkeypatch.setattr(os, "posix_fallocate", broken)
+    assert fresh.check() == state
+
+
 def test_a_damaged_close_holds_up_no_other(journal: Journal, clock: SetClock) -> None:
     """What the disk no longer gives back is left out, the others come, and the file is kept for people."""
     first, damaged, last = (make_record(clock.new_id()) for _ in range(3))

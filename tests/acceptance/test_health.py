@@ -1,0 +1,49 @@
+# What a house says of itself to operators.
+
+from __future__ import annotations
+
+import httpx
+
+from billing.flusher import Flusher
+from billing.quotas import Quotas
+from billing.sweep import Sweeper
+from gateway.telemetry.metrics import Metrics
+from tests.support.house import House
+
+COUNTED = ("tollgate_hold_exceeded_total", "tollgate_holds_swept_total", "tollgate_redis_refusals_total")
+
+
+def test_a_ready_house_names_its_parts(house: House) -> None:
+    """Quotas and the journal have their say beside Postgres and Redis."""
+    answer = httpx.get(house.url + "/health/ready").json()
+
+    assert answer["parts"].keys() == {"postgres", "redis", "quotas", "journal"}
+    assert answer["parts"]["journal"] == "ok"
+    assert answer["status"] == ("ok" if set(answer["parts"].values()) == {"ok"} else "degraded")
+
+
+def test_the_money_rooms_are_measured(house: House) -> None:
+    """What the quotas and the sweeper count can be scraped from the first moment."""
+    with house.client(house.admin_key) as client:
+        shown = {line.split(" ")[0] for line in client.get("/metrics").text.splitlines()}
+
+    assert shown >= {*COUNTED, "tollgate_quotas_standalone", "tollgate_journal_backlog"}
+
+
+def test_a_scrape_shows_what_others_counted() -> None:
+    """However often it is rendered, each is counted once."""
+    metrics = Metrics()
+    quotas, sweeper, flusher = object.__new__(Quotas), object.__new__(Sweeper), object.__new__(_Flusher)
+    quotas.exceeded, quotas.refused, quotas.is_standalone, sweeper.freed = 2, 1, True, 5
+    metrics.follow(quotas, sweeper, flusher)
+    metrics.render()
+    quotas.exceeded, quotas.is_standalone = 3, False
+
+    lines = metrics.render().decode().splitlines()
+
+    assert [f"{name} {count}" in lines for name, count in zip(COUNTED, (3.0, 5.0, 1.0), strict=True)] == [True] * 3
+    assert "tollgate_quotas_standalone 0.0" in lines and "tollgate_journal_backlog 7.0" in lines
+
+
+class _Flusher(Flusher):
+    backlog = 7  # type: ignore[assignment]
