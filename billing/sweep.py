@@ -40,6 +40,7 @@ class Sweeper:
         self._clock = clock
         self._keep_rows = keep_rows  # seconds
         self._chores_due = 0.0
+        self._unbooked: list[str] = []  # freed, and not yet looked up in the ledger
 
     async def run(self) -> None:
         """Make a round every ten seconds."""
@@ -56,16 +57,22 @@ class Sweeper:
         """Free the expired holds of every team and return their request ids.
 
         A call that is in the ledger although its hold was never settled, because its owner died between the two, is
-        settled here.
+        settled here, in the next round if the ledger cannot be asked in this one.
         """
         async with self._database.begin() as connection:
             teams = (await connection.execute(text("SELECT id FROM teams"))).scalars().all()
-        freed = [request_id for team_id in teams for request_id in await self._quotas.sweep(team_id)]
-        if freed:
-            log.warning("holds_freed", request_ids=freed)
-            self.freed += len(freed)
+        freed: list[str] = []
+        for team_id in teams:
+            expired = await self._quotas.sweep(team_id)
+            if expired:
+                log.warning("holds_freed", team_id=team_id, request_ids=expired)
+                self.freed += len(expired)
+                self._unbooked += expired
+                freed += expired
+        if self._unbooked:
             async with self._database.begin() as connection:
-                known = await find_records(connection, freed)
+                known = await find_records(connection, self._unbooked)
+            self._unbooked = []
             await self._quotas.book(known)
         return freed
 

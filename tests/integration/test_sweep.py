@@ -8,9 +8,11 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import text
 
+from billing import sweep
 from billing.holds import Hold, HoldRequest, Leg, Limits, Scope, Settlement
 from billing.ledger import write_records
 from billing.quotas import LEASE, Quotas
+from billing.records import UsageRecord
 from billing.sweep import Sweeper
 from gateway.database import Database
 from protocol.usage import Usage
@@ -68,6 +70,28 @@ async def test_a_call_in_the_ledger_is_settled_when_its_hold_is_freed(
 
     state = await quotas.usage("team_a")
     assert (state.day_nanousd, state.day_tokens, state.day_nanousd_held) == (700, 120, 0)
+
+
+async def test_freed_holds_are_looked_up_again_when_the_ledger_was_away(
+    sweeper: Sweeper, quotas: Quotas, clock: SetClock, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres lost between the sweep and the look-up: the next round settles what this one freed."""
+    hold = await open_hold(quotas, clock)
+    async with database.begin() as connection:
+        await write_records(connection, [make_record(hold.request.request_id, cost_nanousd=700)], today=TODAY)
+    clock.move(LEASE + 1)
+
+    async def lost(*_: object) -> list[UsageRecord]:
+        raise OSError("connection reset")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "find_records", lost)
+        with pytest.raises(OSError, match="reset"):
+            await sweeper.sweep_once()
+    assert await sweeper.sweep_once() == []
+
+    state = await quotas.usage("team_a")
+    assert (state.day_nanousd, state.day_nanousd_held, sweeper.freed) == (700, 0, 1)
 
 
 async def test_partitions_are_made_ahead_and_dropped_when_their_time_is_over(
