@@ -20,7 +20,7 @@ from billing.quotas import Quotas
 from billing.sweep import Sweeper
 from gateway.answering.keeper import Keeper
 from gateway.auth import Authenticator
-from gateway.background import Background
+from gateway.background import Background, stop_all
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.failures import LARGEST_BODY, render_error
@@ -103,7 +103,7 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
         metrics.follow(quotas, sweeper, services.flusher)
         for loop in (services.flusher.run, services.auth.run, services.keeper.run, sweeper.run, metrics.run):
             task = asyncio.create_task(_keep_going(loop))
-            stack.push_async_callback(_stop, task)
+            stack.push_async_callback(stop_all, [task])
         yield services
         await background.drain(SETTLE_WITHIN)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for whoever adopts it
@@ -118,12 +118,6 @@ async def _keep_going(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         except Exception:
             log.exception("loop_failed", loop=loop.__qualname__)
         await asyncio.sleep(1.0)
-
-
-async def _stop(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
 
 
 def _without_chatter(config: AppConfig) -> AppConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import structlog
@@ -34,3 +34,12 @@ class Background:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("background_work_failed", error=repr(error), exc_info=error)
+
+
+async def stop_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until they have ended: libraries that are busy connecting may swallow a cancellation."""
+    running = {task for task in tasks if not task.done()}
+    while running:
+        for task in running:
+            task.cancel()
+        _, running = await asyncio.wait(running, timeout=0.5)

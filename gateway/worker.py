@@ -22,6 +22,7 @@ from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.quotas import Quotas
 from billing.sweep import Sweeper
+from gateway.background import stop_all
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.settings import Settings
@@ -86,9 +87,7 @@ async def _until_stopped(asked_to_stop: asyncio.Event, chores: dict[str, asyncio
     ended = {name: task for name, task in chores.items() if task.done()}
     for name, task in ended.items():
         log.error("chore_ended", chore=name, error=repr(task.exception()), exc_info=task.exception())
-    for waiting in (stop, *chores.values()):
-        waiting.cancel()
-    await asyncio.gather(stop, *chores.values(), return_exceptions=True)
+    await stop_all((stop, *chores.values()))
     return 1 if ended else 0
 
 
