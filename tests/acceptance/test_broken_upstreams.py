@@ -101,6 +101,16 @@ def test_a_stream_that_breaks_ends_in_an_error_chunk(house: House, upstream: Scr
     assert row["cost_usd"] > 0
 
 
+def test_a_stream_ends_at_its_total_deadline(house: House, upstream: ScriptedUpstream) -> None:
+    """Tokens that keep dripping keep nobody past `timeouts.total`: an error chunk says so, what came is charged."""
+    upstream.script("tokens=40,pace=0.25")
+    answer = ask(house, stream=True)
+    row = row_of(house, answer)
+
+    assert "[DONE]" not in answer.text and '"upstream_timeout"' in answer.text
+    assert row["status"] == "interrupted" and 3 <= row["output_tokens"] < 40
+
+
 def test_done_without_a_finish_reason_is_a_failure(house: House, upstream: ScriptedUpstream) -> None:
     """An answer that was cut and then closed politely is no whole answer."""
     upstream.script("no-finish")
