@@ -1,5 +1,5 @@
-# A plain forward pass over a checkpoint of the Llama family, in float64 on the CPU: no cache, no blocks, no batch, and
-# nothing of the engine's own. What the engine says is judged by it; transformers judges it in turn, in the tests.
+# A plain forward pass over a checkpoint of the Llama family, on the CPU: no cache, no blocks, no batch, and nothing of
+# the engine's own. What the engine says is judged by it; transformers judges it in turn, in the tests.
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from torch import Tensor
 
 
 class PlainModel:
-    """The checkpoint's weights, rounded to a precision, and one function of them."""
+    """The checkpoint's weights, rounded to ``dtype``, and one function of them, computed in ``arithmetic``."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype = torch.float32, arithmetic: torch.dtype = torch.float64
+    ) -> None:
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         files = sorted(folder.glob("*.safetensors"))
-        self._weights = {name: t.to(dtype).double() for file in files for name, t in load_file(file).items()}
+        self._weights = {name: t.to(dtype).to(arithmetic) for file in files for name, t in load_file(file).items()}
 
     def logits(self, token_ids: list[int]) -> Tensor:
         """Return the logits after each token (tokens, vocab)."""
@@ -58,5 +60,5 @@ class PlainModel:
         half = x.shape[-1] // 2
         frequencies = self.config["rope_theta"] ** (-torch.arange(half, dtype=torch.float64) / half)
         turn = torch.polar(torch.ones((), dtype=torch.float64), torch.arange(len(x))[:, None, None] * frequencies)
-        turned = torch.complex(x[..., :half], x[..., half:]) * turn
-        return torch.cat([turned.real, turned.imag], -1)
+        turned = torch.complex(x[..., :half].double(), x[..., half:].double()) * turn
+        return torch.cat([turned.real, turned.imag], -1).to(x.dtype)

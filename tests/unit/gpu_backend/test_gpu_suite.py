@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.roofline import shared_workload
 from gpu_backend.kernels import reference
-from tests.gpu import operations
+from tests.gpu import generation, operations
 from tests.gpu.check import outcome_of
 from tests.gpu.plain import PlainModel
 from tests.support.tiny_model import TinyModel, write_tiny_model
@@ -73,6 +73,23 @@ def test_wrong_kernel_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
     unwritten = outcome_of(check, torch.bfloat16, cpu, seed=1)
 
     assert not off.passed and not unwritten.passed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lost_cache_entry_fails_every_engine_check(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that loses one token's keys and values in each step does not pass, in the coarse precision either."""
+    store, cpu = reference.store_kv, torch.device("cpu")
+
+    def lose_one(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> None:
+        store(key[:-1], value[:-1], kv_cache, slots[:-1])
+
+    monkeypatch.setattr(reference, "store_kv", lose_one)
+    judged = [
+        check for check in generation.CHECKS if dtype in check.dtypes and check.run is not generation.seeded_replies
+    ]
+    outcomes = [outcome_of(check, dtype, cpu, seed=1) for check in judged]
+
+    assert len(outcomes) == 4 and not any(outcome.passed for outcome in outcomes), outcomes
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
