@@ -112,3 +112,25 @@ closed_days = Table(
     Column("day", Date, primary_key=True),
     Column("closed_at", DateTime(timezone=True), nullable=False),
 )
+
+# What people booked beside the calls, with who and why. Entries are only added: a wrong one is put right by another.
+corrections = Table(
+    "corrections",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("team_id", Text, nullable=False),
+    Column("day", Date, nullable=False),  # the UTC day that is corrected
+    Column("booked_on", Date, nullable=False),  # the UTC day on which it was booked
+    Column("key_id", Text),
+    Column("model_used", Text),
+    Column("tier", Text),  # of the call, when one is corrected
+    Column("request_id", Uuid),  # the call that is corrected, when it is one
+    Column("input_tokens", BigInteger, nullable=False),  # signed, as are the others
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("cost_nanousd", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("actor", Text, nullable=False),  # as in the audit log
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Index("corrections_team_id_day_idx", "team_id", "day"),
+    Index("corrections_day_idx", "day"),
+)
