@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.instances import add_gpu_costs
 from billing.partitions import ensure_partitions
 from billing.records import UsageRecord, bounded, day_of
 
@@ -112,7 +113,9 @@ async def insert_records(
     rows = {key: _row(key, by_id[key], today if day_in(by_id[key]) in closed else None) for key in sorted(by_id)}
     columns = {name: [row[name] for row in rows.values()] for name in COLUMNS}
     inserted = (await connection.execute(INSERT, columns)).scalars().all()
-    await _roll_up(connection, [rows[key] for key in inserted])
+    new = [rows[key] for key in inserted]
+    await _roll_up(connection, new)
+    await add_gpu_costs(connection, new)
     return [by_id[key] for key in inserted]
 
 

@@ -134,3 +134,45 @@ corrections = Table(
     Index("corrections_team_id_day_idx", "team_id", "day"),
     Index("corrections_day_idx", "day"),
 )
+
+# Engine replicas as they were last seen: their own counters since they started, so that what passed since can be told.
+instances = Table(
+    "instances",
+    metadata,
+    Column("instance_id", Text, primary_key=True),  # another one after every start
+    Column("provider", Text, nullable=False),
+    Column("endpoint", Text, nullable=False),  # usage_records.provider_endpoint
+    Column("model", Text),  # its name in the catalogue, where it has one
+    Column("gpus", Integer, nullable=False),
+    Column("alive_us", BigInteger, nullable=False),  # microseconds since the start
+    Column("busy_us", BigInteger, nullable=False),  # of these, in steps
+    Column("first_seen", DateTime(timezone=True), nullable=False),
+    Column("last_seen", DateTime(timezone=True), nullable=False),
+    Column("load", JSONB, nullable=False),  # the engine's last report
+    Index("instances_last_seen_idx", "last_seen"),
+)
+
+# The time of each replica on each UTC day, by the price that a GPU-hour had; replicas without a price have no rows.
+instance_days = Table(
+    "instance_days",
+    metadata,
+    Column("instance_id", Text, primary_key=True),
+    Column("day", Date, primary_key=True),
+    Column("gpu_hour_nanousd", BigInteger, primary_key=True),
+    Column("provider", Text, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("model", Text),
+    Column("gpus", Integer, nullable=False),
+    Column("alive_us", BigInteger, nullable=False),
+    Column("busy_us", BigInteger, nullable=False),
+    Index("instance_days_day_idx", "day"),
+)
+
+# What the calls of each day cost us at each endpoint, kept in the transaction that inserts their rows.
+endpoint_days = Table(
+    "endpoint_days",
+    metadata,
+    Column("day", Date, primary_key=True),
+    Column("endpoint", Text, primary_key=True),  # usage_records.provider_endpoint
+    Column("gpu_cost_nanousd", BigInteger, nullable=False),
+)

@@ -1,0 +1,125 @@
+# Looks at engine replicas: what each says of itself, and the time that passed for it, booked once however many look.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+SECOND = 1_000_000  # microseconds
+DAY = 86_400 * SECOND
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """One look at a replica: its own counters since it started, in microseconds, and what else it says of itself.
+
+    ``instance_id`` is another one after every start. ``gpu_hour_nanousd`` is what an hour of one of its GPUs costs at
+    this moment; None: nobody said so, and its time is not booked.
+    """
+
+    instance_id: str
+    provider: str
+    endpoint: str  # region and base URL, as in usage_records.provider_endpoint
+    model: str | None  # its name in the catalogue
+    gpus: int
+    gpu_hour_nanousd: int | None
+    alive_us: int
+    busy_us: int
+    seen_at: float  # unix seconds
+    load: Mapping[str, Any]  # the engine's own report, as it came
+
+
+class Instance(Struct, frozen=True, kw_only=True):
+    """A replica as it was last seen."""
+
+    instance_id: str
+    provider: str
+    endpoint: str
+    model: str | None
+    gpus: int
+    alive_us: int
+    busy_us: int
+    first_seen: datetime
+    last_seen: datetime
+    load: dict[str, Any]
+
+
+async def book_look(connection: AsyncConnection, look: Look) -> bool:
+    """Book the time that passed for a replica since anyone last looked; return whether this look was news.
+
+    The replica's own counters say how much that is, so a look that is booked twice, or by two watchers, counts once,
+    and time in which nobody looked is caught up with. Time is split at UTC midnight.
+    """
+    known = (await connection.execute(KNOWN, {"instance_id": look.instance_id})).mappings().first()
+    if known is not None and look.alive_us < known["alive_us"]:
+        return False  # somebody has booked a later look
+    alive = look.alive_us - (known["alive_us"] if known is not None else 0)
+    busy = max(0, look.busy_us - (known["busy_us"] if known is not None else 0))
+    parts = split_by_day(look.seen_at, alive, busy) if look.gpu_hour_nanousd is not None else []
+    row = {
+        **{name: getattr(look, name) for name in LOOKED},
+        "load": msgspec.json.encode(look.load).decode(),
+        "seen_at": EPOCH + timedelta(seconds=look.seen_at),
+        "before": known["alive_us"] if known is not None else None,
+        "days": [day for day, _, _ in parts],
+        "alive_parts": [alive for _, alive, _ in parts],
+        "busy_parts": [busy for _, _, busy in parts],
+    }
+    return bool((await connection.execute(BOOK, row)).scalar_one())
+
+
+async def last_looks(connection: AsyncConnection, since: float) -> list[Instance]:
+    """Return the replicas that were seen since then (unix seconds), by endpoint, the one seen last first."""
+    rows = await connection.execute(SEEN, {"since": EPOCH + timedelta(seconds=since)})
+    return [Instance(**row) for row in rows.mappings()]
+
+
+def split_by_day(end: float, alive_us: int, busy_us: int) -> list[tuple[date, int, int]]:
+    """Return each UTC day's part of the time that ended at ``end`` (unix seconds); the busy part in proportion."""
+    end_us = round(end * SECOND)
+    start_us = at = end_us - alive_us
+    busy_before, parts = 0, []
+    while at < end_us:
+        midnight = (at // DAY + 1) * DAY
+        until = min(end_us, midnight)
+        busy_until = busy_us * (until - start_us) // alive_us
+        parts.append(((EPOCH + timedelta(days=at // DAY)).date(), until - at, busy_until - busy_before))
+        at, busy_before = until, busy_until
+    return parts
+
+
+LOOKED = ("instance_id", "provider", "endpoint", "model", "gpus", "gpu_hour_nanousd", "alive_us", "busy_us")
+KNOWN = text("SELECT alive_us, busy_us FROM instances WHERE instance_id = :instance_id")
+SEEN = text("SELECT * FROM instances WHERE last_seen >= :since ORDER BY endpoint, last_seen DESC, instance_id")
+# Compare and set: the look is written only over the one whose counters it was compared with, and the days grow only if
+# it was. Of two watchers with the same look one finds nothing to do.
+BOOK = text("""
+    WITH won AS (
+        INSERT INTO instances
+            (instance_id, provider, endpoint, model, gpus, alive_us, busy_us, first_seen, last_seen, load)
+        VALUES (:instance_id, :provider, :endpoint, :model, :gpus, :alive_us, :busy_us,
+                CAST(:seen_at AS timestamptz), CAST(:seen_at AS timestamptz), CAST(:load AS jsonb))
+        ON CONFLICT (instance_id) DO UPDATE
+        SET provider = excluded.provider, endpoint = excluded.endpoint, model = excluded.model, gpus = excluded.gpus,
+            alive_us = excluded.alive_us, busy_us = greatest(instances.busy_us, excluded.busy_us),
+            last_seen = greatest(instances.last_seen, excluded.last_seen), load = excluded.load
+        WHERE instances.alive_us = CAST(:before AS bigint)
+        RETURNING instance_id, provider, endpoint, model, gpus
+    ), booked AS (
+        INSERT INTO instance_days
+            (instance_id, day, gpu_hour_nanousd, provider, endpoint, model, gpus, alive_us, busy_us)
+        SELECT won.instance_id, part.day, CAST(:gpu_hour_nanousd AS bigint), won.provider, won.endpoint, won.model,
+               won.gpus, part.alive_us, part.busy_us
+        FROM won, unnest(CAST(:days AS date[]), CAST(:alive_parts AS bigint[]), CAST(:busy_parts AS bigint[]))
+                  AS part (day, alive_us, busy_us)
+        ON CONFLICT (instance_id, day, gpu_hour_nanousd) DO UPDATE
+        SET alive_us = instance_days.alive_us + excluded.alive_us, busy_us = instance_days.busy_us + excluded.busy_us
+    )
+    SELECT count(*) FROM won
+""")
