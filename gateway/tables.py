@@ -7,6 +7,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Computed,
     DateTime,
     Double,
     ForeignKey,
@@ -47,6 +48,7 @@ teams = Table(
     Column("safety", JSONB),  # gateway.settings.Safety; null: the house's
     Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.holds.Limits
     moment("suspended_at"),
+    Column("webhook_url", Text),  # where its events go; null: nowhere
     since(),
     Column("updated_at", DateTime(timezone=True), nullable=False, server_default=NOW),
 )
@@ -166,6 +168,9 @@ callbacks = Table(
     since(),
     moment("delivered_at"),
     moment("given_up_at"),  # undelivered for 24 hours
+    Column("receiver", Text, Computed("substring(url, '://([^/?#]+)')", persisted=True)),  # host and port
+    # After it there is one last try.
+    Column("expires_at", DateTime(timezone=True), nullable=False, server_default=text("now() + interval '24 hours'")),
     Index(
         "callbacks_due_idx",
         "next_try_at",
@@ -215,4 +220,21 @@ idempotency = Table(
     since(),
     Column("expires_at", DateTime(timezone=True), nullable=False),
     Index("idempotency_expires_at_idx", "expires_at"),
+)
+
+# Thresholds of budgets that were reached, each once in a period. A row goes when its cap was raised so far that less
+# than the threshold is used: then it may be reached again.
+budget_alerts = Table(
+    "budget_alerts",
+    metadata,
+    Column("team_id", Text, ForeignKey("teams.id"), primary_key=True),
+    Column("key_id", Text, primary_key=True),  # "" for the team's own limit
+    Column("limit_name", Text, primary_key=True),  # "usd_per_day", "usd_per_month" or "tokens_per_day"
+    Column("period", Text, primary_key=True),  # "2026-11-21" or "2026-11"
+    Column("threshold", Integer, primary_key=True),  # percent of the cap
+    Column("cap", BigInteger, nullable=False),  # nano-dollars or tokens
+    Column("used", BigInteger, nullable=False),  # when it was noticed
+    Column("callback_id", Text, ForeignKey("callbacks.id", ondelete="SET NULL")),  # null: nobody was told
+    since(),
+    Index("budget_alerts_created_at_idx", "created_at"),
 )
