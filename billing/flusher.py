@@ -6,7 +6,8 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -107,9 +108,18 @@ class Flusher:
             ids = [record.request_id for record in records]
             adopted = [record for record in new if self._journal.is_adopted(record.request_id)]
             self._journal.mark_flushed(ids)
-        if adopted:
-            await self._book_adopted(adopted)
+            if adopted:
+                await self._book_adopted(adopted)
         return len(records)
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Keep everything where it is: inside, nothing is flushed and no adopted call is booked.
+
+        Whoever reads the ledger's sums and ``Journal.unflushed`` inside sees every closed call in exactly one of them.
+        """
+        async with self._one_at_a_time:
+            yield
 
     async def _something_closed(self) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
@@ -182,6 +183,10 @@ class Journal:
             size += length
         self._leave_out(unreadable)
         return taken
+
+    def unflushed(self) -> list[UsageRecord]:
+        """Return every closed call that waits to be flushed, adopted ones and those of a running flush too."""
+        return self.take_closed(len(self._closed), most_bytes=sys.maxsize)
 
     def is_adopted(self, request_id: str) -> bool:
         """Whether a waiting call was closed by another process, or on behalf of one that died."""

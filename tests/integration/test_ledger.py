@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -137,6 +137,37 @@ async def test_the_flusher_carries_closed_calls_to_the_ledger(database: Database
     assert await rows(database, "SELECT calls FROM usage_daily") == [(10,)]
     journal.close()
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_paused_flusher_moves_nothing(database: Database, tmp_path: Path) -> None:
+    """Inside a pause no row is written and no adopted call is booked; what waited arrives after it, both."""
+    clock = SetClock()
+    dead = Journal.open(tmp_path, clock=clock)
+    record = make_record(clock.new_id())
+    dead.opened(record)
+    dead.closed(record)
+    dead.close()
+    journal = Journal.open(tmp_path, clock=clock)
+    journal.adopt()
+    booked: list[UsageRecord] = []
+
+    async def book(records: Sequence[UsageRecord]) -> None:
+        await asyncio.sleep(0)  # let go of the loop, as a call to Redis does
+        booked.extend(records)
+
+    flusher = Flusher(journal, database, clock, book_adopted=book)
+    async with flusher.paused():
+        flush = asyncio.create_task(flusher.flush_once())
+        await asyncio.sleep(0.05)
+
+        assert journal.unflushed() == [record]
+        assert (booked, await rows(database, "SELECT calls FROM usage_daily")) == ([], [])
+    while journal.backlog:
+        await asyncio.sleep(0.001)
+    async with flusher.paused():  # the row is there: its booking is over too
+        assert booked == [record]
+    await flush
+    assert await rows(database, "SELECT calls FROM usage_daily") == [(1,)]
 
 
 async def test_a_lost_database_only_delays(database: Database, tmp_path: Path) -> None:

@@ -55,6 +55,23 @@ def test_a_living_journal_is_not_adopted(journal: Journal, clock: SetClock) -> N
     assert list(adopt(journal.directory, clock)) == []
 
 
+def test_what_waits_to_be_flushed_is_known(journal: Journal, clock: SetClock) -> None:
+    """Own closes and adopted ones, also while a flush carries them; running calls and flushed ones are not in it."""
+    dead = Journal.open(journal.directory, clock=clock)
+    adopted, own, flushed, running = (make_record(clock.new_id()) for _ in range(4))
+    run(dead, adopted)
+    dead.close()
+    journal.adopt()
+    for record in (own, flushed):
+        run(journal, record)
+    journal.opened(running)
+
+    journal.take_closed(10)
+    assert journal.unflushed() == [adopted, own, flushed]
+    journal.mark_flushed([flushed.request_id])
+    assert journal.unflushed() == [adopted, own]
+
+
 def test_the_calls_of_the_dead_come_as_they_ended(journal: Journal, clock: SetClock) -> None:
     """Closed ones as closed, broken streams at their last progress, silent ones as failed, dropped ones not at all."""
     closed, streaming, silent, dropped = (make_record(clock.new_id(), **NOTHING_YET) for _ in range(4))
