@@ -12,10 +12,11 @@ from protocol.chat import ChatReply
 from protocol.completions import CompletionReply
 from protocol.embeddings import EmbeddingReply
 from protocol.events import Delta, ReplyEnd
+from tests.wire.anthropic_traffic import ANTHROPIC
 from tests.wire.openai_traffic import OPENAI
 from tests.wire.traffic import Failing, Said, Streamed, Whole, WireFormat, asking, read_stream, sum_up
 
-FORMATS = (OPENAI,)
+FORMATS = (OPENAI, ANTHROPIC)
 
 
 def every(kind: str) -> list[ParameterSet]:

@@ -1,0 +1,306 @@
+# The Anthropic wire format: the Messages API, whole replies and streams. Requests are built in anthropic_request.py.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused
+from gateway.providers.anthropic_request import Unsayable, message_body
+from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
+from gateway.providers.openai import read_retry_after
+from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
+from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
+from protocol.sse import EventReader, EventStreamTooLong
+from protocol.usage import Usage
+
+VERSION = "2023-06-01"
+MOST_TOKENS = 2**31  # of one kind in one call
+
+STOP_REASONS = {
+    "end_turn": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "pause_turn": FinishReason.STOP,
+    "max_tokens": FinishReason.LENGTH,
+    "model_context_window_exceeded": FinishReason.LENGTH,
+    "tool_use": FinishReason.TOOL_CALLS,
+    "refusal": FinishReason.CONTENT_FILTER,
+}
+
+
+class AnthropicFormat:
+    """Speaks Anthropic's dialect to an upstream. Its base URL is written as Anthropic's SDK takes it, without /v1."""
+
+    def build_request(self, asking: Asking) -> UpstreamRequest:
+        """Return the request for POST /v1/messages. Raises Unsayable for what this dialect does not know."""
+        request, model = asking.request, asking.target.model
+        if not isinstance(request, ChatRequest):
+            raise Unsayable("The model that answers here takes chat completions alone.", param="model")
+        body = message_body(request, model.upstream_model, model.max_output, streams=asking.streams)
+        headers = {
+            "content-type": "application/json",
+            "accept-encoding": "identity",
+            "anthropic-version": VERSION,
+        }
+        if asking.api_key:
+            headers["x-api-key"] = asking.api_key
+        url = asking.target.endpoint.base_url.rstrip("/") + "/v1/messages"
+        return UpstreamRequest("POST", url, headers, msgspec.json.encode(body | dict(asking.extra)))
+
+    def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
+        """Return the message that ``body`` holds."""
+        try:
+            message = _message_decoder.decode(body)
+        except msgspec.DecodeError as exc:
+            raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
+        return message.reply(), message.usage.count()
+
+    def open_events(self, request: Request) -> EventStream:
+        """Return a reader for a streamed message."""
+        return AnthropicEvents()
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
+        """Return what a failing answer means: whose fault it is, and whether another target may be tried."""
+        error = _read_error_body(body)
+        match status:
+            case 401 | 403:
+                return UpstreamError("The upstream refused the gateway's own credentials.", outcome="refused_key")
+            case 402:
+                return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")
+            case 404:
+                return UpstreamError("The upstream does not know the model or the path.", outcome="not_found")
+            case 429 if error.details.error_code == "enforced_spend_limit_reached":
+                return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")
+            case 429:
+                return UpstreamBusy("The upstream's rate limit is reached.", retry_after=read_retry_after(headers))
+            case 400 | 409 | 413 | 422:
+                message = error.message or "The upstream refused the request."
+                return UpstreamRefused(message, status=413 if status == 413 else 400)
+            case 529:
+                return UpstreamError("The upstream is overloaded.", outcome="overloaded")
+        return UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}")
+
+
+class AnthropicEvents:
+    """Reads one streamed message."""
+
+    def __init__(self) -> None:
+        self.failure: UpstreamFailure | None = None
+        self._reader = EventReader()
+        self._usage = _Usage()
+        self._tools: dict[int, int] = {}  # index of a content block -> index among the tool calls
+        self._unsaid: set[int] = set()  # tool blocks whose arguments have not begun
+        self._has_reason = False
+        self._is_done = False
+
+    def feed(self, piece: bytes) -> list[Event]:
+        """Take in bytes and return the deltas, the usage and the end that they complete."""
+        events: list[Event] = []
+        try:
+            for event in self._reader.feed(piece):
+                if self._is_done:
+                    break
+                self._read_event(event.data, events)
+        except EventStreamTooLong as exc:
+            self.failure = UpstreamError("The upstream sent an event that is too long.", outcome="malformed")
+            self.failure.__cause__ = exc
+        except UpstreamFailure as exc:
+            self.failure = exc
+        if self.failure is not None and not events:
+            raise self.failure
+        return events
+
+    def finish(self) -> list[Event]:
+        """Return the end that a stop reason without message_stop stands for; refuse a stream that was cut before."""
+        if self._is_done:
+            return []
+        if not self._has_reason:
+            raise UpstreamError("The upstream's answer was cut off.", outcome="cut")
+        self._is_done = True
+        return [ReplyEnd()]
+
+    def _read_event(self, data: bytes, events: list[Event]) -> None:
+        try:
+            event = _event_decoder.decode(data)
+        except msgspec.DecodeError as exc:
+            raise UpstreamError("The upstream sent an event that is not JSON.", outcome="malformed") from exc
+        match event.type:
+            case "content_block_delta":
+                self._read_delta(event, events)
+            case "content_block_start":
+                self._begin_block(event, events)
+            case "content_block_stop" if event.index in self._unsaid:
+                events.append(Delta(tool_calls=(ToolCallDelta(self._tools[event.index], "{}"),)))
+            case "message_start" if event.message is not None:
+                self._count(event.message.usage, events)
+            case "message_delta":
+                if event.usage is not None:
+                    self._count(event.usage, events)
+                if event.delta.stop_reason is not None:
+                    self._has_reason = True
+                    events.append(Delta(finish_reason=STOP_REASONS.get(event.delta.stop_reason, FinishReason.STOP)))
+            case "message_stop":
+                if not self._has_reason:
+                    raise UpstreamError("The upstream ended its answer without a reason.", outcome="cut")
+                self._is_done = True
+                events.append(ReplyEnd())
+            case "error":
+                is_full = event.error is not None and event.error.type == "overloaded_error"
+                raise UpstreamError(
+                    "The upstream reported an error.", outcome="overloaded" if is_full else "error_frame"
+                )
+
+    def _begin_block(self, event: _Event, events: list[Event]) -> None:
+        block = event.content_block
+        if block.type == "tool_use":
+            self._tools[event.index] = index = len(self._tools)
+            self._unsaid.add(event.index)
+            events.append(Delta(tool_calls=(ToolCallDelta(index, "", block.id, block.name),)))
+        elif block.text or block.thinking:
+            events.append(Delta(text=block.text, reasoning=block.thinking))
+
+    def _read_delta(self, event: _Event, events: list[Event]) -> None:
+        delta = event.delta
+        if delta.text:
+            events.append(Delta(text=delta.text))
+        elif delta.thinking:
+            events.append(Delta(reasoning=delta.thinking))
+        elif delta.partial_json and event.index in self._tools:
+            self._unsaid.discard(event.index)
+            events.append(Delta(tool_calls=(ToolCallDelta(self._tools[event.index], delta.partial_json),)))
+
+    def _count(self, usage: _Usage, events: list[Event]) -> None:
+        """Note a count. Counts are cumulative; a later one replaces what it names and leaves the rest."""
+        self._usage = self._usage.replaced_by(usage)
+        if (counted := self._usage.count()) is not None:
+            events.append(UsageReport(counted))
+
+
+# The upstream's shapes. Only what we read is named; the rest is skipped without being built.
+
+
+class _OutputDetails(Struct, frozen=True):
+    thinking_tokens: int | float | None = None
+
+
+class _Usage(Struct, frozen=True):
+    """``input_tokens`` leaves out what was read from and written to the cache; the prompt is the sum of the three."""
+
+    input_tokens: int | float | None = None
+    cache_creation_input_tokens: int | float | None = None
+    cache_read_input_tokens: int | float | None = None
+    output_tokens: int | float | None = None
+    output_tokens_details: _OutputDetails | None = None
+
+    def replaced_by(self, later: _Usage) -> _Usage:
+        """Return the counts with those that ``later`` names in place of ours."""
+        named = {name: value for name in self.__struct_fields__ if (value := getattr(later, name)) is not None}
+        return msgspec.structs.replace(self, **named)
+
+    def count(self) -> Usage | None:
+        """Return the counts as ours, or ``None`` where they cannot be counts."""
+        plain, written, read, output = (
+            _whole(number)
+            for number in (
+                self.input_tokens,
+                self.cache_creation_input_tokens,
+                self.cache_read_input_tokens,
+                self.output_tokens,
+            )
+        )
+        if plain is None or output is None or not plain + (written or 0) + (read or 0):
+            return None
+        thought = _whole((self.output_tokens_details or _OutputDetails()).thinking_tokens) or 0
+        return Usage(
+            input_tokens=plain + (written or 0) + (read or 0),
+            cached_input_tokens=read or 0,
+            cache_write_tokens=written or 0,
+            output_tokens=output,
+            reasoning_tokens=min(thought, output),
+        )
+
+
+def _whole(number: float | None) -> int | None:
+    """Return a count that fits the ledger, or ``None`` for what is none: negative, broken, absurd."""
+    return int(number) if number is not None and 0 <= number < MOST_TOKENS and number == int(number) else None
+
+
+class _Block(Struct, frozen=True):
+    type: str = ""
+    text: str = ""
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] = {}
+
+
+class _Message(Struct, frozen=True):
+    content: tuple[_Block, ...]
+    stop_reason: str
+    id: str = ""
+    usage: _Usage = _Usage()
+
+    def reply(self) -> ChatReply:
+        """Return the message in our shape: its texts joined, its calls in their order."""
+        calls = tuple(
+            ToolCall(block.id, FunctionCall(block.name, msgspec.json.encode(block.input).decode()))
+            for block in self.content
+            if block.type == "tool_use"
+        )
+        said = ReplyMessage(
+            content="".join(block.text for block in self.content if block.type == "text") or (None if calls else ""),
+            tool_calls=calls or None,
+            reasoning_content="".join(block.thinking for block in self.content) or None,
+        )
+        reason = STOP_REASONS.get(self.stop_reason, FinishReason.STOP)
+        return ChatReply(id=self.id, created=0, choices=(Choice(index=0, message=said, finish_reason=reason),))
+
+
+class _EventMessage(Struct, frozen=True):
+    usage: _Usage = _Usage()
+
+
+class _EventDelta(Struct, frozen=True):
+    text: str = ""
+    thinking: str = ""
+    partial_json: str = ""
+    stop_reason: str | None = None
+
+
+class _ErrorDetails(Struct, frozen=True):
+    error_code: str | None = None
+
+
+class _Error(Struct, frozen=True):
+    type: str = ""
+    message: str = ""
+    details: _ErrorDetails = _ErrorDetails()
+
+
+class _Event(Struct, frozen=True):
+    type: str = ""
+    index: int = 0
+    message: _EventMessage | None = None
+    content_block: _Block = _Block()
+    delta: _EventDelta = _EventDelta()
+    usage: _Usage | None = None
+    error: _Error | None = None
+
+
+class _ErrorBody(Struct, frozen=True):
+    error: _Error
+
+
+def _read_error_body(body: bytes) -> _Error:
+    try:
+        return _error_decoder.decode(body).error
+    except msgspec.DecodeError:
+        return _Error()
+
+
+_message_decoder = msgspec.json.Decoder(_Message)
+_event_decoder = msgspec.json.Decoder(_Event)
+_error_decoder = msgspec.json.Decoder(_ErrorBody)

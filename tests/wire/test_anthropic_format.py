@@ -1,0 +1,226 @@
+# What Anthropic's dialect makes of a chat request: each trap between the two dialects is a case.
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.errors import UpstreamRefused
+from gateway.providers.anthropic import AnthropicFormat
+from gateway.providers.anthropic_request import CACHED_FROM, Unsayable
+from protocol.chat import (
+    ChatRequest,
+    Function,
+    FunctionCall,
+    ImagePart,
+    ImageUrl,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    Message,
+    NamedFunction,
+    NamedTool,
+    TextPart,
+    Tool,
+    ToolCall,
+)
+from protocol.completions import CompletionRequest
+from tests.wire.traffic import asking
+
+HELLO = Message("user", "Hello")
+WEATHER = Tool(Function("weather", "Tells the weather.", {"type": "object", "properties": {"city": {}}}))
+
+
+def sent(*messages: Message, **more: Any) -> dict[str, Any]:
+    """Return the body that goes out for a conversation."""
+    request = ChatRequest(model="asked", messages=messages or (HELLO,), **more)
+    return json.loads(AnthropicFormat().build_request(asking(request)).body)
+
+
+def said(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}]
+
+
+def call(ident: str, arguments: str = "{}") -> ToolCall:
+    return ToolCall(ident, FunctionCall("weather", arguments))
+
+
+def test_headers_are_anthropics() -> None:
+    """The key travels as x-api-key, with the version that we speak."""
+    built = AnthropicFormat().build_request(asking())
+
+    assert built.url.endswith("/v1/messages") and "authorization" not in built.headers
+    assert (built.headers["x-api-key"], built.headers["anthropic-version"]) == ("sk-house", "2023-06-01")
+
+
+def test_instructions_are_hoisted_from_wherever_they_stand() -> None:
+    """This dialect has one place for system and developer messages: the top."""
+    body = sent(Message("system", "Be brief."), HELLO, Message("developer", "Be kind."))
+
+    assert body["system"] == [*said("Be brief."), *said("Be kind.")]
+    assert body["messages"] == [{"role": "user", "content": said("Hello")}]
+
+
+def test_roles_alternate() -> None:
+    """Neighbours of one role become one turn, and the user begins."""
+    body = sent(Message("assistant", "Hi."), HELLO, Message("user", "World"), Message("assistant", "Yes?"))
+
+    assert [turn["role"] for turn in body["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert body["messages"][2]["content"] == [*said("Hello"), *said("World")]
+
+
+def test_empty_text_is_left_out() -> None:
+    """An empty block would be refused."""
+    body = sent(HELLO, Message("assistant", ""), Message("user", (TextPart(""), TextPart("Well?"))))
+
+    assert body["messages"] == [{"role": "user", "content": [*said("Hello"), *said("Well?")]}]
+
+
+def test_reply_to_go_on_with_ends_without_white_space() -> None:
+    """A prefill that ends in white space would be refused."""
+    assert sent(HELLO, Message("assistant", "The answer is \n"))["messages"][-1]["content"] == said("The answer is")
+    assert [turn["role"] for turn in sent(HELLO, Message("assistant", " "))["messages"]] == ["user"]
+
+
+def test_results_of_parallel_calls_are_one_turn_with_the_results_first() -> None:
+    """Every call is answered in the very next turn, before anything else is said there."""
+    body = sent(
+        HELLO,
+        Message("assistant", tool_calls=(call("a", '{"city": "Bern"}'), call("b"))),
+        Message("tool", "sunny", tool_call_id="a"),
+        Message("user", "Hurry!"),
+        Message("tool", "", tool_call_id="b"),
+    )
+
+    assert body["messages"][1]["content"] == [
+        {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Bern"}},
+        {"type": "tool_use", "id": "b", "name": "weather", "input": {}},
+    ]
+    assert body["messages"][2] == {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": said("sunny")},
+            {"type": "tool_result", "tool_use_id": "b"},
+            *said("Hurry!"),
+        ],
+    }
+
+
+@pytest.mark.parametrize("arguments", ["{", "[]", "3", '"x"'])
+def test_arguments_that_are_no_object_are_the_callers_fault(arguments: str) -> None:
+    """OpenAI has a text there and takes anything; this dialect needs an object."""
+    with pytest.raises(UpstreamRefused) as caught:
+        sent(HELLO, Message("assistant", tool_calls=(call("a", arguments),)))
+
+    assert (caught.value.status, caught.value.moves_on, caught.value.param) == (400, False, "messages")
+
+
+def test_tools_and_their_choice() -> None:
+    """Parameters become the input schema; the words for the choice differ."""
+    bare = Tool(Function("clock"))
+
+    def chosen(choice: Any, **more: Any) -> Any:
+        return sent(tools=(WEATHER, bare), tool_choice=choice, **more).get("tool_choice")
+
+    assert sent(tools=(WEATHER, bare))["tools"] == [
+        {
+            "name": "weather",
+            "input_schema": {"type": "object", "properties": {"city": {}}},
+            "description": "Tells the weather.",
+        },
+        {"name": "clock", "input_schema": {"type": "object", "properties": {}}},
+    ]
+    assert (chosen(None), chosen("auto"), chosen("none")) == (None, None, {"type": "none"})
+    assert chosen("required", parallel_tool_calls=False) == {"type": "any", "disable_parallel_tool_use": True}
+    assert chosen(NamedTool(NamedFunction("clock"))) == {"type": "tool", "name": "clock"}
+    assert chosen(None, parallel_tool_calls=False) == {"type": "auto", "disable_parallel_tool_use": True}
+
+
+def test_images_are_data_or_https() -> None:
+    """A data URL is unpacked; an address is passed on for the upstream to fetch; nothing else is let through."""
+    image = Message("user", (ImagePart(ImageUrl("data:image/PNG;base64,iVBO")), ImagePart(ImageUrl("https://a/b.png"))))
+
+    assert [block["source"] for block in sent(image)["messages"][0]["content"]] == [
+        {"type": "base64", "media_type": "image/png", "data": "iVBO"},
+        {"type": "url", "url": "https://a/b.png"},
+    ]
+    for url in ("http://a/b.png", "file:///etc/passwd", "data:text/html;base64,PGI+", "data:image/png,raw"):
+        with pytest.raises(UpstreamRefused):
+            sent(Message("user", (ImagePart(ImageUrl(url)),)))
+
+
+def test_limits_and_sampling() -> None:
+    """An output limit is always sent; temperature ends at 1; a top_p of 1 says nothing."""
+    assert sent()["max_tokens"] == 4096
+    assert sent(max_tokens=7)["max_tokens"] == sent(max_completion_tokens=7)["max_tokens"] == 7
+    assert [sent(temperature=value)["temperature"] for value in (0, 0.5, 2)] == [0, 0.5, 1.0]
+    assert "top_p" not in sent(top_p=1) and sent(top_p=0.5)["top_p"] == 0.5
+    assert sent(stop="END")["stop_sequences"] == ["END"] and sent(stop=("a", "b"))["stop_sequences"] == ["a", "b"]
+    assert sent(user="u1")["metadata"] == {"user_id": "u1"}
+
+
+def test_effort_and_schema() -> None:
+    """How hard to think and what to answer in have a place of their own."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    body = sent(reasoning_effort="high", response_format=JsonSchemaFormat(JsonSchema("a", schema)))
+
+    assert body["thinking"] == {"type": "adaptive"}
+    assert body["output_config"] == {"effort": "high", "format": {"type": "json_schema", "schema": schema}}
+    assert sent(reasoning_effort="none")["thinking"] == {"type": "disabled"}
+    assert "thinking" not in sent() and "output_config" not in sent()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"n": 2},
+        {"logprobs": True},
+        {"seed": 1},
+        {"logit_bias": {"1": 1.0}},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": -0.5},
+        {"response_format": JsonObjectFormat()},
+        {"stop": " \n"},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_said_is_refused_by_name(asked: dict[str, Any]) -> None:
+    """Nothing is dropped in silence; another target of the route may know the parameter."""
+    with pytest.raises(Unsayable) as caught:
+        sent(**asked)
+
+    assert (caught.value.status, caught.value.code, caught.value.moves_on) == (400, "unsupported_parameter", True)
+    assert caught.value.param == next(iter(asked))
+
+
+def test_only_chats_are_known() -> None:
+    """There is no completion and no embedding in this dialect."""
+    with pytest.raises(Unsayable):
+        AnthropicFormat().build_request(asking(CompletionRequest(model="m", prompt="Once")))
+
+
+def test_harmless_values_are_no_obstacle() -> None:
+    """What clients send without meaning anything by it does not refuse the call."""
+    assert sent(n=1, logprobs=False, presence_penalty=0, frequency_penalty=0.0, logit_bias={})["messages"]
+
+
+def test_stable_prefixes_are_marked_for_the_cache() -> None:
+    """Long instructions and conversations that go on are cached; a short or a first question is not."""
+    long = "x" * CACHED_FROM
+    marked = {"type": "ephemeral"}
+
+    def marks(body: dict[str, Any]) -> list[str]:
+        blocks = [("tools", block) for block in body.get("tools", ())]
+        blocks += [("system", block) for block in body.get("system", ())]
+        blocks += [("turns", block) for turn in body["messages"] for block in turn["content"]]
+        assert all(block.get("cache_control") in (None, marked) for _, block in blocks)
+        return [where for where, block in blocks if "cache_control" in block]
+
+    assert marks(sent(Message("system", "short"), HELLO)) == []
+    assert marks(sent(Message("user", long))) == []
+    assert marks(sent(Message("system", long), HELLO)) == ["system"]
+    assert marks(sent(HELLO, tools=(Tool(replace(WEATHER.function, description=long)),))) == ["tools"]
+    assert marks(sent(Message("user", long), Message("assistant", "Yes?"), HELLO)) == ["turns"]
