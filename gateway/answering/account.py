@@ -15,8 +15,9 @@ NOTHING = Settlement(Usage(), 0)
 class Account:
     """One call's hold and journal entries. ``close`` counts once; what comes later changes nothing."""
 
-    def __init__(self, hold: Hold, journal: Journal, quotas: Quotas) -> None:
+    def __init__(self, hold: Hold, journal: Journal, quotas: Quotas, *, owes_parts: bool = True) -> None:
         self.hold = hold
+        self.owes_parts = owes_parts  # whether a part of an answer is owed, should this process die
         self.used = NOTHING  # so far
         self.record: UsageRecord | None = None  # the final one, once closed
         self._journal = journal
@@ -36,7 +37,7 @@ class Account:
 
     def note_progress(self) -> None:
         """Enter what was used so far, if that changed."""
-        if self._is_opened and not self.is_closed and self.used != self._noted:
+        if self.owes_parts and self._is_opened and not self.is_closed and self.used != self._noted:
             self._journal.progress(self.hold.request.request_id, self.used.usage, self.used.cost_nanousd)
             self._noted = self.used
 

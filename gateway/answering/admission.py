@@ -38,7 +38,7 @@ async def admit(services: Services, call: Call, route: Route) -> Account:
         error = refusal_error(hold)
         error.headers |= rate_limit_headers(hold)
         raise error
-    account = Account(hold, services.journal, services.quotas)
+    account = Account(hold, services.journal, services.quotas, owes_parts=call.idempotency_key is None)
     services.keeper.add(account)
     return account
 

@@ -28,6 +28,7 @@ class Call(Struct, frozen=True, kw_only=True):
     priority: Priority = "normal"
     extra: Mapping[str, Any] = {}  # top-level fields that we do not know
     client_request_id: str | None = None
+    idempotency_key: str | None = None  # the same key and request get the same answer, and pay once
     created_at: float  # unix seconds
     started: float  # monotonic seconds
 

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from billing.holds import Settlement
 from billing.prices import cost_of
-from billing.records import Status, UsageRecord
+from billing.records import CHARGED, Status, UsageRecord
 from gateway.answering.account import Account
 from gateway.answering.attempts import Answering, AttemptLog
 from gateway.answering.call import Call, record_for
@@ -21,6 +21,10 @@ from gateway.services import Services
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.usage import Usage
 from router.targets import Route, Target, Tier
+
+# Stores how a whole reply ends, with the record of it, before the books close: the last events of a stream, or the
+# reply itself. What it raises ends the call as a broken one.
+KeepEnding = Callable[[list[Event] | WholeReply, UsageRecord], Awaitable[None]]
 
 
 class Reply:
@@ -44,6 +48,7 @@ class Reply:
         self.route = route
         self.account = account
         self.log = log
+        self.keep_ending: KeepEnding | None = None
         self.first_token_seconds = services.clock.monotonic() - call.started
         self._services = services
         self._answering = answering
@@ -56,6 +61,7 @@ class Reply:
         self._finished: set[int] = set()  # choices that have said why they ended
         self._last_content = services.clock.monotonic()
         self._was_sent = False
+        self._ending: UsageRecord | None = None  # while the end is being kept
 
     @property
     def target(self) -> Target:
@@ -64,9 +70,10 @@ class Reply:
 
     @property
     def record(self) -> UsageRecord:
-        """The closed usage record. Only for a reply that has ended."""
-        assert self.account.record is not None, "the reply has not ended"
-        return self.account.record
+        """The final usage record. Only for a reply that has ended."""
+        record = self.account.record or self._ending
+        assert record is not None, "the reply has not ended"
+        return record
 
     async def pieces(self) -> AsyncIterator[list[Event]]:
         """Yield the events as they arrive, those that came together in one list.
@@ -76,6 +83,8 @@ class Reply:
         when the upstream breaks; what was sent until then is charged.
         """
         async for events in self._events():
+            if type(events[-1]) is ReplyEnd:
+                await self._conclude(events)
             self._was_sent = True
             yield events
 
@@ -83,15 +92,15 @@ class Reply:
         """Return the whole reply once the journal knows it. Raises UpstreamFailure when the upstream breaks."""
         if (whole := self._answering.whole) is not None:
             self._usage = self._usage or probable_usage(self.call.request, whole)
-            self._end(Status.ANSWERED)
-            return whole, self._usage
-        collector = Collector(self.call.request)
-        async for events in self._events():
-            for event in events:
-                if isinstance(event, Delta):
-                    collector.add(event)
-        assert self._usage is not None, "the books are closed"
-        return collector.reply(int(self.call.created_at)), self._usage
+        else:
+            collector = Collector(self.call.request)
+            async for events in self._events():
+                for event in events:
+                    if isinstance(event, Delta):
+                        collector.add(event)
+            whole = collector.reply(int(self.call.created_at))
+        await self._conclude(whole)
+        return whole, self._final_usage()
 
     async def _events(self) -> AsyncIterator[list[Event]]:
         held: list[Event] = []
@@ -101,20 +110,19 @@ class Reply:
             if out:
                 yield out
             if is_whole:
-                self._end(Status.ANSWERED)
-                yield [*held, UsageReport(self._usage or Usage()), ReplyEnd()]
+                yield [*held, UsageReport(self._final_usage()), ReplyEnd()]
                 return
             try:
                 fresh = await self._next_events()
             except UpstreamFailure:
-                self._end(Status.INTERRUPTED if self._was_sent else Status.FAILED)
+                self._end(self._broken)
                 raise
 
     def close(self) -> None:
         """Close the books if nothing else did, and let the upstream go and the hold be settled behind our back."""
         try:
             if not self.account.is_closed:
-                self._end(Status.INTERRUPTED if self._was_sent else Status.FAILED)
+                self._end(self._broken)
         finally:
             self._services.background.spawn(self._let_go())
 
@@ -175,13 +183,34 @@ class Reply:
     def _cost(self, usage: Usage) -> int:
         return cost_of(usage, self.target.model.price, batch=self.call.wish.tier is Tier.BATCH)
 
-    def _end(self, status: Status) -> None:
-        if self.account.is_closed:
-            return
+    @property
+    def _broken(self) -> Status:
+        """What to call a reply that ends before it is whole."""
+        if not self._was_sent:
+            return Status.FAILED
+        return Status.INTERRUPTED if self.account.owes_parts else Status.SUPERSEDED
+
+    async def _conclude(self, ending: list[Event] | WholeReply) -> None:
+        """Close the books of a whole reply; where its end is to be kept, only once it is."""
+        if self.keep_ending is not None:
+            self._ending = self._final_record(Status.ANSWERED)
+            await self.keep_ending(ending, self._ending)
+        self._end(Status.ANSWERED)
+
+    def _final_usage(self) -> Usage:
         if self._usage is None:
             self._count()
             self._usage = self.account.used.usage
-        record = _usage_record(self, status, self._usage, self._cost(self._usage), self._services.clock.monotonic())
+        return self._usage
+
+    def _final_record(self, status: Status) -> UsageRecord:
+        usage = self._final_usage()
+        return _usage_record(self, status, usage, self._cost(usage), self._services.clock.monotonic())
+
+    def _end(self, status: Status) -> None:
+        if self.account.is_closed:
+            return
+        record = (self._ending if status is Status.ANSWERED else None) or self._final_record(status)
         self.account.close(record)
         for hook in self._hooks:
             hook.close(record)
@@ -199,7 +228,7 @@ def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: fl
         cache_write_tokens=usage.cache_write_tokens,
         output_tokens=usage.output_tokens,
         reasoning_tokens=usage.reasoning_tokens,
-        cost_nanousd=0 if status is Status.FAILED else cost,
+        cost_nanousd=cost if status in CHARGED else 0,
         gpu_cost_nanousd=round(usage.gpu_seconds * gpu_hour / 3600),
         first_token_ms=round(reply.first_token_seconds * 1000, 3),
         total_ms=round((now - reply.call.started) * 1000, 3),
