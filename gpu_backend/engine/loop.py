@@ -46,6 +46,11 @@ class EngineLoop:
 
     ``vocab_size`` and ``eos_token_ids`` are the model's; no sequence grows beyond ``max_model_len`` tokens, which must
     fit into ``num_blocks``.
+
+    The time of a step belongs to the sequences that it computed for, in proportion to their tokens in it: a step is one
+    pass over all of them, and nothing measures apart what a prompt's token and a decode took of it. So prompt tokens
+    pay like decodes, tokens found in the prefix cache pay nothing, and what a preempted sequence computes again it pays
+    again. The shares of all sequences, whatever became of them, add up to the busy seconds of the load report.
     """
 
     def __init__(
@@ -92,9 +97,11 @@ class EngineLoop:
         """Schedule, run, accept; return what to tell whom. Raises what the runner raised once it fails repeatedly."""
         started = self._clock()
         plan = self.scheduler.schedule()
+        handed_over = self._clock()
         try:
             result = self.runner.run(plan)
         except Exception as error:
+            self._share_failed_step(plan, self._clock() - handed_over)
             return self._survive(plan, error)
         self._failures = 0
         return [*self._accept(plan, result, started), *self._drain_if_empty()]
@@ -149,6 +156,7 @@ class EngineLoop:
             logprobs=(logprob,) if logprob is not None else (),
             finish_reason=reason,
             cached_tokens=sequence.cached_tokens or 0,
+            gpu_seconds=sequence.gpu_seconds,
             timings=self._leave(sequence) if reason else None,
         )
 
@@ -174,6 +182,7 @@ class EngineLoop:
             token_ids=(),
             finish_reason=reason,
             cached_tokens=sequence.cached_tokens or 0,
+            gpu_seconds=sequence.gpu_seconds,
             timings=self._leave(sequence),
             error=error,
         )
@@ -191,6 +200,12 @@ class EngineLoop:
             decode_ms=(end - first_token) * 1e3,
             gpu_seconds=sequence.gpu_seconds,
         )
+
+    def _share_failed_step(self, plan: StepPlan, seconds: float) -> None:
+        """Book the time of a step that raised: its sequences used the device, whatever they got for it."""
+        self._meter.count_failed_step(seconds)
+        for step in plan.sequences:
+            self.scheduler.running(step.sequence_id).gpu_seconds += seconds / plan.num_tokens * len(step.token_ids)
 
     def _survive(self, plan: StepPlan, error: Exception) -> list[Event]:
         """Fail the sequences of a step that raised, and go on; a device that keeps failing is given up."""

@@ -52,7 +52,7 @@ Command = Generate | Embed | Abort | Drain
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a reply's time went. Milliseconds, but for ``gpu_seconds``: each step's time shared over its tokens."""
+    """Where a reply's time went. Milliseconds, but for ``gpu_seconds``: its part of every step that computed for it."""
 
     queue_ms: float
     prefill_ms: float
@@ -73,6 +73,7 @@ class NewTokens:
     logprobs: tuple[TokenLogprob | None, ...] = ()
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0  # prompt tokens found in the prefix cache; known with the first event
+    gpu_seconds: float = 0.0  # device time of this reply so far
     timings: Timings | None = None
     error: str | None = None  # with FinishReason.ERROR: what the caller can do about it
 

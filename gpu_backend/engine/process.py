@@ -162,14 +162,14 @@ def _die_with(parent: int) -> None:
 def _pack(event: Event) -> Any:
     """Turn the most frequent event into a plain tuple, which pickles several times faster than a dataclass."""
     if type(event) is NewTokens and event.finish_reason is None and not event.logprobs:
-        return event.request_id, event.reply_index, event.token_ids, event.cached_tokens
+        return event.request_id, event.reply_index, event.token_ids, event.cached_tokens, event.gpu_seconds
     return event
 
 
 def _unpack(packed: Any) -> Event:
     if type(packed) is tuple:
-        request_id, reply_index, token_ids, cached_tokens = packed
-        return NewTokens(request_id, reply_index, token_ids, cached_tokens=cached_tokens)
+        request_id, reply_index, token_ids, cached_tokens, gpu_seconds = packed
+        return NewTokens(request_id, reply_index, token_ids, cached_tokens=cached_tokens, gpu_seconds=gpu_seconds)
     return packed
 
 

@@ -72,6 +72,7 @@ class ChatDialect:
         self._shows_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._shows_logprobs = bool(body.logprobs)
         self._shows_token_ids = extensions.return_token_ids
+        self._shows_gpu_seconds = extensions.return_gpu_seconds
         self._begun: set[int] = set()  # replies whose role is out
 
     def whole(self, replies: list[Piece], usage: UsageBody) -> bytes:
@@ -97,10 +98,14 @@ class ChatDialect:
         token_ids = piece.token_ids if self._shows_token_ids else UNSET
         if piece.text or piece.scored or token_ids:
             scores = chat_logprobs(self._codec, piece.scored) if piece.scored else None
-            delta = ChatDelta(content=piece.text)
-            chunks.append(
-                self._chunk(ChunkChoice(index=piece.index, delta=delta, logprobs=scores, token_ids=token_ids))
+            choice = ChunkChoice(
+                index=piece.index,
+                delta=ChatDelta(content=piece.text),
+                logprobs=scores,
+                token_ids=token_ids,
+                gpu_seconds=round(piece.gpu_seconds, 9) if self._shows_gpu_seconds else UNSET,
             )
+            chunks.append(self._chunk(choice))
         if piece.finish_reason is not None:
             end = ChunkChoice(index=piece.index, delta=ChatDelta(), finish_reason=piece.finish_reason.value)
             chunks.append(self._chunk(end))

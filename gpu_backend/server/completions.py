@@ -71,6 +71,7 @@ class CompletionDialect:
         self._shows_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._shows_logprobs = body.logprobs is not None
         self._shows_token_ids = extensions.return_token_ids
+        self._shows_gpu_seconds = extensions.return_gpu_seconds and bool(body.stream)
         self._echoed = self._echoes(body) if body.echo else []  # one text per reply
         self._begun: set[int] = set()  # replies whose echo is out
 
@@ -99,6 +100,7 @@ class CompletionDialect:
             logprobs=completion_logprobs(self._codec, piece.scored) if self._shows_logprobs else None,
             finish_reason=piece.finish_reason.value if piece.finish_reason else None,
             token_ids=piece.token_ids if self._shows_token_ids else UNSET,
+            gpu_seconds=round(piece.gpu_seconds, 9) if self._shows_gpu_seconds else UNSET,
         )
 
     def _echoes(self, body: CompletionRequest) -> Sequence[str]:

@@ -78,6 +78,8 @@ class EngineClient:
         self.ready: Ready | None = None
         self.load: LoadReport | None = None
         self.restarts = 0
+        self._busy_before = 0.0  # seconds in steps of processes that died
+        self._opened: float | None = None
         self._config = config
         self._max_waiting = max_waiting
         self._start_process = start_process
@@ -91,6 +93,7 @@ class EngineClient:
     async def open(self) -> None:
         """Start the process. It is not ready yet when this returns."""
         self._loop = asyncio.get_running_loop()
+        self._opened = self._clock()
         self._start()
 
     async def close(self) -> None:
@@ -104,6 +107,16 @@ class EngineClient:
     def num_waiting(self) -> int:
         """Requests that have no token yet."""
         return len(self._waiting)
+
+    @property
+    def uptime_seconds(self) -> float:
+        """Seconds since the engine was opened. The device is taken from then on, also while weights are loaded."""
+        return 0.0 if self._opened is None else self._clock() - self._opened
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds in steps since the engine was opened, as far as its processes have reported them."""
+        return self._busy_before + (self.load.gpu_busy_seconds if self.load is not None else 0.0)
 
     def call(self, commands: Sequence[Generate | Embed]) -> EngineCall:
         """Hand commands to the engine. Raises ``Overloaded`` if it takes none now or too many wait already."""
@@ -203,6 +216,7 @@ class EngineClient:
         log.error("the engine's process died (%d requests lost); starting it again in %.0f s", running, delay)
         if self.state is EngineState.ACTIVE:
             self.state = EngineState.STARTING
+        self._busy_before = self.busy_seconds
         self.load = None
         self.restarts += 1
         self._loop.call_later(delay, self._start_again)

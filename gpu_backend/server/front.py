@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import time
 import uuid
 from collections.abc import Callable
@@ -27,6 +28,8 @@ class Front:
     checkpoint: Checkpoint
     engine: EngineClient
     metrics: Metrics
+    instance_id: str  # another one after every start: counters begin anew
+    node_id: str  # the machine
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63)
     now: Callable[[], float] = time.time  # unix seconds
@@ -55,9 +58,17 @@ def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineC
     """Put a front together; the engine is opened and closed by the app."""
 
     def current() -> EngineReading:
-        return EngineReading(engine.load, engine.state is EngineState.ACTIVE, engine.restarts)
+        return EngineReading(
+            engine.load,
+            engine.state is EngineState.ACTIVE,
+            engine.restarts,
+            uptime_seconds=engine.uptime_seconds,
+            busy_seconds=engine.busy_seconds,
+        )
 
-    return Front(settings, checkpoint, engine, Metrics(settings.served_model_name, current))
+    metrics = Metrics(settings.served_model_name, current)
+    instance_id = f"{settings.instance_id}-{secrets.token_hex(4)}"
+    return Front(settings, checkpoint, engine, metrics, instance_id, node_id=socket.gethostname())
 
 
 def front_of(request: Request[Any, Any, Any]) -> Front:

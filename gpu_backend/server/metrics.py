@@ -46,7 +46,10 @@ class Metrics:
         self._queue = self._histogram("vllm:request_queue_time_seconds", "Waiting for the first step.")
         self._prefill = self._histogram("vllm:request_prefill_time_seconds", "From the first step to the first token.")
         self._decode = self._histogram("vllm:request_decode_time_seconds", "From the first token to the last.")
-        self._gpu_seconds = self._counter("tollgate_engine_request_gpu_seconds", "Device time shared over its tokens.")
+        self.request_seconds = 0.0  # device time that answers told in their usage
+        self._gpu_seconds = self._counter(
+            "tollgate_engine_request_gpu_seconds", "Device time of answered requests: their parts of the steps."
+        )
         self._refused = Counter(
             "tollgate_engine_refused", "Requests refused, by status.", (*LABELS, "status"), registry=self.registry
         )
@@ -85,6 +88,7 @@ class Metrics:
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._queried_tokens.inc(usage.prompt_tokens)
         self._cached_tokens.inc(usage.cached_tokens)
+        self.request_seconds += usage.gpu_seconds
         self._gpu_seconds.inc(usage.gpu_seconds)
         self._latency.observe(latency)
         self._queue.observe(usage.queue_ms / 1000)
@@ -104,6 +108,8 @@ class EngineReading:
     load: LoadReport | None  # None until the engine has reported
     is_up: bool
     restarts: int
+    uptime_seconds: float = 0.0
+    busy_seconds: float = 0.0
 
 
 class _EngineCollector:
@@ -117,6 +123,8 @@ class _EngineCollector:
         reading = self._current()
         yield self._gauge("tollgate_engine_up", "Whether the engine takes requests.", float(reading.is_up))
         yield self._count("tollgate_engine_restarts", "Engine processes started after one died.", reading.restarts)
+        yield self._count("tollgate_engine_uptime_seconds", "Time since the start.", reading.uptime_seconds)
+        yield self._count("tollgate_engine_gpu_busy_seconds", "Device time of all steps.", reading.busy_seconds)
         load = reading.load
         if load is None:
             return
@@ -127,7 +135,6 @@ class _EngineCollector:
         yield self._gauge("tollgate_engine_blocks", "KV blocks in all.", load.total_blocks)
         yield self._gauge("tollgate_engine_tokens_per_second", "Output, last ten seconds.", load.tokens_per_second)
         yield self._count("tollgate_engine_steps", "Steps computed.", load.steps)
-        yield self._count("tollgate_engine_gpu_busy_seconds", "Device time of all steps.", load.gpu_busy_seconds)
         yield self._count(
             "vllm:num_preemptions", "Replies that lost their blocks.", load.counters.get("preemptions", 0.0)
         )

@@ -12,6 +12,7 @@ from gpu_backend.server.front import Front, front_of
 from gpu_backend.server.wire import encode
 
 JSON = "application/json"
+GPUS = 1  # devices that an engine computes on; the CPU counts as one
 
 
 class ModelBody(Struct, frozen=True, kw_only=True):
@@ -33,7 +34,10 @@ class Health(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """What a router wants to know before it sends a request here."""
+    """What a router wants to know before it sends a request here, and what an accountant adds up.
+
+    The seconds are counters: of this start alone, which is why every start has an ``instance_id`` of its own.
+    """
 
     instance_id: str
     model_id: str
@@ -46,6 +50,11 @@ class Load(Struct, frozen=True, kw_only=True):
     tokens_per_second: float
     requests_per_second: float
     prefix_hit_rate: float
+    gpu_node_id: str
+    gpus: int
+    uptime_seconds: float  # since the start, the loading of the weights included
+    busy_seconds: float  # of these, in steps
+    request_seconds: float  # of these, told in the usage of answers; the rest served nobody to the end
 
 
 @get("/v1/models")
@@ -77,7 +86,7 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
     report, ready = front.engine.load, front.engine.ready
     return _json(
         Load(
-            instance_id=front.settings.instance_id,
+            instance_id=front.instance_id,
             model_id=front.settings.served_model_name,
             status=front.engine.state,
             queue_depth=report.queue_depth if report else 0,
@@ -88,6 +97,11 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
             tokens_per_second=report.tokens_per_second if report else 0.0,
             requests_per_second=report.requests_per_second if report else 0.0,
             prefix_hit_rate=report.prefix_hit_rate if report else 0.0,
+            gpu_node_id=front.node_id,
+            gpus=GPUS,
+            uptime_seconds=round(front.engine.uptime_seconds, 6),
+            busy_seconds=round(front.engine.busy_seconds, 6),
+            request_seconds=round(front.metrics.request_seconds, 6),
         )
     )
 

@@ -31,6 +31,7 @@ class Piece:
     token_ids: tuple[int, ...] = ()
     scored: tuple[ScoredToken, ...] = ()
     finish_reason: FinishReason | None = None
+    gpu_seconds: float = 0.0  # of the reply so far
 
 
 class ReplyWriter:
@@ -53,6 +54,7 @@ class ReplyWriter:
         self.index = index
         self.num_tokens = 0  # of the whole reply, resumed ones included
         self.cached_tokens = 0
+        self.gpu_seconds = 0.0
         self.timings: Timings | None = None
         self.finish_reason: FinishReason | None = None  # set once the text has its end
         self._sampling = sampling
@@ -76,6 +78,7 @@ class ReplyWriter:
         After the text has ended, further tokens are ignored: the engine had not heard of it yet.
         """
         self.cached_tokens = event.cached_tokens
+        self.gpu_seconds = event.gpu_seconds
         self.timings = event.timings or self.timings
         if self.finish_reason is not None:
             return None
@@ -106,7 +109,7 @@ class ReplyWriter:
         text = self._unskipped("".join(words))
         if not (text or taken or self.finish_reason):
             return None
-        return Piece(self.index, text, tuple(token_ids[:taken]), self._scored(), self.finish_reason)
+        return Piece(self.index, text, tuple(token_ids[:taken]), self._scored(), self.finish_reason, self.gpu_seconds)
 
     def _end(self) -> str:
         """Return what was kept back; the last bytes may still complete a stop string."""

@@ -30,6 +30,7 @@ class Extensions(Struct, frozen=True, omit_defaults=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     return_token_ids: bool = False
+    return_gpu_seconds: bool = False
     resume_token_ids: tuple[int, ...] = ()
     resume_text_chars: int = 0
 

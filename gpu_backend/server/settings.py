@@ -14,7 +14,7 @@ class FrontSettings:
 
     engine: EngineConfig
     served_model_name: str
-    instance_id: str  # how replicas are told apart in /load
+    instance_id: str  # how replicas are told apart in /load, before what is added at every start
     host: str = "127.0.0.1"
     port: int = 8100
     api_key: str | None = field(default=None, repr=False)  # demanded as a bearer token when set

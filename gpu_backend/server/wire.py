@@ -105,6 +105,7 @@ class ChunkChoice(Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     token_ids: Sequence[int] | UnsetType = UNSET
+    gpu_seconds: float | UnsetType = UNSET  # device time of this reply so far, for who may leave before the usage comes
 
 
 class TextChoice(Struct, frozen=True, kw_only=True):
@@ -113,6 +114,7 @@ class TextChoice(Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     token_ids: Sequence[int] | UnsetType = UNSET
+    gpu_seconds: float | UnsetType = UNSET  # as of a ChunkChoice; in streams alone
 
 
 class Answer(Struct, frozen=True, kw_only=True):

@@ -8,8 +8,10 @@ from base64 import b64decode
 from typing import Any
 
 import httpx
+import pytest
 
-from gpu_backend.engine.messages import Abort, Embed, Generate
+from gpu_backend.engine.messages import Abort, Embed, Generate, NewTokens
+from gpu_backend.engine.sequence import FinishReason
 from tests.support.fake_engine import FakeEngine, silent, speaking
 from tests.support.front import CHAT, END, token_ids
 
@@ -62,6 +64,30 @@ def test_a_stream_has_a_role_deltas_an_end_and_usage(engine: FakeEngine, http: h
     assert [token for choice in choices for token in choice.get("token_ids", [])] == [*token_ids("Hello"), END]
     assert all(chunk["usage"] is None and chunk["id"] == last["id"] for chunk in chunks)
     assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"), [("chat/completions", CHAT), ("completions", {"model": "tiny", "prompt": "hi"})]
+)
+def test_a_stream_may_tell_its_device_time_as_it_goes(
+    engine: FakeEngine, http: httpx.Client, path: str, asked: dict[str, Any]
+) -> None:
+    """Who leaves before the usage comes has heard it; who did not ask hears nothing."""
+
+    def script(command: Any) -> Any:
+        tokens = enumerate(token_ids("Hello") if isinstance(command, Generate) else [], 1)
+        ends = {5: FinishReason.LENGTH}
+        return [
+            (NewTokens(command.request_id, 0, (t,), finish_reason=ends.get(i), gpu_seconds=i / 8),) for i, t in tokens
+        ]
+
+    engine.script = script
+    *told, _ = chunks_of(http.post(f"/v1/{path}", json={**asked, "stream": True, "return_gpu_seconds": True}))
+    *silent_ones, _ = chunks_of(http.post(f"/v1/{path}", json={**asked, "stream": True}))
+    seconds = [choice["gpu_seconds"] for chunk in told for choice in chunk["choices"] if "gpu_seconds" in choice]
+
+    assert seconds == [1 / 8, 2 / 8, 3 / 8, 4 / 8, 5 / 8]
+    assert not any("gpu_seconds" in choice for chunk in silent_ones for choice in chunk["choices"])
 
 
 def test_without_include_usage_no_chunk_speaks_of_it(engine: FakeEngine, http: httpx.Client) -> None:

@@ -136,6 +136,23 @@ async def test_a_dead_process_fails_its_calls_and_is_replaced() -> None:
         await until(lambda: first.is_stopped)
 
 
+async def test_busy_time_of_dead_processes_still_counts() -> None:
+    """The counters belong to the start of the server: a new process goes on where the dead one had come to."""
+    engine = FakeEngine()
+    now = 100.0
+    async with running(engine, clock=lambda: now) as client:
+        engine.process.say(LoadReport(0, 0, 8, 8, 0.0, 0.0, 0.0, 0.0, gpu_busy_seconds=7.0))
+        await until(lambda: client.load is not None)
+        now = 130.0
+        engine.process.die()
+        await until(lambda: len(engine.processes) == 2 and client.state is EngineState.ACTIVE)
+        at_restart = client.busy_seconds
+        engine.process.say(LoadReport(0, 0, 8, 8, 0.0, 0.0, 0.0, 0.0, gpu_busy_seconds=2.0))
+        await until(lambda: client.load is not None)
+
+        assert (at_restart, client.busy_seconds, client.uptime_seconds) == (7.0, 9.0, 30.0)
+
+
 async def test_a_process_that_keeps_dying_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the last restart somebody else must decide: the front says that it failed."""
     monkeypatch.setattr("gpu_backend.server.engine_client.RESTART_PAUSE", 0.0)

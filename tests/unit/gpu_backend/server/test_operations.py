@@ -9,11 +9,12 @@ from pathlib import Path
 import httpx
 
 from gpu_backend.engine.messages import LoadReport
-from tests.support.fake_engine import READY, FakeEngine
+from tests.support.fake_engine import READY, FakeEngine, speaking
 from tests.support.front import CHAT, running_front
 
 LOAD_FIELDS = ["instance_id", "model_id", "status", "queue_depth", "running", "free_blocks", "total_blocks"]
 LOAD_FIELDS += ["kv_utilization", "tokens_per_second", "requests_per_second", "prefix_hit_rate"]
+LOAD_FIELDS += ["gpu_node_id", "gpus", "uptime_seconds", "busy_seconds", "request_seconds"]
 
 
 def test_health_and_load_speak_of_the_engines_state(folder: Path) -> None:
@@ -33,10 +34,33 @@ def test_health_and_load_speak_of_the_engines_state(folder: Path) -> None:
         assert (starting.status_code, starting.json()["status"]) == (503, "starting")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert list(load) == LOAD_FIELDS
-        assert (load["instance_id"], load["status"], load["kv_utilization"]) == ("front-1", "active", 0.5)
+        assert (load["instance_id"][:8], load["status"], load["kv_utilization"]) == ("front-1-", "active", 0.5)
         assert drained.json()["status"] == http.get("/load").json()["status"] == "draining"
         assert (draining.status_code, draining.json()["error"]["code"]) == (503, "overloaded")
         assert http.get("/health").status_code == 200
+
+
+def test_counters_are_of_one_start(folder: Path) -> None:
+    """A server that was started again is another instance; its counters begin anew and only grow."""
+    looks = []
+    for _ in range(2):
+        engine = FakeEngine(speaking([5, 6]))
+        with running_front(folder, engine) as url, httpx.Client(base_url=url) as http:
+            first = http.get("/load").json()
+            engine.process.say(LoadReport(0, 0, 8, 8, 0.0, 0.0, 0.0, 0.0, gpu_busy_seconds=3.5))
+            http.post("/v1/chat/completions", json=CHAT)
+            while http.get("/load").json()["busy_seconds"] == 0:
+                pass
+            looks.append((first, http.get("/load").json(), http.get("/metrics").text))
+    (first, last, metrics), (other, *_) = looks
+
+    assert last["instance_id"] == first["instance_id"] != other["instance_id"]
+    assert (first["gpus"], first["busy_seconds"], first["request_seconds"]) == (1, 0.0, 0.0)
+    assert (last["busy_seconds"], last["request_seconds"]) == (3.5, 0.25)
+    assert last["uptime_seconds"] > first["uptime_seconds"] > 0
+    assert 'tollgate_engine_gpu_busy_seconds_total{model_name="tiny"} 3.5' in metrics
+    assert 'tollgate_engine_request_gpu_seconds_total{model_name="tiny"} 0.25' in metrics
+    assert 'tollgate_engine_uptime_seconds_total{model_name="tiny"}' in metrics
 
 
 def test_the_model_list_shows_the_one_model(http: httpx.Client) -> None:
