@@ -14,6 +14,8 @@ from msgspec.structs import asdict
 from billing.holds import Limits
 from billing.money import to_text
 from gateway.audit_log import AuditEntry
+from gateway.callbacks.team_secrets import SecretRecord
+from gateway.callbacks.urls import read_url
 from gateway.team_keys import KeyRecord, NewlyMade
 from gateway.teams import TeamRecord
 
@@ -60,6 +62,7 @@ def team_view(record: TeamRecord) -> dict[str, Any]:
         "allow_smaller": team.allow_smaller,
         "safety": team.safety,
         "limits": limits_view(team.limits),
+        "webhook_url": record.webhook_url,
         "suspended": team.is_suspended,
         "suspended_at": moment(record.suspended_at),
         "created_at": moment(record.created_at),
@@ -103,6 +106,46 @@ def record_view(row: Mapping[Any, Any]) -> dict[str, Any]:
     for name in ("cost", "gpu_cost"):
         shown[f"{name}_usd"] = dollars(shown.pop(f"{name}_nanousd"))
     return {**shown, "request_id": str(row["request_id"]), "created_at": moment(row["created_at"])}
+
+
+def webhook_secret_view(record: SecretRecord) -> dict[str, Any]:
+    """Return a webhook secret, without the secret."""
+    return {
+        "object": "webhook_secret",
+        "id": record.id,
+        "team_id": record.team_id,
+        "created_at": moment(record.created_at),
+    }
+
+
+def callback_view(row: Mapping[Any, Any], now: datetime) -> dict[str, Any]:
+    """Return a callback of the outbox and what became of it. Its URL as logs may show it."""
+    is_leased = row["lease_until"] is not None and row["lease_until"] > now
+    state = (
+        "delivered"
+        if row["delivered_at"] is not None
+        else "undelivered"
+        if row["given_up_at"] is not None
+        else "delivering"
+        if is_leased
+        else "pending"
+    )
+    return {
+        "object": "callback",
+        "id": row["id"],
+        "team_id": row["team_id"],
+        "batch_id": row["batch_id"],
+        "event": row["event"],
+        "url": read_url(row["url"]).shown,
+        "state": state,
+        "tries": row["tries"],
+        "last_status": row["last_status"],
+        "last_error": row["last_error"],
+        "created_at": moment(row["created_at"]),
+        "next_try_at": moment(row["next_try_at"]) if state == "pending" else None,
+        "delivered_at": moment(row["delivered_at"]),
+        "given_up_at": moment(row["given_up_at"]),
+    }
 
 
 def list_view(items: list[dict[str, Any]], limit: int) -> dict[str, Any]:

@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from difflib import get_close_matches
+from typing import TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, replace
 
 from billing.holds import Limits
 from billing.money import to_nano
+from gateway.callbacks.addresses import Network
+from gateway.callbacks.guard import Guard
+from gateway.callbacks.urls import BadUrl, read_url
 from gateway.durations import read_duration
 from gateway.settings import Safety
 from protocol.errors import BadRequest
@@ -52,6 +56,7 @@ class NewTeam(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     allow_smaller: bool = True
     safety: SafetyInput | None = None
     limits: LimitsInput | None = None
+    webhook_url: str | None = None
 
 
 class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +68,11 @@ class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     allow_smaller: bool | UnsetType = UNSET
     safety: SafetyInput | UnsetType | None = UNSET
     limits: LimitsInput | UnsetType | None = UNSET
+    webhook_url: str | UnsetType | None = UNSET
     suspended: bool | UnsetType = UNSET
+
+
+Webhooked = TypeVar("Webhooked", NewTeam, TeamPatch)
 
 
 class NewKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +113,21 @@ def check_name(name: str, param: str = "name") -> str:
     if len(name) <= LONGEST_NAME and all(character.isprintable() for character in name):
         return name
     raise _invalid(param, f"must be printable and at most {LONGEST_NAME} characters long")
+
+
+def check_webhook_url(url: str | None) -> str | None:
+    """Return ``url`` in its one form. Raises BadRequest. Where it leads, `with_checked_webhook` has looked before."""
+    try:
+        return None if url is None else read_url(url).text
+    except BadUrl as exc:
+        raise BadRequest(f"'webhook_url' {exc}.", param="webhook_url", code="invalid_callback_url") from None
+
+
+async def with_checked_webhook(wanted: Webhooked, allow: Sequence[Network]) -> Webhooked:
+    """Return ``wanted`` if callbacks may go where its webhook leads. Raises BadRequest. Not inside a transaction."""
+    if wanted.webhook_url is UNSET or wanted.webhook_url is None:
+        return wanted
+    return replace(wanted, webhook_url=await Guard(allow).check(wanted.webhook_url, "webhook_url"))
 
 
 def check_weight(weight: float) -> float:

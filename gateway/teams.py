@@ -16,6 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.holds import Limits
 from gateway.access import ACCESS_CHANNEL, Caller, Team
 from gateway.audit_log import Act, record_act
+from gateway.callbacks.outbox import follow_url
+from gateway.callbacks.urls import read_url
 from gateway.errors import Conflict
 from gateway.settings import Safety
 from gateway.tables import api_keys, teams
@@ -26,6 +28,7 @@ from gateway.team_inputs import (
     check_id,
     check_models,
     check_name,
+    check_webhook_url,
     check_weight,
     is_id,
 )
@@ -39,6 +42,7 @@ class TeamRecord(Struct, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     suspended_at: datetime | None = None
+    webhook_url: str | None = None  # where the team's events go
 
 
 async def create_team(
@@ -53,6 +57,7 @@ async def create_team(
         "allow_smaller": new.allow_smaller,
         "safety": new.safety,
         "limits": apply_limits(new.limits),
+        "webhook_url": check_webhook_url(new.webhook_url),
     }
     query = insert(teams).values(**values).on_conflict_do_nothing().returning(teams)
     row = (await connection.execute(query)).mappings().one_or_none()
@@ -86,6 +91,8 @@ async def update_team(
         return _record(before)
     change = update(teams).where(teams.c.id == team_id).values(**changes, updated_at=func.now()).returning(teams)
     row = (await connection.execute(change)).mappings().one()
+    if "webhook_url" in changes and before["webhook_url"] is not None:
+        await follow_url(connection, team_id, before["webhook_url"], changes["webhook_url"])
     details = {name: value for name, value in changes.items() if name != "suspended_at"}
     if "suspended_at" in changes:
         details["suspended"] = patch.suspended
@@ -133,6 +140,8 @@ async def _find(connection: AsyncConnection, team_id: str, query: Select[Any]) -
 
 async def _tell(connection: AsyncConnection, act: Act, action: str, team_id: str, details: dict[str, Any]) -> None:
     await announce(connection, team_id)
+    if details.get("webhook_url") is not None:  # paths and queries of webhooks are often secret
+        details = {**details, "webhook_url": read_url(details["webhook_url"]).shown}
     await record_act(connection, act, action, team_id=team_id, subject=team_id, details=details)
 
 
@@ -150,6 +159,10 @@ def _changes(patch: TeamPatch, before: Mapping[Any, Any], models: Collection[str
         changes["safety"] = patch.safety
     if patch.limits is not UNSET:
         changes["limits"] = apply_limits(patch.limits, read_limits(before["limits"]))
+    if patch.webhook_url is not UNSET:
+        url = check_webhook_url(patch.webhook_url)
+        if url != before["webhook_url"]:
+            changes["webhook_url"] = url
     if patch.suspended is not UNSET and patch.suspended != (before["suspended_at"] is not None):
         changes["suspended_at"] = func.now() if patch.suspended else None
     return changes
@@ -161,6 +174,7 @@ def _record(row: Mapping[Any, Any]) -> TeamRecord:
         created_at=row["created_at"],
         updated_at=row["updated_at"],
         suspended_at=row["suspended_at"],
+        webhook_url=row["webhook_url"],
     )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 import typer
@@ -22,8 +23,10 @@ from gateway.command_line import (
     show,
     whoever_acts,
 )
-from gateway.team_inputs import LimitsInput, NewTeam, SafetyInput, TeamPatch
+from gateway.settings import Settings
+from gateway.team_inputs import LimitsInput, NewTeam, SafetyInput, TeamPatch, Webhooked, with_checked_webhook
 from gateway.teams import TeamRecord, create_team, get_team, list_teams, update_team
+from protocol.errors import ServiceError
 
 teams_app = typer.Typer(no_args_is_help=True, help="Teams: who may call, which models, how much.")
 
@@ -34,6 +37,7 @@ Name = Annotated[str | None, typer.Option(help="For people")]
 Weight = Annotated[float | None, typer.Option(help="Its share where teams compete")]
 Models = Annotated[str | None, typer.Option(help="What it may use: names with commas between, or all")]
 Smaller = Annotated[bool | None, typer.Option("--allow-smaller/--no-smaller", help="Smaller models under overload")]
+Webhook = Annotated[str | None, typer.Option(metavar="URL", help="Where its events go, or none")]
 Level = Annotated[str | None, typer.Option(metavar="block|flag|off", help="Stricter than the house's safety")]
 
 
@@ -46,6 +50,7 @@ def create(
     allow_smaller: Smaller = None,
     safety_input: Level = None,
     safety_output: Level = None,
+    webhook_url: Webhook = None,
     requests_per_minute: Count = None,
     tokens_per_minute: Count = None,
     concurrent_requests: Count = None,
@@ -65,8 +70,10 @@ def create(
         allow_smaller=allow_smaller is not False,
         safety=_safety(safety_input, safety_output),
         limits=read_limits(locals()),
+        webhook_url=None if webhook_url == "none" else webhook_url,
     )
     settings = read_settings(config)
+    new = _checked(new, settings)
     models_known = settings.catalog().names()
     record = run(settings, lambda connection: create_team(connection, new, whoever_acts(), models_known))
     _show_teams([record], format, f"Team {team_id} is made; next: tollgate keys create --team {team_id}")
@@ -81,6 +88,7 @@ def change(
     allow_smaller: Smaller = None,
     safety_input: Level = None,
     safety_output: Level = None,
+    webhook_url: Webhook = None,
     requests_per_minute: Count = None,
     tokens_per_minute: Count = None,
     concurrent_requests: Count = None,
@@ -99,11 +107,13 @@ def change(
         allow_smaller=UNSET if allow_smaller is None else allow_smaller,
         safety=UNSET if safety_input is safety_output is None else _safety(safety_input, safety_output),
         limits=read_limits(locals()),
+        webhook_url=UNSET if webhook_url is None else None if webhook_url == "none" else webhook_url,
         suspended=UNSET if suspended is None else suspended,
     )
     if patch == TeamPatch(limits=LimitsInput()):
         fail("nothing to change; see tollgate teams set --help")
     settings = read_settings(config)
+    patch = _checked(patch, settings)
     models_known = settings.catalog().names()
     record = run(settings, lambda connection: update_team(connection, team_id, patch, whoever_acts(), models_known))
     _show_teams([record], format, f"Team {team_id}")
@@ -127,6 +137,14 @@ def _show_teams(records: list[TeamRecord], format: Format, title: str, as_list: 
     rows = [team_view(record) for record in records]
     whole: object = {"object": "list", "data": rows, "has_more": False} if as_list else rows[0]
     show(format, whole, COLUMNS, rows, title)
+
+
+def _checked(wanted: Webhooked, settings: Settings) -> Webhooked:
+    """Return ``wanted`` if its webhook leads where callbacks may go, or say why not and exit 1."""
+    try:
+        return asyncio.run(with_checked_webhook(wanted, settings.callbacks_allow))
+    except ServiceError as exc:
+        fail(exc.message)
 
 
 def _models(said: str | None) -> list[str] | UnsetType | None:

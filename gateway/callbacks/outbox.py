@@ -107,13 +107,13 @@ async def give_back(connection: AsyncConnection, owner: str) -> None:
     await connection.execute(query.values(lease_owner=None, lease_until=None))
 
 
-async def hasten(connection: AsyncConnection, team_id: str, now: float) -> None:
+async def hasten(connection: AsyncConnection, team_id: str) -> None:
     """Make whatever of a team still waits due now: what it waited for may be there."""
     query = update(callbacks).where(callbacks.c.team_id == team_id, OPEN)
-    await connection.execute(query.values(next_try_at=_moment(now)))
+    await connection.execute(query.values(next_try_at=func.now()))
 
 
-async def follow_url(connection: AsyncConnection, team_id: str, before: str, after: str | None, now: float) -> None:
+async def follow_url(connection: AsyncConnection, team_id: str, before: str, after: str | None) -> None:
     """Send what the team's old URL never took to its new one; without a new one, give it up.
 
     Callbacks of batches have URLs of their own and stay as they are.
@@ -122,13 +122,13 @@ async def follow_url(connection: AsyncConnection, team_id: str, before: str, aft
     undelivered = and_(undelivered, callbacks.c.delivered_at.is_(None))
     if after is None:
         changes: dict[str, Any] = {
-            "given_up_at": _moment(now),
+            "given_up_at": func.now(),
             "last_error": "The team's webhook_url was taken away.",
         }
         await connection.execute(update(callbacks).where(undelivered, OPEN).values(**changes))
     else:
         await connection.execute(update(callbacks).where(undelivered).values(url=after))
-        await hasten(connection, team_id, now)
+        await hasten(connection, team_id)
 
 
 async def reopen(connection: AsyncConnection, callback_id: str, now: float) -> Mapping[Any, Any] | None:

@@ -9,12 +9,14 @@ import hmac
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
-from gateway.admin_views import to_json
 from gateway.clock import Clock
 
 SECRET_PREFIX = "whsec_"
+
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -40,7 +42,7 @@ class Event(Struct, frozen=True, kw_only=True):
             "created_at": int(self.created_at),
             "data": self.data,
         }
-        return to_json(whole)
+        return _ENCODER.encode(whole)
 
 
 def shown_secret(secret: bytes) -> str:
