@@ -1,0 +1,184 @@
+# The judge of the money: reads ledger, statements, counters, holds and journals by plain SQL, plain Redis commands and
+# the bytes on disk, adds up by itself, and says in words where they differ from each other or from what clients saw.
+# It uses nothing of the code that it judges but the layout of a journal segment.
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import date, timedelta
+from fractions import Fraction
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import msgspec
+from redis.asyncio import Redis
+
+from billing.segments import SUFFIX, Kind, Segment
+from gateway.processes import is_running
+from tests.support.fault_house import MODELS
+from tests.support.fault_load import Attempt, Seen
+
+CHARGED = ("answered", "interrupted", "blocked")
+TOKENS = ("input_tokens", "cached_input_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens")
+LINE = ("team_id", "day", "key_id", "model_used", "tier", "status")
+EPOCH = date(1970, 1, 1)
+
+Row = dict[str, Any]
+
+
+async def read_rows(connection: asyncpg.Connection, teams: Sequence[str]) -> list[Row]:
+    """Return every row that the ledger has of these teams."""
+    rows = await connection.fetch("SELECT * FROM usage_records WHERE team_id = ANY($1)", teams)
+    return [{**row, "request_id": str(row["request_id"])} for row in rows]
+
+
+def compare_calls(attempts: Sequence[Attempt], rows: Sequence[Row]) -> Iterator[str]:
+    """Hold what clients saw against the ledger: one row for whoever was answered, none for whoever was refused."""
+    by_attempt: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_attempt[row["client_request_id"]].append(row)
+    for stranger in by_attempt.keys() - {attempt.id for attempt in attempts}:
+        yield f"rows for a call that nobody made: {by_attempt[stranger]}"
+    for attempt in attempts:
+        found = by_attempt[attempt.id]
+        wrong = _wrong_rows(attempt, found)
+        if wrong:
+            shown = [(row["request_id"], row["status"], row["cost_nanousd"]) for row in found]
+            yield f"{wrong}: {attempt}, rows {shown}"
+
+
+def _wrong_rows(attempt: Attempt, rows: Sequence[Row]) -> str:
+    statuses = [row["status"] for row in rows]
+    if len(rows) > 1:
+        return "more than one row"
+    if any(attempt.request_id not in (None, row["request_id"]) for row in rows):
+        return "a row under another id"
+    match attempt.seen:
+        case Seen.HUNG | Seen.MUTE:
+            return "a call that did not end honestly"
+        case Seen.ANSWERED:
+            if statuses != ["answered"]:
+                return "an answered call without its row"
+            return "" if attempt.usage is None else _wrong_usage(attempt.usage, rows[0])
+        case Seen.INTERRUPTED:
+            return "" if statuses == ["interrupted"] else "an interrupted call without its row"
+        case Seen.FAILED:
+            return "" if statuses == ["failed"] else "a failed call without its row"
+        case Seen.REFUSED:
+            return "a row for a refused call" if rows else ""
+        case Seen.LEFT:
+            return "" if statuses in (["answered"], ["interrupted"]) else "a call whose client left without its row"
+        case Seen.LOST:
+            return "a call that was begun without its row" if attempt.status == 200 and not rows else ""
+
+
+def _wrong_usage(told: dict[str, Any], row: Row) -> str:
+    cost = Fraction(told["cost_usd"]) * 10**9
+    told_tokens = (told["prompt_tokens"], told["completion_tokens"], told["prompt_tokens_details"]["cached_tokens"])
+    booked = (row["input_tokens"], row["output_tokens"], row["cached_input_tokens"])
+    return "" if told_tokens == booked and cost == row["cost_nanousd"] else f"booked otherwise than told ({told})"
+
+
+def check_costs(rows: Sequence[Row]) -> Iterator[str]:
+    """Work out what every row's tokens cost, in fractions, and round once, up."""
+    for row in rows:
+        price_in, price_cached, price_out = MODELS[row["model_used"]][1]
+        plain = row["input_tokens"] - row["cached_input_tokens"]
+        exact = plain * price_in + row["cached_input_tokens"] * price_cached + row["output_tokens"] * price_out
+        owed = ceil(Fraction(exact, 10**6)) if row["status"] in CHARGED else 0
+        if owed != row["cost_nanousd"]:
+            yield f"a row that costs {row['cost_nanousd']} and should cost {owed}: {row}"
+
+
+async def compare_statements(connection: asyncpg.Connection, rows: Sequence[Row], teams: Sequence[str]) -> list[str]:
+    """Add the rows up and hold the sums against the daily statements, line by line."""
+    sums: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        line = sums[tuple(row[name] for name in LINE)]
+        line.update({name: row[name] for name in (*TOKENS, "cost_nanousd", "gpu_cost_nanousd")} | {"calls": 1})
+    booked: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    for row in await connection.fetch("SELECT * FROM usage_daily WHERE team_id = ANY($1)", teams):
+        line = booked[tuple(row[name] for name in LINE)]
+        line.update({name: row[name] for name in (*TOKENS, "cost_nanousd", "gpu_cost_nanousd", "calls")})
+    return [
+        f"statement line {line} says {dict(booked[line])}, its rows {dict(sums[line])}"
+        for line in sorted(sums.keys() | booked.keys(), key=str)
+        if +sums[line] != +booked[line]
+    ]
+
+
+async def compare_counters(redis: Redis, rows: Sequence[Row], teams: Sequence[str]) -> list[str]:
+    """Add the rows up by team, key, day and month, and hold the sums against the counters; look for what is held."""
+    owed: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        if row["status"] not in CHARGED:
+            continue
+        day = EPOCH + timedelta(milliseconds=int(row["request_id"].replace("-", "")[:12], 16))
+        month = day.year * 12 + day.month
+        for scope in ("team", f"key:{row['key_id']}"):
+            prefix = f"tollgate:{{{row['team_id']}}}"
+            used = {"t": row["input_tokens"] + row["output_tokens"], "c": row["cost_nanousd"]}
+            owed[f"{prefix}:d:{scope}:{(day - EPOCH).days}"].update(used)
+            owed[f"{prefix}:m:{scope}:{month}"].update({"c": used["c"]})
+    complaints = []
+    for team in teams:
+        prefix = f"tollgate:{{{team}}}"
+        counted = {key.decode() async for key in redis.scan_iter(match=f"{prefix}:*", count=1000)}
+        for key in sorted(counted | {key for key in owed if key.startswith(prefix)}):
+            if re.match(r":[dm]:", key.removeprefix(prefix)):
+                found = {name.decode(): int(value) for name, value in (await redis.hgetall(key)).items()}
+                if any(found.get(name, 0) != owed[key][name] for name in ("t", "c")):
+                    complaints.append(f"counter {key} says {found}, the ledger {dict(owed[key])}")
+                if any(found.get(name) for name in ("ht", "hc")):
+                    complaints.append(f"counter {key} still holds something: {found}")
+        for name in ("holds", "leases", "live"):
+            key = f"{prefix}:{name}"
+            if await redis.exists(key):
+                kind = await redis.type(key)
+                left = await (redis.zrange(key, 0, -1) if kind == b"zset" else redis.hkeys(key))
+                complaints.append(f"{key} is not empty: {left}")
+    return complaints
+
+
+async def check_journals(connection: asyncpg.Connection, directory: Path) -> list[str]:
+    """Look into every segment: no call is open, every closed one is in the ledger, and no segment is of the dead."""
+    complaints = []
+    for path in sorted(directory.iterdir()):
+        if path.suffix != SUFFIX:
+            complaints.append(f"a file in the journal that should not be there: {path.name}")
+            continue
+        try:
+            opened, closed = _calls_in(path)
+        except FileNotFoundError:
+            continue
+        query = "SELECT request_id::text FROM usage_records WHERE request_id = ANY($1::uuid[])"
+        lacking = closed - {row["request_id"] for row in await connection.fetch(query, closed)}
+        if opened:
+            complaints.append(f"{path.name} has open calls: {sorted(opened)}")
+        if lacking:
+            complaints.append(f"{path.name} has calls that the ledger lacks: {sorted(lacking)}")
+        if not is_running(int(path.name.split("-")[1])):
+            complaints.append(f"{path.name} is of a dead process")
+    return complaints
+
+
+def _calls_in(path: Path) -> tuple[set[str], set[str]]:
+    opened, closed = set[str](), set[str]()
+    with path.open("rb") as file:
+        segment = Segment(path, file.fileno(), end=0, size=os.fstat(file.fileno()).st_size)
+        for _, kind, body in segment.replay():
+            record = msgspec.msgpack.decode(body)
+            match kind:
+                case Kind.OPENED:
+                    opened.add(record["request_id"])
+                case Kind.CLOSED:
+                    opened.discard(record["request_id"])
+                    closed.add(record["request_id"])
+                case Kind.DROPPED:
+                    opened.discard(record)
+    return opened, closed
