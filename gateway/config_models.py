@@ -4,21 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from billing.money import NanoDollars
-from billing.prices import Price
+from billing.prices import Price, PriceStep
 from gateway.config_fields import Faults, Fields, Read, complain, meant, shown
 from gateway.config_readers import dollars, integer, list_of, number, one_of, struct_of, text
 from gateway.config_yaml import Fault, Node, join
-from gateway.price_library import ListedModel, listed_model
+from gateway.price_library import ListedModel, NoPrice, listed_model
 from gateway.settings import ProviderSettings
 from router.targets import Ability, ModelSpec, Tier
 
 DEFAULT_CONTEXT = 32_768  # tokens, where neither the file nor the price library knows
 DEFAULT_MAX_OUTPUT = 16_384
+NOTHING = Price(input=NanoDollars(0), output=NanoDollars(0))  # lets the check of a faulty file go on
 OWN_ABILITIES = (Ability.CHAT, Ability.COMPLETIONS)
 OUTSIDE_ABILITIES = (Ability.CHAT, Ability.TOOLS, Ability.JSON)
 
@@ -36,7 +37,8 @@ def read_model(
     usual = OWN_ABILITIES if own else OUTSIDE_ABILITIES
     abilities = fields.get("abilities", list_of(one_of(*Ability), what="abilities", least=1), usual)
     tiers = fields.get("tiers", list_of(one_of(*Tier), what="tiers", least=1), tuple(Tier))
-    context = fields.get("context", integer(1), _usual_context(listed, fields.has("price")))
+    known_context = listed.context if isinstance(listed, ListedModel) else None
+    context = fields.get("context", integer(1), known_context or DEFAULT_CONTEXT)
     max_output = fields.get("max_output", integer(1), min(context, DEFAULT_MAX_OUTPUT))
     if max_output > context:
         complain(fields.node("max_output") or node, faults, f"more than the {context} tokens of `context`")
@@ -46,7 +48,7 @@ def read_model(
         name=name_of(node),
         provider=provider_name,
         upstream_model=upstream,
-        price=_price(fields, upstream, set(abilities) == {Ability.EMBEDDINGS}, context, listed),
+        price=_price(fields, upstream, set(abilities) == {Ability.EMBEDDINGS}, listed),
         context=context,
         max_output=max_output,
         abilities=frozenset(map(Ability, abilities)),
@@ -59,55 +61,66 @@ def read_model(
     return spec
 
 
-def _listed(upstream: str, provider_name: str, provider: ProviderSettings | None) -> ListedModel | None:
+def _listed(upstream: str, provider_name: str, provider: ProviderSettings | None) -> ListedModel | NoPrice:
     if provider is not None and provider.self_hosted:
-        return None
+        return NoPrice("no price library knows our own engine")
     endpoints = provider.endpoints if provider is not None else ()
     return listed_model(upstream, provider=provider_name, base_url=endpoints[0].base_url if endpoints else "")
 
 
-def _usual_context(listed: ListedModel | None, is_priced: bool) -> int:
-    if listed is None or listed.context is None:
-        return DEFAULT_CONTEXT
-    return listed.context if is_priced or listed.true_up_to is None else min(listed.context, listed.true_up_to)
-
-
-def _price(fields: Fields, upstream: str, only_embeds: bool, context: int, listed: ListedModel | None) -> Price:
+def _price(fields: Fields, upstream: str, only_embeds: bool, listed: ListedModel | NoPrice) -> Price:
     """Return the file's price, else the library's; never a zero that nobody wrote."""
     discount = fields.get("batch_discount", number(0, 1, above=True), 1.0)
-    node = fields.node("price")
-    if node is not None:
-        kinds = dict.fromkeys(("input", "output", "cached_input", "cache_write"), dollars)
-        needed = ("input",) if only_embeds else ("input", "output")
-        written = struct_of(_WrittenPrice, kinds, needed=needed)(node, fields.faults) or _WrittenPrice()
-        return Price(
-            input=written.input,
-            output=written.output,
-            cached_input=written.cached_input,
-            cache_write=written.cache_write,
-            batch_discount=discount,
-        )
-    right = "{input: …, output: …} in USD per million tokens"
-    if listed is None:
-        if fields.section is not None:
-            node = fields.node("upstream_model")
-            known = f"the price library does not know {shown(node) if node is not None else upstream}"
-            fields.faults.append(
-                Fault(fields.line, join(fields.path, "price"), f"missing, and {known}; add price: {right}")
+    if (node := fields.node("price")) is not None:
+        return _written_price(node, fields.faults, only_embeds, discount)
+    match listed:
+        case ListedModel(has_output=has_output) if has_output or only_embeds:
+            return replace(listed.price, batch_discount=discount)
+        case ListedModel():
+            why = f"the price library has no price for answers of {upstream}; if it only embeds, say so in `abilities`"
+        case NoPrice(why):
+            pass
+    if fields.section is not None:
+        node = fields.node("upstream_model")
+        why = why.replace(upstream, shown(node)) if node is not None else why
+        right = "{input: …, output: …} in USD per million tokens"
+        fields.faults.append(Fault(fields.line, join(fields.path, "price"), f"missing, and {why}; add price: {right}"))
+    return NOTHING
+
+
+def _written_price(node: Node, faults: Faults, only_embeds: bool, discount: float) -> Price:
+    """Read what the file says. A tier names every kind that the price below it names: a gap would be a guess."""
+    fields = Fields(node, node.path, faults)
+    kinds = dict.fromkeys(("input", "output", "cached_input", "cache_write", "reasoning"), dollars)
+    needed = ("input",) if only_embeds else ("input", "output")
+    named = [kind for kind in kinds if kind in needed or fields.has(kind)]
+    rates = {kind: fields.need(kind, kinds[kind], NOTHING.input, "every price needs it") for kind in named}
+    read_step = struct_of(_WrittenStep, {"above": integer(1), **kinds}, needed=("above", *named))
+    tiers: tuple[_WrittenStep, ...] = fields.get("tiers", list_of(read_step, what="tiers", least=1), ())
+    request = fields.get("request", dollars, NOTHING.request)
+    fields.asked += kinds
+    fields.close()
+    for lower, upper in pairwise(tiers):
+        if upper.above <= lower.above:
+            at = fields.node("tiers") or node
+            complain(
+                at, faults, f"tiers rise, and {upper.above} does not come after {lower.above} tokens of the prompt"
             )
-        return Price(input=NanoDollars(0), output=NanoDollars(0))
-    if listed.true_up_to is not None and context > listed.true_up_to:
-        step = f"{upstream} costs more beyond {listed.true_up_to} prompt tokens"
-        message = f"{step}: set context: {listed.true_up_to}, or add price: {right} that covers both"
-        fields.faults.append(Fault(fields.line, join(fields.path, "price"), message))
-    return replace(listed.price, batch_discount=discount)
+    steps = tuple(PriceStep(**asdict(tier)) for tier in tiers)
+    return Price(
+        input=rates["input"],
+        output=rates.get("output", NOTHING.output),
+        cached_input=rates.get("cached_input"),
+        cache_write=rates.get("cache_write"),
+        reasoning=rates.get("reasoning"),
+        request=request,
+        steps=steps,
+        batch_discount=discount,
+    )
 
 
-class _WrittenPrice(Struct, frozen=True, kw_only=True):
-    input: NanoDollars = NanoDollars(0)
-    output: NanoDollars = NanoDollars(0)
-    cached_input: NanoDollars | None = None
-    cache_write: NanoDollars | None = None
+class _WrittenStep(PriceStep, frozen=True, kw_only=True):
+    output: NanoDollars = NanoDollars(0)  # of a model that only embeds
 
 
 def name_in(known: Iterable[str], what: str) -> Read[str]:

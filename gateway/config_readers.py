@@ -17,6 +17,8 @@ from gateway.durations import read_duration
 
 T = TypeVar("T")
 
+SMALLEST_DOLLARS = Decimal("1e-9")
+
 _INTEGER = re.compile(r"[+-]?\d[\d_]*")
 
 
@@ -106,8 +108,10 @@ def number(least: float, most: float | None = None, *, above: bool = False) -> R
 
 
 def dollars(node: Node, faults: Faults) -> NanoDollars | None:
-    """Read an amount in US dollars, zero or more, exactly."""
+    """Read an amount in US dollars, zero or more, in billionths; what is less than one is no amount."""
     value = _decimal(node)
+    if value is not None and 0 < value < SMALLEST_DOLLARS:
+        return complain(node, faults, f"less than a billionth of a dollar, which is nothing: {kind_of(node)}")
     if value is not None and 0 <= value < 1_000_000_000:
         return to_nano(value)
     return complain(node, faults, f"expected US dollars, such as 2.50, found {kind_of(node)}")

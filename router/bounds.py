@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from billing.money import NanoDollars
-from billing.prices import cost_of
+from billing.prices import most_cost
 from protocol.chat import ChatRequest, ImagePart, JsonSchemaFormat, Message, RefusalPart, TextPart, Tool
 from protocol.completions import CompletionRequest, Prompts
 from protocol.embeddings import EmbeddingRequest
@@ -96,18 +96,17 @@ def replies_asked(request: InferenceRequest) -> int:
 def usage_most(request: InferenceRequest, model: ModelSpec, prompt: int | None = None) -> Usage:
     """Return a usage that the request never exceeds on ``model``: what a hold covers.
 
-    No prompt is longer than the model's context; all of them are priced at the dearest kind of input. ``prompt`` is
-    ``prompt_tokens_most(request)``, for callers that have it already.
+    No prompt is longer than the model's context. ``prompt`` is ``prompt_tokens_most(request)``, for callers that have
+    it already. What it costs at the most, ``billing.prices.most_cost`` tells.
     """
     prompt = prompt_tokens_most(request) if prompt is None else prompt
     most = min(prompt, model.context * _number_of_prompts(request))
-    writes = most if (model.price.cache_write or 0) > model.price.input else 0
-    return Usage(input_tokens=most, cache_write_tokens=writes, output_tokens=output_tokens_most(request, model))
+    return Usage(input_tokens=most, output_tokens=output_tokens_most(request, model))
 
 
 def cost_most(request: InferenceRequest, model: ModelSpec, *, batch: bool = False) -> NanoDollars:
-    """Return nano-dollars that the request never exceeds on ``model``."""
-    return cost_of(usage_most(request, model), model.price, batch=batch)
+    """Return nano-dollars that the request never exceeds on ``model``, whenever it runs."""
+    return most_cost(usage_most(request, model), model.price, batch=batch)
 
 
 def prompt_characters(request: InferenceRequest) -> int:

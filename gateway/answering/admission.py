@@ -6,7 +6,7 @@ import asyncio
 
 from billing.errors import refusal_error
 from billing.holds import Hold, HoldRequest, Leg, RefusedHold
-from billing.prices import cost_of
+from billing.prices import most_cost
 from gateway.answering.account import Account
 from gateway.answering.call import Call
 from gateway.rate_limits import rate_limit_headers
@@ -50,5 +50,6 @@ def legs_of(call: Call, route: Route) -> tuple[Leg, ...]:
     legs = []
     for target in route.targets:
         most = usage_most(call.request, target.model, prompt)
-        legs.append(Leg(target.key, most.total_tokens, cost_of(most, target.model.price, batch=batch)))
+        cost = most_cost(most, target.model.price, batch=batch, at=call.created_at)
+        legs.append(Leg(target.key, most.total_tokens, cost))
     return tuple(legs)

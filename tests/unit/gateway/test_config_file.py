@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from billing.money import to_nano
-from billing.prices import Price
+from billing.prices import Price, PriceStep
 from gateway.config_file import ConfigFaults, Fault, load_settings
 from gateway.settings import Settings
 from router.catalog import AutoRoute
@@ -39,6 +39,7 @@ HEAD = """\
       gpt-4o: {provider: openai}
       llama: {provider: own, price: {input: 0.40, output: 0.80}}
 """
+KINDS = ("input", "output", "cached_input", "cache_write", "reasoning")
 BELOW_HEAD = 11  # the line on which a test's own lines begin
 
 
@@ -94,7 +95,16 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
           gpt-4o:
             provider: openai
             upstream_model: gpt-4o-2024-08-06
-            price: {input: 2.50, cached_input: 1.25, cache_write: 3, output: 10.00}
+            price:
+              input: 2.50
+              cached_input: 1.25
+              cache_write: 3
+              output: 10.00
+              reasoning: 12
+              request: 0.01
+              tiers:
+                - {above: 200, input: 5, cached_input: 2.5, cache_write: 6, output: 15, reasoning: 18}
+                - {above: 500, input: 1, cached_input: 1, cache_write: 1, output: 1, reasoning: 1}
             context: 1000
             max_output: 100
             abilities: [chat, vision]
@@ -129,6 +139,19 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         output=to_nano(10),
         cached_input=to_nano("1.25"),
         cache_write=to_nano(3),
+        reasoning=to_nano(12),
+        request=to_nano("0.01"),
+        steps=(
+            PriceStep(
+                above=200,
+                input=to_nano(5),
+                output=to_nano(15),
+                cached_input=to_nano("2.5"),
+                cache_write=to_nano(6),
+                reasoning=to_nano(18),
+            ),
+            PriceStep(above=500, **dict.fromkeys(KINDS, to_nano(1))),
+        ),
         batch_discount=0.5,
     )
     assert (model.upstream_model, model.context, model.max_output, model.weight) == ("gpt-4o-2024-08-06", 1000, 100, 2)
@@ -216,7 +239,45 @@ MODEL_FAULTS = [
     ("{provider: openai, upstream_model: gpt-4o, tiers: [slow]}", "tiers[0]", "interactive, batch"),
     ("{provider: openai, upstream_model: gpt-4o, batch_discount: 0}", "batch_discount", "above 0"),
     ("{provider: openai, upstream_model: gpt-4o, gpu_hour: 3}", "gpu_hour", "our own engine"),
-    ("{provider: openai, upstream_model: claude-sonnet-4-5, context: 1000000}", "price", "costs more beyond 200000"),
+    ("{provider: openai, upstream_model: text-embedding-3-small}", "price", "no price for answers"),
+    ("{provider: openai, upstream_model: gpt-4o-search-preview}", "price", "searches the web"),
+    ("{provider: openai, upstream_model: gemini-2.5-flash-image}", "price", "no usage tells: output_image_mtok"),
+    ("{provider: openai, upstream_model: text-moderation-latest}", "price", "as free"),
+    ("{provider: own, price: {input: 1, output: 0.0000000001}}", "price.output", "less than a billionth"),
+    ("{provider: own, price: {input: 1, output: 1, tiers: []}}", "price.tiers", "at least 1"),
+    ("{provider: own, price: {input: 1, output: 1, tiers: 200000}}", "price.tiers", "expected a list of tiers"),
+    (
+        "{provider: own, price: {input: 1, output: 1, tiers: [{input: 2, output: 2}]}}",
+        "price.tiers[0].above",
+        "missing",
+    ),
+    (
+        "{provider: own, price: {input: 1, output: 1, tiers: [{above: 1.5, input: 2, output: 2}]}}",
+        "price.tiers[0].above",
+        "expected a whole number",
+    ),
+    (
+        "{provider: own, price: {input: 1, output: 1, tiers: [{above: 9, input: 2}]}}",
+        "price.tiers[0].output",
+        "missing",
+    ),
+    (
+        "{provider: own, price: {input: 1, output: 1, cached_input: 1, tiers: [{above: 9, input: 2, output: 2}]}}",
+        "price.tiers[0].cached_input",
+        "missing",
+    ),
+    (
+        "{provider: own, price: {input: 1, output: 1, tiers: [{above: 9, inputs: 2, input: 1, output: 2}]}}",
+        "price.tiers[0].inputs",
+        "did you mean `input`?",
+    ),
+    (
+        "{provider: own, price: {input: 1, output: 1, tiers: "
+        "[{above: 9, input: 2, output: 2}, {above: 9, input: 2, output: 2}]}}",
+        "price.tiers",
+        "9 does not come after 9",
+    ),
+    ("{provider: own, price: {input: 1, output: 1, reasonning: 1}}", "price.reasonning", "did you mean `reasoning`?"),
 ]
 
 
@@ -227,6 +288,37 @@ def test_faulty_model_is_refused(tmp_path: Path, model: str, key: str, words: st
 
     assert (fault.line, fault.path) == (BELOW_HEAD, f"models.new.{key}")
     assert words in fault.message
+
+
+def test_a_library_price_with_steps_loads_with_them(tmp_path: Path) -> None:
+    """A context beyond the step is no reason to refuse: the price says what a longer prompt costs."""
+    settings = load(tmp_path, textwrap.dedent(HEAD) + "  long: {provider: openai, upstream_model: gpt-5.4}\n")
+    model = settings.models["long"]
+
+    assert model.context == 1_050_000
+    assert model.price.steps == (
+        PriceStep(above=272_000, input=to_nano(5), output=to_nano("22.5"), cached_input=to_nano("0.5")),
+    )
+
+
+def test_free_is_what_the_file_says_and_nothing_else(tmp_path: Path) -> None:
+    """A model that the library lists as free costs nothing once the file has said so."""
+    free = "{provider: openai, upstream_model: text-moderation-latest, price: {input: 0, output: 0}}"
+    settings = load(tmp_path, textwrap.dedent(HEAD) + f"  new: {free}\n")
+
+    assert settings.models["new"].price == Price(input=to_nano(0), output=to_nano(0))
+
+
+def test_a_model_that_only_embeds_needs_no_price_of_answers(tmp_path: Path) -> None:
+    """Vectors are no output tokens; so say the library and the file."""
+    models = """\
+  listed: {provider: openai, upstream_model: text-embedding-3-small, abilities: [embeddings]}
+  written: {provider: own, abilities: [embeddings], price: {input: 1, tiers: [{above: 9, input: 2}]}}
+"""
+    settings = load(tmp_path, textwrap.dedent(HEAD) + models)
+
+    assert settings.models["listed"].price == Price(input=to_nano("0.02"), output=to_nano(0))
+    assert settings.models["written"].price.steps == (PriceStep(above=9, input=to_nano(2), output=to_nano(0)),)
 
 
 PROVIDER_FAULTS = [
