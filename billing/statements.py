@@ -1,27 +1,23 @@
-# Statements: what a team used and owes, by day, model, key or tier, added up from the daily sums.
+# Statements: what a team used and owes, added up by day, month, model, key or tier from the daily sums, and by user or
+# metadata tag from the calls themselves. What was booked after a day's close, or by people, stands apart.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from datetime import date
-from enum import StrEnum
 from operator import add
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import astuple
-from sqlalchemy import RowMapping, text
+from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.records import CHARGED, REQUESTS
+from billing.grouping import Group, GroupBy, Tag
+from billing.statement_queries import STATUSES, query_for
 
+__all__ = ["MOST_TAGS", "GroupBy", "Line", "Statement", "Tag", "Totals", "daily", "period"]
 
-class GroupBy(StrEnum):
-    """What the lines of a statement are for."""
-
-    MODEL = "model"
-    KEY = "key"
-    TIER = "tier"
-    DAY = "day"
+MOST_TAGS = 1000  # lines by user or metadata; the rest is one more line
 
 
 class Totals(Struct, frozen=True, kw_only=True):
@@ -37,26 +33,31 @@ class Totals(Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
     cost_nanousd: int = 0
     gpu_cost_nanousd: int = 0  # of all calls, charged or not: what the house paid
+    entries: int = 0  # booked by people; of corrections alone
 
     def __add__(self, other: Totals) -> Totals:
         return Totals(**dict(zip(self.__struct_fields__, map(add, astuple(self), astuple(other)), strict=True)))
 
 
-class Line(Struct, frozen=True):
-    """One group's sums. ``corrections`` are calls that came after their day was closed; ``total`` leaves them out."""
+class Line(Struct, frozen=True, kw_only=True):
+    """One group's sums; ``total`` leaves ``corrections`` out."""
 
-    group: str  # a model's name, a key's id, a tier, or a day as 2026-04-05
+    groups: tuple[str | None, ...]  # a model's name, a key's id, 2026-04-05, …; None: untagged, or of no model or key
     total: Totals
     corrections: Totals
+    others: int = 0  # how many groups this line sums up, when it stands for all that are not listed
 
 
 class Statement(Struct, frozen=True, kw_only=True):
-    """What a team used from ``first_day`` to ``last_day``, both included; ``total`` leaves ``corrections`` out."""
+    """What was used from ``first_day`` to ``last_day``, both included.
 
-    team_id: str
+    ``total`` leaves ``corrections`` out: calls that came after their day was closed, and what people booked.
+    """
+
+    team_id: str | None  # None: of all teams
     first_day: date
     last_day: date
-    group_by: GroupBy | None
+    group_by: tuple[Group, ...]
     lines: tuple[Line, ...]  # none without group_by
     total: Totals
     corrections: Totals
@@ -69,51 +70,48 @@ async def daily(connection: AsyncConnection, team_id: str, day: date) -> Stateme
 
 
 async def period(
-    connection: AsyncConnection, team_id: str, first_day: date, last_day: date, group_by: GroupBy | None = None
+    connection: AsyncConnection, team_id: str | None, first_day: date, last_day: date, *group_by: Group
 ) -> Statement:
-    """Return the statement of the UTC days from ``first_day`` to ``last_day``, with a line for each group."""
-    span = {"team_id": team_id, "first": first_day, "last": last_day}
-    booked: dict[str, Totals] = defaultdict(Totals)
-    late: dict[str, Totals] = defaultdict(Totals)
-    for row in (await connection.execute(QUERIES[group_by], span | STATUSES)).mappings():
-        into = late if row["is_late"] else booked
-        into[str(row["line"])] += _totals(row)
-    closed = (await connection.execute(CLOSED_DAYS, {"first": first_day, "last": last_day})).scalar_one()
-    lines = tuple(Line(group, booked[group], late[group]) for group in sorted(booked.keys() | late.keys()))
+    """Return the statement of the UTC days from ``first_day`` to ``last_day``, with a line for each group.
+
+    Lines are in the order of their groups; by user or tag the dearest come first, at most ``MOST_TAGS`` of them.
+    """
+    asked = {"team_id": team_id, "first": first_day, "last": last_day, "most": MOST_TAGS, **STATUSES}
+    asked |= {f"tag{place}": group.key for place, group in enumerate(group_by) if isinstance(group, Tag)}
+    query = query_for(group_by, is_house=team_id is None)
+    rows = (await connection.execute(query, asked)).mappings().all()
+    lines = _lines([row for row in rows if row["is_late"] is not None], len(group_by))
     return Statement(
         team_id=team_id,
         first_day=first_day,
         last_day=last_day,
         group_by=group_by,
         lines=lines if group_by else (),
-        total=sum(booked.values(), Totals()),
-        corrections=sum(late.values(), Totals()),
-        is_closed=closed == (last_day - first_day).days + 1,
+        total=sum((line.total for line in lines), Totals()),
+        corrections=sum((line.corrections for line in lines), Totals()),
+        is_closed=rows[0]["closed"] == (last_day - first_day).days + 1,
     )
 
 
-COLUMNS = {None: "''", GroupBy.MODEL: "model_used", GroupBy.KEY: "key_id", GroupBy.TIER: "tier", GroupBy.DAY: "day"}
-STATUSES = {"requests": [status.value for status in REQUESTS], "charged": [status.value for status in CHARGED]}
-CLOSED_DAYS = text("SELECT count(*) FROM closed_days WHERE day BETWEEN :first AND :last")
-QUERIES = {
-    group: text(f"""
-        SELECT {column} AS line, booked_on <> day AS is_late,
-               sum(calls) FILTER (WHERE status = ANY(CAST(:requests AS text[]))) AS requests,
-               sum(calls) FILTER (WHERE status = 'blocked') AS blocked,
-               sum(calls) FILTER (WHERE status = 'failed') AS failed,
-               sum(input_tokens) FILTER (WHERE is_charged) AS input_tokens,
-               sum(cached_input_tokens) FILTER (WHERE is_charged) AS cached_input_tokens,
-               sum(cache_write_tokens) FILTER (WHERE is_charged) AS cache_write_tokens,
-               sum(output_tokens) FILTER (WHERE is_charged) AS output_tokens,
-               sum(reasoning_tokens) FILTER (WHERE is_charged) AS reasoning_tokens,
-               sum(cost_nanousd) AS cost_nanousd,
-               sum(gpu_cost_nanousd) AS gpu_cost_nanousd
-        FROM usage_daily, LATERAL (SELECT status = ANY(CAST(:charged AS text[])) AS is_charged)
-        WHERE team_id = :team_id AND day BETWEEN :first AND :last
-        GROUP BY 1, 2
-    """)  # noqa: S608  (columns are ours)
-    for group, column in COLUMNS.items()
-}
+def _lines(rows: list[RowMapping], groups: int) -> tuple[Line, ...]:
+    """Make one line of each group's rows, of which there is one for what is booked and one for what came late."""
+    lines: dict[tuple[bool, tuple[str | None, ...]], Line] = {}
+    places: dict[tuple[bool, tuple[str | None, ...]], int] = {}
+    for row in rows:
+        names = tuple(row[f"group{place}"] for place in range(groups))
+        key = (row["is_rest"], names)
+        before = lines.get(key, Line(groups=names, total=Totals(), corrections=Totals()))
+        sums, others = _totals(row), max(before.others, row["place"] - MOST_TAGS if row["is_rest"] else 0)
+        total, late = (Totals(), sums) if row["is_late"] else (sums, Totals())
+        lines[key] = Line(
+            groups=names, total=before.total + total, corrections=before.corrections + late, others=others
+        )
+        places[key] = max(places.get(key, 0), row["place"])
+
+    def order(key: tuple[bool, tuple[str | None, ...]]) -> Any:
+        return places[key], [(name is None, name or "") for name in key[1]]
+
+    return tuple(lines[key] for key in sorted(lines, key=order))
 
 
 def _totals(row: RowMapping) -> Totals:

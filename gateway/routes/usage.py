@@ -1,19 +1,24 @@
-# GET /v1/usage: what a team used and owes. GET /v1/team: who a key belongs to and what it may do.
+# GET /v1/usage: what a team used and owes. GET /admin/report: what all teams used, and what it cost the house.
+# GET /v1/team: who a key belongs to and what it may do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from litestar import Request, Response, get
 
 from gateway.access import Admin, Caller
 from gateway.admin_views import limits_view, moment_of
-from gateway.auth import team_guard, team_or_admin_guard
+from gateway.auth import admin_guard, team_guard, team_or_admin_guard
 from gateway.errors import Forbidden
+from gateway.house_report import house_report, report_csv
 from gateway.routes.admin import answer, read_parameters
 from gateway.routes.inference import services_of
 from gateway.teams import get_team
-from gateway.usage_report import read_period, usage_csv, usage_of
+from gateway.usage_analysis import Analysis, analyse, read_analysis
+from gateway.usage_period import read_period, read_span
+from gateway.usage_report import usage_csv, usage_of
 from protocol.errors import BadRequest
 
 
@@ -21,13 +26,21 @@ from protocol.errors import BadRequest
 async def get_usage(request: Request[Any, Any, Any]) -> Response[bytes] | Response[str]:
     """Show what a team used on a UTC day (``date``; default: today) or from one to another (``from``, ``to``).
 
-    ``group_by``: model, key, tier or day. ``format``: json or csv. A team's key sees its own team, an admin's all.
+    ``group_by``: model, key, tier, day, month, user, metadata:KEY, or several of them with commas between. ``format``:
+    json or csv. ``analysis=true`` adds dollars per million tokens, the mix of models and what automatic routes saved;
+    ``compare=MODEL`` also what the same tokens would have cost there. A team's key sees its own team, an admin's all.
     """
     services = services_of(request)
-    query = read_parameters(request, "team_id", "date", "from", "to", "group_by", "format")
+    query = read_parameters(request, "team_id", "date", "from", "to", "group_by", "format", "compare", "analysis")
     asked = read_period(query, services.clock.today())
-    if query.get("format", "json") not in ("json", "csv"):
-        raise BadRequest("'format' is json or csv.", param="format", code="invalid_value")
+    analysis = read_analysis(query, services.settings, services.catalog)
+    is_csv = _wants_csv(query)
+    if is_csv and analysis is not None and asked.group_by and "group_by" in query:
+        raise BadRequest(
+            "As CSV, the analysis has a line for each model: leave 'group_by' out, or ask for JSON.",
+            param="group_by",
+            code="invalid_value",
+        )
     caller: Caller | Admin = request.scope["state"]["caller"]
     is_admin = isinstance(caller, Admin)
     team_id = _team_in_question(caller, query.get("team_id"))
@@ -35,9 +48,39 @@ async def get_usage(request: Request[Any, Any, Any]) -> Response[bytes] | Respon
         if is_admin:
             await get_team(connection, team_id)
         usage = await usage_of(connection, team_id, asked, for_house=is_admin)
-    if query.get("format") == "csv":
-        return Response(usage_csv(usage), media_type="text/csv")
-    return answer(usage)
+        if analysis is not None:
+            usage["analysis"] = await analyse(
+                connection, analysis, services.catalog, team_id, asked.first, asked.last, for_house=is_admin
+            )
+    return _csv(usage_csv(usage)) if is_csv else answer(usage)
+
+
+@get("/admin/report", guards=[admin_guard], summary="Show what all teams used, and what it cost the house")
+async def get_report(request: Request[Any, Any, Any]) -> Response[bytes] | Response[str]:
+    """Show every team and model on a UTC day (``date``; default: today) or from one to another (``from``, ``to``).
+
+    What was charged and what our own GPUs cost, each replica's idle time, dollars per million tokens, the mix of
+    models, what automatic routes saved; with ``compare=MODEL`` what the same tokens would have cost there. ``format``:
+    json or csv.
+    """
+    services = services_of(request)
+    query = read_parameters(request, "date", "from", "to", "format", "compare")
+    first, last = read_span(query, services.clock.today())
+    analysis = read_analysis(query, services.settings, services.catalog) or Analysis(None)
+    is_csv = _wants_csv(query)
+    async with services.database.begin() as connection:
+        report = await house_report(connection, analysis, services.catalog, first, last)
+    return _csv(report_csv(report)) if is_csv else answer(report)
+
+
+def _wants_csv(query: Mapping[str, str]) -> bool:
+    if query.get("format", "json") not in ("json", "csv"):
+        raise BadRequest("'format' is json or csv.", param="format", code="invalid_value")
+    return query.get("format") == "csv"
+
+
+def _csv(text: str) -> Response[str]:
+    return Response(text, media_type="text/csv")
 
 
 def _team_in_question(caller: Caller | Admin, said: str | None) -> str:
@@ -74,4 +117,4 @@ async def get_own_team(request: Request[Any, Any, Any]) -> Response[bytes]:
     )
 
 
-handlers = [get_usage, get_own_team]
+handlers = [get_usage, get_report, get_own_team]

@@ -186,7 +186,7 @@ def test_team_sees_itself_and_an_admin_sees_all(team: Team, house: House) -> Non
         ({"to": "2026-04-05"}, "from"),
         ({"from": "2026-04-05", "to": "2026-04-04"}, "to"),
         ({"from": "1990-01-01", "to": "2026-04-04"}, "from"),
-        ({"group_by": "user"}, "group_by"),
+        ({"group_by": "colour"}, "group_by"),
         ({"format": "xml"}, "format"),
         ({"team": "team_a"}, "team"),
     ],

@@ -79,7 +79,7 @@ async def test_lines_add_up_to_the_total(books: Database, group_by: GroupBy, gro
     async with books.begin() as connection:
         statement = await period(connection, "team_a", TODAY - timedelta(days=3), TODAY, group_by)
 
-    assert {line.group: line.total.requests for line in statement.lines} == groups
+    assert {line.groups[0]: line.total.requests for line in statement.lines} == groups
     assert sum((line.total for line in statement.lines), Totals()) == statement.total
 
 

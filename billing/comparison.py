@@ -1,0 +1,101 @@
+# What the same tokens would have cost elsewhere, dollars per million tokens, and shares of a whole: arithmetic over the
+# lines of statements. Nothing is looked up here.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, date, datetime
+from decimal import ROUND_HALF_EVEN, Decimal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from billing.money import NanoDollars
+from billing.prices import Price, cost_of, price_at
+from billing.statements import Line, Totals
+from protocol.usage import Usage
+
+BATCH = "batch"  # the tier with a discount
+PLACES = Decimal("0.000001")  # of rates and shares, which have no end
+
+
+class Use(Struct, frozen=True, kw_only=True):
+    """What one group used in all, what was booked late or by people included, and what it would have cost elsewhere."""
+
+    groups: tuple[str | None, ...]
+    totals: Totals
+    compared_nanousd: NanoDollars | None = None
+
+
+def uses_of(lines: Iterable[Line], price: Price | None) -> list[Use]:
+    """Return the uses of lines whose last group is the tier, added up over the tiers, in the order of the lines.
+
+    ``price`` is that of the model to compare with, as ``price_on`` returns it.
+    """
+    found: dict[tuple[str | None, ...], Use] = {}
+    for line in lines:
+        *groups, tier = line.groups
+        totals = line.total + line.corrections
+        key = tuple(groups)
+        before = found.get(key, Use(groups=key, totals=Totals(), compared_nanousd=_nothing(price)))
+        found[key] = _plus(before, totals, None if price is None else _cost_of_totals(totals, price, tier))
+    return list(found.values())
+
+
+def sum_of(uses: Iterable[Use], *, is_compared: bool) -> Use:
+    """Return the sum of all uses."""
+    whole = Use(groups=(), totals=Totals(), compared_nanousd=NanoDollars(0) if is_compared else None)
+    for use in uses:
+        whole = _plus(whole, use.totals, use.compared_nanousd)
+    return whole
+
+
+def price_on(price: Price, day: date) -> Price:
+    """Return ``price`` as it can be used on sums: that of a day, at its first step.
+
+    Where a price rises with the length of a prompt, sums do not say how long each prompt was.
+    """
+    now = price_at(price, datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
+    return replace(now, steps=(), later=(), batch_discount=price.batch_discount)
+
+
+def cost_at(usage: Usage, calls: int, price: Price, tier: str | None) -> NanoDollars:
+    """Return what so many calls with the summed ``usage`` would cost at ``price``, as ``price_on`` returns it."""
+    return cost_of(usage, replace(price, request=price.request * calls), batch=tier == BATCH)
+
+
+def usd_per_million(nano: int, tokens: int) -> Decimal | None:
+    """Return dollars per million tokens, to the sixth place; None where no tokens were used."""
+    if tokens <= 0:
+        return None
+    return (Decimal(nano) / (Decimal(tokens) * 1000)).quantize(PLACES, ROUND_HALF_EVEN)
+
+
+def share(part: int, whole: int) -> Decimal | None:
+    """Return which part of the whole this is, 0 to 1, to the sixth place; None where there is no whole."""
+    if whole <= 0:
+        return None
+    return (Decimal(part) / Decimal(whole)).quantize(PLACES, ROUND_HALF_EVEN)
+
+
+def _cost_of_totals(totals: Totals, price: Price, tier: str | None) -> NanoDollars:
+    """Return the cost of sums in which corrections may have left fewer tokens than none: these are given back."""
+    used = Usage(
+        totals.input_tokens,
+        totals.cached_input_tokens,
+        totals.output_tokens,
+        totals.reasoning_tokens,
+        totals.cache_write_tokens,
+    )
+    given_back = Usage(max(0, -totals.input_tokens), output_tokens=max(0, -totals.output_tokens))
+    calls = totals.requests + totals.blocked
+    return NanoDollars(cost_at(used, calls, price, tier) - cost_at(given_back, 0, price, tier))
+
+
+def _plus(use: Use, totals: Totals, compared: NanoDollars | None) -> Use:
+    whole = None if use.compared_nanousd is None else NanoDollars(use.compared_nanousd + (compared or 0))
+    return Use(groups=use.groups, totals=use.totals + totals, compared_nanousd=whole)
+
+
+def _nothing(price: Price | None) -> NanoDollars | None:
+    return None if price is None else NanoDollars(0)

@@ -1,0 +1,18 @@
+# UTC days as people write them.
+
+from __future__ import annotations
+
+from datetime import date
+
+from protocol.errors import BadRequest
+
+
+def read_day(said: str, name: str) -> date:
+    """Return a day written as 2026-04-05. Raises BadRequest about the parameter ``name``."""
+    try:
+        day = date.fromisoformat(said)
+    except ValueError:
+        day = None
+    if day is None or day.isoformat() != said:  # weeks and bare digits are ISO dates too
+        raise BadRequest(f"'{name}' is a UTC day such as 2026-04-05.", param=name, code="invalid_value")
+    return day

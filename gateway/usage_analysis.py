@@ -1,0 +1,187 @@
+# The analysis beside a usage report: dollars per million tokens, the mix of models, what the same tokens would have
+# cost at a model that is named, and what automatic routes saved or would have saved. Only made when it is asked for.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from typing import Any
+
+from msgspec import Struct
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.choices import Alternative, asked_sums, missed_saving, saving_of_auto
+from billing.comparison import Use, price_on, share, sum_of, usd_per_million, uses_of
+from billing.grouping import LONGEST_BY_CALL, GroupBy
+from billing.prices import Price
+from billing.statements import period
+from gateway.admin_views import dollars
+from gateway.settings import Settings
+from protocol.errors import BadRequest
+from router.catalog import AutoRoute, Catalog
+from router.targets import ModelSpec
+
+
+class Analysis(Struct, frozen=True):
+    """What is asked for beside the report. ``compared``: the model to compare with, if any."""
+
+    compared: ModelSpec | None
+
+    def price_on(self, day: date) -> Price | None:
+        """Return the price of that model on a day."""
+        return None if self.compared is None else price_on(self.compared.price, day)
+
+
+def read_analysis(said: Mapping[str, str], settings: Settings, catalog: Catalog) -> Analysis | None:
+    """Return the analysis that ``compare`` and ``analysis`` ask for, if they do. Raises BadRequest."""
+    wanted = said.get("analysis", "false")
+    if wanted not in ("true", "false"):
+        raise BadRequest("'analysis' is true or false.", param="analysis", code="invalid_value")
+    if "compare" in said:
+        return Analysis(_commercial(said["compare"], settings, catalog))
+    return Analysis(None) if wanted == "true" else None
+
+
+async def analyse(
+    connection: AsyncConnection,
+    analysis: Analysis,
+    catalog: Catalog,
+    team_id: str | None,
+    first: date,
+    last: date,
+    *,
+    for_house: bool,
+) -> dict[str, Any]:
+    """Return the ``analysis`` of a team's days, or of all teams'. It speaks of calls and corrections together."""
+    price = analysis.price_on(last)
+    statement = await period(connection, team_id, first, last, GroupBy.MODEL, GroupBy.TIER)
+    uses = uses_of(statement.lines, price)
+    return {
+        **mix_view(uses, for_house=for_house),
+        **compare_view(analysis, sum_of(uses, is_compared=price is not None)),
+        **await choices(connection, catalog, team_id, first, last),
+    }
+
+
+def mix_view(uses: Sequence[Use], *, for_house: bool) -> dict[str, Any]:
+    """Return a line for each model, its share of the whole, and the whole."""
+    whole = sum_of(uses, is_compared=any(use.compared_nanousd is not None for use in uses))
+    lines = [
+        {
+            "model": use.groups[0],
+            **use_view(use, for_house=for_house),
+            "share_of_requests": share(use.totals.requests, whole.totals.requests),
+            "share_of_cost": share(use.totals.cost_nanousd, whole.totals.cost_nanousd),
+        }
+        for use in uses
+    ]
+    return {"models": lines, "total": use_view(whole, for_house=for_house)}
+
+
+def use_view(use: Use, *, for_house: bool) -> dict[str, Any]:
+    """Return what was used, its cost, and its cost per million tokens; what our GPUs cost us ``for_house`` alone."""
+    totals = use.totals
+    tokens = totals.input_tokens + totals.output_tokens
+    view: dict[str, Any] = {
+        "requests": totals.requests,
+        "input_tokens": totals.input_tokens,
+        "cached_input_tokens": totals.cached_input_tokens,
+        "output_tokens": totals.output_tokens,
+        "cost_usd": dollars(totals.cost_nanousd),
+        "usd_per_million_tokens": usd_per_million(totals.cost_nanousd, tokens),
+    }
+    if for_house:
+        view["gpu_cost_usd"] = dollars(totals.gpu_cost_nanousd)
+        view["gpu_usd_per_million_tokens"] = usd_per_million(totals.gpu_cost_nanousd, tokens)
+    if use.compared_nanousd is not None:
+        view["compared_cost_usd"] = dollars(use.compared_nanousd)
+    return view
+
+
+def compare_view(analysis: Analysis, whole: Use) -> dict[str, Any]:
+    """Return what the same tokens would have cost at the model that was named, if one was."""
+    if analysis.compared is None or whole.compared_nanousd is None:
+        return {}
+    return {
+        "compare": {
+            "model": analysis.compared.name,
+            "cost_usd": dollars(whole.compared_nanousd),
+            "difference_usd": dollars(whole.compared_nanousd - whole.totals.cost_nanousd),
+        }
+    }
+
+
+async def choices(
+    connection: AsyncConnection, catalog: Catalog, team_id: str | None, first: date, last: date
+) -> dict[str, Any]:
+    """Return what automatic routes saved and would have saved: null for periods too long to add up call by call."""
+    if (last - first).days + 1 > LONGEST_BY_CALL:
+        return {"auto": None, "would_have_saved": None}
+    alternatives = alternatives_in(catalog, last)
+    sums = await asked_sums(connection, team_id, first, last, alternatives) if alternatives else []
+    saved, missed = saving_of_auto(sums, alternatives), missed_saving(sums, alternatives)
+    return {
+        "auto": {
+            "requests": saved.requests,
+            "cost_usd": dollars(saved.cost_nanousd),
+            "large_cost_usd": dollars(saved.alternative_nanousd),
+            "saved_usd": dollars(saved.saved_nanousd),
+        },
+        "would_have_saved": {
+            "requests": missed.requests,
+            "cost_usd": dollars(missed.cost_nanousd),
+            "sample_requests": missed.sample_requests,
+            "estimated_usd": None if missed.saved_nanousd is None else dollars(missed.saved_nanousd),
+        },
+    }
+
+
+def alternatives_in(catalog: Catalog, day: date) -> list[Alternative]:
+    """Return for each automatic route, and each large model of one, what its calls are compared with."""
+    prices = {name: price_on(model.price, day) for name, model in catalog.models.items()}
+    names = {
+        name: [name, *(alias for alias in catalog.aliases if _meant(alias, catalog) == name)] for name in catalog.auto
+    }
+    found = {
+        asked: Alternative(asked=asked, is_auto=True, price=prices[route.large[0]])
+        for name, route in catalog.auto.items()
+        if route.large
+        for asked in names[name]
+    }
+    for route in catalog.auto.values():
+        if route.small:
+            found = {**_large_names(route, catalog, prices[route.small[0]]), **found}
+    return list(found.values())
+
+
+def _large_names(route: AutoRoute, catalog: Catalog, price: Price) -> dict[str, Alternative]:
+    names = [*route.large, *(alias for alias in catalog.aliases if _meant(alias, catalog) in route.large)]
+    return {name: Alternative(asked=name, is_auto=False, price=price, quality=route.quality) for name in names}
+
+
+def _meant(alias: str, catalog: Catalog) -> str:
+    name, seen = alias, set[str]()
+    while name in catalog.aliases and name not in seen:
+        seen.add(name)
+        name = catalog.aliases[name]
+    return name
+
+
+def _commercial(said: str, settings: Settings, catalog: Catalog) -> ModelSpec:
+    name = _meant(said, catalog)
+    rented = {
+        model.name: model for model in catalog.models.values() if not settings.providers[model.provider].self_hosted
+    }
+    if name in rented:
+        return rented[name]
+    words = "is one of our own" if name in catalog.models else "does not exist"
+    raise BadRequest(
+        f"'compare' names a commercial model of the catalogue, and '{said[:100]}' {words}. {_those(rented)}",
+        param="compare",
+        code="invalid_value",
+    )
+
+
+def _those(names: Iterable[str]) -> str:
+    listed = ", ".join(sorted(names))
+    return f"There are: {listed}." if listed else "There is none."
