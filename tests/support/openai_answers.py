@@ -33,6 +33,7 @@ WORDS = (
     "paid",
 )
 
+ERROR_FRAME = {"error": {"message": "The server had an error.", "type": "server_error", "param": None, "code": None}}
 CREATED = 1_780_000_000  # unix seconds; the same in every answer
 
 
@@ -56,6 +57,8 @@ class Answer:
     id: str
     spoken: list[Spoken]
     usage: dict[str, Any] | None
+    error_frame = ERROR_FRAME
+    done = b"data: [DONE]\n\n"
 
     def whole(self) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
@@ -76,6 +79,35 @@ class Answer:
             yield self._chunk(spoken.index, {}, spoken.finish), False
         if self._asks_usage and self.usage is not None:
             yield {**self._frame(self._chunk_object), "choices": [], "usage": self.usage, **self._obfuscation(0)}, False
+
+    def event(self, chunk: dict[str, Any]) -> bytes:
+        """Return a chunk as a server-sent event."""
+        return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+    def is_finish(self, chunk: dict[str, Any]) -> bool:
+        """Tell whether a chunk says why the reply ended. Asked of chunks without a token alone."""
+        return bool(chunk["choices"])
+
+    def swell(self, chunk: dict[str, Any], words: str) -> None:
+        """Put ``words`` in the place of a chunk's token."""
+        for choice in chunk["choices"]:
+            if choice.get("delta"):
+                choice["delta"] = {"content": words}
+            elif "text" in choice:
+                choice["text"] = words
+
+    def swell_whole(self, body: dict[str, Any], words: str) -> None:
+        """Put ``words`` in the place of a body's."""
+        for choice in body["choices"]:
+            if self.kind == "chat":
+                choice["message"] = {**choice["message"], "content": words}
+            else:
+                choice["text"] = words
+
+    def take_finish(self, body: dict[str, Any]) -> None:
+        """Leave out why a body's replies ended."""
+        for choice in body["choices"]:
+            choice["finish_reason"] = None
 
     def _frame(self, name: str) -> dict[str, Any]:
         frame = {"id": self.id, "object": name, "created": CREATED, "model": self.request["model"]}

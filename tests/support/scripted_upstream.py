@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from tests.support.openai_answers import CREATED, Answer, answer_chat, answer_completion, answer_embedding
 from tests.support.openai_rules import SHAPES, Violation, check_body, check_headers
-from tests.support.upstream_acts import play_stream, play_whole, send_json
+from tests.support.upstream_acts import play_stream, play_whole, send_json, spoil
 from tests.support.upstream_http import HttpConnection, HttpRequest
 from tests.support.upstream_prepared import PreparedAnswers
 from tests.support.upstream_scripts import Fault, Script, parse_script
@@ -232,7 +232,7 @@ class ScriptedUpstream:
         else:
             tokens = max((len(spoken.tokens) for spoken in answer.spoken), default=0)
             await asyncio.sleep(script.first_token + script.pace * tokens)
-            await play_whole(connection, headers, answer.whole(), script)
+            await play_whole(connection, headers, spoil(answer, script), script)
 
     def _know(self, model: str) -> None:
         if model.partition(":")[0] not in self.models:

@@ -5,17 +5,42 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
-from tests.support.openai_answers import Answer
 from tests.support.upstream_http import HttpConnection
 from tests.support.upstream_scripts import Fault, Script
 
-DONE = b"data: [DONE]\n\n"
 BIG = 10 * 1024 * 1024  # bytes
-ERROR_FRAME = {"error": {"message": "The server had an error.", "type": "server_error", "param": None, "code": None}}
 HTML = b"<html><body><h1>502 Bad Gateway</h1></body></html>"
+
+
+class Playable(Protocol):
+    """An answer in some dialect: its events, and what the dialect has for the faults."""
+
+    error_frame: dict[str, Any]
+    done: bytes  # the terminal marker
+
+    def whole(self) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
+
+    def chunks(self) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Yield the events before the terminal marker, and for each whether it carries a token."""
+
+    def event(self, chunk: dict[str, Any]) -> bytes:
+        """Return an event as bytes."""
+
+    def is_finish(self, chunk: dict[str, Any]) -> bool:
+        """Tell whether an event says why the reply ended."""
+
+    def swell(self, chunk: dict[str, Any], words: str) -> None:
+        """Put ``words`` in the place of an event's token."""
+
+    def swell_whole(self, body: dict[str, Any], words: str) -> None:
+        """Put ``words`` in the place of a body's."""
+
+    def take_finish(self, body: dict[str, Any]) -> None:
+        """Leave out why a body's reply ended."""
 
 
 class Ended(Exception):
@@ -34,19 +59,24 @@ def encode(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+def spoil(answer: Playable, script: Script) -> dict[str, Any]:
+    """Return the body of an answer with the fault that lies in its words."""
+    body = answer.whole()
+    match script.fault:
+        case Fault.ERROR_FRAME | Fault.ERROR_FIRST:
+            return answer.error_frame
+        case Fault.NO_FINISH:
+            answer.take_finish(body)
+        case Fault.BIG_CHUNK:
+            answer.swell_whole(body, "x" * BIG)
+    return body
+
+
 async def play_whole(
     connection: HttpConnection, headers: Mapping[str, str], body: dict[str, Any], script: Script
 ) -> None:
     """Send an answer that is not streamed."""
     fault = script.fault
-    if fault in (Fault.ERROR_FRAME, Fault.ERROR_FIRST):
-        body = ERROR_FRAME
-    for choice in body.get("choices", ()):
-        if fault is Fault.NO_FINISH:
-            choice["finish_reason"] = None
-        elif fault is Fault.BIG_CHUNK:
-            choice |= {"message": {**choice.get("message", {}), "content": "x" * BIG}, "text": "x" * BIG}
-            choice.pop("text" if "delta" in body["object"] or "chat" in body["object"] else "message")
     data = HTML if fault is Fault.NOT_JSON else encode(body)
     head = {"content-type": "text/html" if fault is Fault.NOT_JSON else "application/json", **headers}
     half = data[: len(data) // 2]
@@ -77,7 +107,7 @@ async def play_whole(
 async def play_stream(
     connection: HttpConnection,
     headers: Mapping[str, str],
-    answer: Answer,
+    answer: Playable,
     script: Script,
     count_token: Callable[[], None],
 ) -> None:
@@ -92,11 +122,11 @@ async def play_stream(
 
 
 async def _events(
-    connection: HttpConnection, answer: Answer, script: Script, count_token: Callable[[], None]
+    connection: HttpConnection, answer: Playable, script: Script, count_token: Callable[[], None]
 ) -> AsyncIterator[bytes]:
     fault = script.fault
     if fault is Fault.ERROR_FIRST:
-        yield _data(ERROR_FRAME)
+        yield answer.event(answer.error_frame)
         return
     if fault is Fault.NOT_JSON:
         yield HTML
@@ -110,24 +140,26 @@ async def _events(
         if has_token:
             await asyncio.sleep(script.pace if tokens else script.first_token)
             if tokens == script.after:
-                async for event in _break(connection, fault, chunk):
+                async for event in _break(connection, fault, answer, chunk):
                     yield event
             tokens += 1
             count_token()
-        elif tokens and fault is Fault.NO_FINISH and chunk["choices"]:
+        elif tokens and fault is Fault.NO_FINISH and answer.is_finish(chunk):
             continue
         elif tokens and tokens <= script.after:  # a fault that was to come after the last token comes now
-            async for event in _break(connection, fault, chunk):
+            async for event in _break(connection, fault, answer, chunk):
                 yield event
         elif not tokens and fault is Fault.ROLE_ONLY:
-            yield _data(chunk)
+            yield answer.event(chunk)
             await asyncio.Event().wait()
-        yield _data(chunk)
+        yield answer.event(chunk)
     if fault is not Fault.NO_DONE:
-        yield DONE
+        yield answer.done
 
 
-async def _break(connection: HttpConnection, fault: Fault | None, chunk: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _break(
+    connection: HttpConnection, fault: Fault | None, answer: Playable, chunk: dict[str, Any]
+) -> AsyncIterator[bytes]:
     """Play a fault of mid-stream; ``chunk`` is the one that does not come any more."""
     match fault:
         case Fault.HANG:
@@ -140,17 +172,13 @@ async def _break(connection: HttpConnection, fault: Fault | None, chunk: dict[st
             connection.finish()
             raise Ended
         case Fault.MALFORMED:
-            yield _data(chunk)[:40] + b"\n\n"
+            yield answer.event(chunk)[:40] + b"\n\n"
         case Fault.ERROR_FRAME:
-            yield _data(ERROR_FRAME)
+            yield answer.event(answer.error_frame)
             connection.finish()
             raise Ended
         case Fault.BIG_CHUNK:
-            for choice in chunk["choices"]:
-                if choice.get("delta"):
-                    choice["delta"] = {"content": "x" * BIG}
-                elif "text" in choice:
-                    choice["text"] = "x" * BIG
+            answer.swell(chunk, "x" * BIG)
 
 
 async def _write(connection: HttpConnection, event: bytes, script: Script) -> None:
@@ -164,7 +192,3 @@ async def _write(connection: HttpConnection, event: bytes, script: Script) -> No
         await connection.drain()
         if script.fault is Fault.DRIP:
             await asyncio.sleep(0)
-
-
-def _data(value: object) -> bytes:
-    return b"data: " + encode(value) + b"\n\n"

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from tests.support.openai_answers import answer_chat, answer_completion
-from tests.support.upstream_acts import DONE, encode
+from tests.support.openai_answers import Answer, answer_chat, answer_completion
+from tests.support.upstream_acts import encode
 from tests.support.upstream_http import HttpConnection, HttpRequest
 from tests.support.upstream_scripts import Script, parse_script
 
@@ -66,8 +66,8 @@ class PreparedAnswers:
             data = encode(answer.whole())
             return Prepared((_head("application/json", f"content-length: {len(data)}") + data,), script.latency, 0.0)
         head = _head("text/event-stream; charset=utf-8", "transfer-encoding: chunked")
-        events = [b"data: " + encode(chunk) + b"\n\n" for chunk, _ in answer.chunks()]
-        chunks = [b"%x\r\n%b\r\n" % (len(event), event) for event in [*events, DONE]]
+        events = [answer.event(chunk) for chunk, _ in answer.chunks()]
+        chunks = [b"%x\r\n%b\r\n" % (len(event), event) for event in [*events, Answer.done]]
         # The head goes with the role, the last three events (finish, usage, [DONE]) go together: so do OpenAI's.
         tail = b"".join(chunks[-2 - bool(answer.request.get("stream_options")) :]) + b"0\r\n\r\n"
         middle = chunks[1 : -2 - bool(answer.request.get("stream_options"))]
