@@ -140,7 +140,7 @@ def alternatives_in(catalog: Catalog, day: date) -> list[Alternative]:
     """Return for each automatic route, and each large model of one, what its calls are compared with."""
     prices = {name: price_on(model.price, day) for name, model in catalog.models.items()}
     names = {
-        name: [name, *(alias for alias in catalog.aliases if _meant(alias, catalog) == name)] for name in catalog.auto
+        name: [name, *(alias for alias in catalog.aliases if catalog.meaning(alias) == name)] for name in catalog.auto
     }
     found = {
         asked: Alternative(asked=asked, is_auto=True, price=prices[route.large[0]])
@@ -155,20 +155,12 @@ def alternatives_in(catalog: Catalog, day: date) -> list[Alternative]:
 
 
 def _large_names(route: AutoRoute, catalog: Catalog, price: Price) -> dict[str, Alternative]:
-    names = [*route.large, *(alias for alias in catalog.aliases if _meant(alias, catalog) in route.large)]
+    names = [*route.large, *(alias for alias in catalog.aliases if catalog.meaning(alias) in route.large)]
     return {name: Alternative(asked=name, is_auto=False, price=price, quality=route.quality) for name in names}
 
 
-def _meant(alias: str, catalog: Catalog) -> str:
-    name, seen = alias, set[str]()
-    while name in catalog.aliases and name not in seen:
-        seen.add(name)
-        name = catalog.aliases[name]
-    return name
-
-
 def _commercial(said: str, settings: Settings, catalog: Catalog) -> ModelSpec:
-    name = _meant(said, catalog)
+    name = catalog.meaning(said)
     rented = {
         model.name: model for model in catalog.models.values() if not settings.providers[model.provider].self_hosted
     }

@@ -28,6 +28,14 @@ class Catalog(Struct, frozen=True):
         """Return the model at each endpoint of its provider, in order of preference."""
         return tuple(Target(model, endpoint) for endpoint in self.endpoints[model.provider])
 
+    def meaning(self, name: str) -> str:
+        """Return what a name leads to: itself, or what it is an alias of. It need not exist."""
+        seen = set[str]()
+        while name in self.aliases and name not in seen:
+            seen.add(name)
+            name = self.aliases[name]
+        return name
+
     def names(self) -> tuple[str, ...]:
         """Return every name a client may ask for: models, automatic routes, aliases."""
         return (*self.models, *self.auto, *self.aliases)

@@ -12,6 +12,7 @@ from gateway.answering.call import Call, record_for
 from gateway.answering.reply import Reply, settle
 from gateway.services import Services
 from router import Route, choose_route
+from router.sampling import is_sampled, judge_named
 
 
 async def answer(services: Services, call: Call) -> Reply:
@@ -22,6 +23,8 @@ async def answer(services: Services, call: Call) -> Reply:
     share = random()
     health = services.health()
     route = choose_route(call.request, call.wish, services.catalog, health, services.complexity, share=share)
+    if is_sampled(call.request_id):
+        route = judge_named(route, call.request, call.wish, services.catalog, services.complexity)
     account = await admit(services, call, route)
     log = AttemptLog()
     try:

@@ -1,0 +1,48 @@
+# /admin/corrections: what people book beside the calls.
+
+from __future__ import annotations
+
+from litestar import Response, get, post
+
+from billing.corrections import list_corrections
+from gateway.admin_views import list_view
+from gateway.auth import admin_guard
+from gateway.corrections import NewCorrection, book_correction, correction_view, count_correction, read_uuid
+from gateway.days import read_day
+from gateway.routes.admin import AnyRequest, act_of, answer, read_query
+from gateway.routes.inference import services_of
+from gateway.teams import get_team
+from protocol.decoding import decode
+
+
+@post("/admin/corrections", guards=[admin_guard], status_code=201, summary="Book a correction")
+async def post_correction(request: AnyRequest) -> Response[bytes]:
+    """Book tokens and dollars, signed, beside a team's calls of a UTC day. Entries are only added, never changed."""
+    services = services_of(request)
+    new = decode(await request.body(), NewCorrection)
+    async with services.database.begin() as connection:
+        booked = await book_correction(connection, new, act_of(request), services.clock, services.catalog.models)
+    # Said again with every repetition: counters that missed it, because this process died here, then have it too.
+    await count_correction(services.quotas, booked)
+    return answer(correction_view(booked), 201)
+
+
+@get("/admin/corrections", guards=[admin_guard], summary="List the corrections")
+async def get_corrections(request: AnyRequest) -> Response[bytes]:
+    """List corrections, newest first: of one team with ``team_id``, of corrected days from ``from`` to ``to``.
+
+    ``before``: the last id already seen.
+    """
+    query, limit = read_query(request, "team_id", "from", "to", "before")
+    first, last = (read_day(query[name], name) if name in query else None for name in ("from", "to"))
+    before = read_uuid(query["before"], "before") if "before" in query else None
+    async with services_of(request).database.begin() as connection:
+        if "team_id" in query:
+            await get_team(connection, query["team_id"])
+        found = await list_corrections(
+            connection, team_id=query.get("team_id"), first=first, last=last, before=before, limit=limit + 1
+        )
+    return answer(list_view([correction_view(one) for one in found], limit))
+
+
+handlers = [post_correction, get_corrections]
