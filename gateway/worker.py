@@ -1,6 +1,7 @@
 # `tollgate work`: the chores of the house, done by any number of workers side by side. Journals of dead processes are
 # adopted and carried to the ledger, holds that nobody closes are swept, days are closed, partitions made ahead and
-# dropped when their time is over, and the books are audited.
+# dropped when their time is over, stored answers deleted when theirs is, the books are audited, budgets watched and
+# callbacks delivered.
 
 from __future__ import annotations
 
@@ -23,8 +24,15 @@ from billing.journal import Journal
 from billing.quotas import Quotas
 from billing.sweep import Sweeper
 from gateway.background import stop_all
+from gateway.budget_alerts import BudgetAlerts
+from gateway.callbacks.deliverer import Deliverer
+from gateway.callbacks.guard import Guard
+from gateway.callbacks.sender import Sender
+from gateway.callbacks.team_secrets import PURPOSE
 from gateway.clock import Clock
 from gateway.database import Database
+from gateway.idempotency_store import purge_for_ever
+from gateway.sealing import Sealer
 from gateway.settings import Settings
 from gateway.telemetry.logging import configure_logging
 
@@ -65,10 +73,16 @@ async def _work(settings: Settings, clock: Clock) -> int:
         stack.callback(journal.close)
         flusher = Flusher(journal, database, clock, book_adopted=quotas.book)
         sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
+        sealer = Sealer(settings.key_pepper, PURPOSE)
+        deliverer = Deliverer(database, clock, Sender(Guard(settings.callbacks_allow)), sealer)
+        stack.push_async_callback(deliverer.finish)
         chores = {
             "flush": asyncio.create_task(flusher.run()),
+            "purge": asyncio.create_task(purge_for_ever(database, clock)),
             "sweep": asyncio.create_task(sweeper.run()),
             "heartbeat": asyncio.create_task(_show_life(settings)),
+            "budgets": asyncio.create_task(BudgetAlerts(database, clock).run()),
+            "callbacks": asyncio.create_task(deliverer.run()),
             "audit": asyncio.create_task(_audit_in_turn(database, redis, quotas, clock)),
         }
         log.info("worker_started", chores=list(chores))
