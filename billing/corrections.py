@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date, datetime
+from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +34,12 @@ class Correction(Struct, frozen=True, kw_only=True):
     actor: str
     booked_on: date
     created_at: datetime
+
+    @property
+    def count_id(self) -> str:
+        """The id under which the counters know the entry: a UUIDv7 of the moment of booking, whatever ``id`` is."""
+        digest = int.from_bytes(sha256(self.id.bytes).digest()[:10])
+        return uuid7_text(round(self.created_at.timestamp() * 1000), digest)
 
     def says_what(self, other: Correction) -> bool:
         """Whether both book the same; who booked it and when does not count."""
@@ -96,11 +103,17 @@ async def list_corrections(
 
 
 async def sums_of(
-    connection: AsyncConnection, first: date, last: date, team_id: str | None = None
+    connection: AsyncConnection,
+    first: date,
+    last: date,
+    team_id: str | None = None,
+    *,
+    before: datetime | None = None,
 ) -> list[CorrectionSum]:
     """Return the sums of the days from ``first`` to ``last``, both included, by team, day and key in this order.
 
     The counters of a team are the sums of its rows with and without a key; those of a key are the sums of its own.
+    ``before``: only what was booked before that moment.
     """
     table = corrections.c
     sums = [func.sum(table[name]).label(name) for name in ("input_tokens", "output_tokens", "cost_nanousd")]
@@ -112,6 +125,8 @@ async def sums_of(
     )
     if team_id is not None:
         query = query.where(table.team_id == team_id)
+    if before is not None:
+        query = query.where(table.created_at < before)
     return [
         CorrectionSum(
             team_id=row["team_id"],
@@ -130,6 +145,13 @@ async def has_booked(connection: AsyncConnection, team_id: str, day: date, model
     table = usage_daily.c
     query = select(literal(1)).where(table.team_id == team_id, table.day == day, table.model_used == model).limit(1)
     return (await connection.execute(query)).scalar_one_or_none() is not None
+
+
+def uuid7_text(milliseconds: int, dice: int) -> str:
+    """Return a UUIDv7 (RFC 9562, section 5.7) of a moment, with 80 bits of dice of which six give way to the format."""
+    value = milliseconds << 80 | dice
+    value = value & ~(0xF << 76) | 0x7 << 76
+    return str(UUID(int=value & ~(0x3 << 62) | 0x2 << 62))
 
 
 def _correction(row: Mapping[Any, Any]) -> Correction:

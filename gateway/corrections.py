@@ -52,8 +52,8 @@ class NewCorrection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 async def book_correction(
     connection: AsyncConnection, new: NewCorrection, act: Act, clock: Clock, models: Collection[str]
-) -> Correction:
-    """Book a correction and return it; said again under the same id, return what was booked the first time.
+) -> tuple[Correction, bool]:
+    """Book a correction; return it and True, or, said again under its id, what was booked the first time and False.
 
     ``models``: those of the catalogue. Raises BadRequest, NotFound, and Conflict for an id with another content.
     """
@@ -66,17 +66,17 @@ async def book_correction(
         await record_act(
             connection, act, "correction.booked", team_id=correction.team_id, subject=subject, details=details
         )
-        return correction
+        return correction, True
     if booked.says_what(correction):
-        return booked
+        return booked, False
     words = f"There is another correction with the id '{correction.id}'. Leave 'id' out, or choose another."
     raise Conflict(words, param="id", code="correction_exists")
 
 
 async def count_correction(quotas: Quotas, correction: Correction) -> None:
-    """Let the counters follow what was booked; told again, they change nothing."""
+    """Let the counters follow what was just booked."""
     await quotas.correct(
-        str(correction.id),
+        correction.count_id,
         correction.team_id,
         correction.key_id,
         (correction.day - EPOCH).days,

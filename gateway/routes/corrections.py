@@ -20,10 +20,14 @@ async def post_correction(request: AnyRequest) -> Response[bytes]:
     """Book tokens and dollars, signed, beside a team's calls of a UTC day. Entries are only added, never changed."""
     services = services_of(request)
     new = decode(await request.body(), NewCorrection)
-    async with services.database.begin() as connection:
-        booked = await book_correction(connection, new, act_of(request), services.clock, services.catalog.models)
-    # Said again with every repetition: counters that missed it, because this process died here, then have it too.
-    await count_correction(services.quotas, booked)
+    # Nothing is flushed meanwhile: counters that are rebuilt from the books between the two would count it twice.
+    async with services.flusher.paused():
+        async with services.database.begin() as connection:
+            booked, is_new = await book_correction(
+                connection, new, act_of(request), services.clock, services.catalog.models
+            )
+        if is_new:
+            await count_correction(services.quotas, booked)
     return answer(correction_view(booked), 201)
 
 
