@@ -24,9 +24,11 @@ from gateway.background import Background, stop_all
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.failures import LARGEST_BODY, render_error
+from gateway.idempotency_store import IdempotencyStore
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
 from gateway.routes import HANDLERS
+from gateway.sealing import Sealer
 from gateway.services import Services
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
@@ -93,6 +95,12 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
             providers=ProviderRegistry(settings.providers),
             complexity=Complexity.load(),
             auth=Authenticator(database, clock, settings.key_pepper, settings.admin_keys),
+            idempotency=IdempotencyStore(
+                database,
+                clock,
+                Sealer(settings.key_pepper, "idempotency"),
+                retention=settings.retention.idempotency,
+            ),
             keeper=Keeper(),
             metrics=metrics,
             background=background,
@@ -101,7 +109,8 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
         )
         sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
         metrics.follow(quotas, sweeper, services.flusher)
-        for loop in (services.flusher.run, services.auth.run, services.keeper.run, sweeper.run, metrics.run):
+        loops = (services.flusher, services.auth, services.idempotency, services.keeper, sweeper, metrics)
+        for loop in (one.run for one in loops):
             task = asyncio.create_task(_keep_going(loop))
             stack.push_async_callback(stop_all, [task])
         yield services

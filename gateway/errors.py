@@ -5,6 +5,10 @@
 #   ├── Forbidden             403
 #   │   └── TeamSuspended          team_suspended
 #   ├── Conflict              409  the thing exists already, or is not in a state to be changed so
+#   │   ├── IdempotencyKeyReused   idempotency_key_reused: it stands for another request
+#   │   └── IdempotencyKeyInUse    idempotency_key_in_use: its call runs for longer than we wait
+#   ├── CallTakenOver         503  another gateway runs the call now, and this one's answer does not count
+#   ├── StoredAnswerUnreadable 500 idempotency_answer_unreadable
 #   ├── Overloaded            503  overloaded, with retry-after
 #   ├── Unavailable           503  a part of the house does not answer
 #   └── UpstreamFailure            an upstream did not give an answer
@@ -48,6 +52,41 @@ class Conflict(ServiceError):
     status = 409
     type = "invalid_request_error"
     code = "conflict"
+
+
+class IdempotencyKeyReused(Conflict):
+    """The key came with another request before. Trying again cannot help, and SDKs are told so."""
+
+    code = "idempotency_key_reused"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
+
+
+class IdempotencyKeyInUse(Conflict):
+    """The call of this key runs for longer than anybody waits."""
+
+    code = "idempotency_key_in_use"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"retry-after": "1"})
+
+
+class CallTakenOver(ServiceError):
+    """Another gateway thought this one dead and runs the call now: what was answered here does not count."""
+
+    status = 503
+    code = "service_unavailable"
+
+
+class StoredAnswerUnreadable(ServiceError):
+    """A stored answer was changed, or sealed under another pepper. It is not run again: that would be paid again."""
+
+    status = 500
+    code = "idempotency_answer_unreadable"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
 
 
 class Overloaded(ServiceError):

@@ -9,12 +9,14 @@ import structlog
 
 from gateway.answering.answer import answer
 from gateway.answering.call import Call
-from gateway.answering.reply import Reply
+from gateway.answering.idempotency import LARGEST_KEPT, Keep, answer_once
+from gateway.answering.reply import Ending, KeepEnding, Reply
 from gateway.providers.base import WholeReply
 from gateway.rate_limits import rate_limit_headers
 from gateway.services import Services
+from gateway.stored_answers import StoredAnswer
 from protocol.errors import ServiceError
-from protocol.events import Event
+from protocol.events import Event, ReplyEnd
 from protocol.leaving import ended_when_client_leaves
 from protocol.usage import Usage
 
@@ -38,7 +40,10 @@ class Dialect(Protocol):
 
 
 class ReplyResponse:
-    """Answers ``call`` in ``dialect``: an ASGI app that a route handler returns."""
+    """Answers ``call`` in ``dialect``: an ASGI app that a route handler returns.
+
+    This is the one way to answer an inference call: an Idempotency-Key is honoured here, whatever the route.
+    """
 
     def __init__(self, services: Services, call: Call, dialect: Dialect) -> None:
         self._services = services
@@ -46,43 +51,113 @@ class ReplyResponse:
         self._dialect = dialect
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Run the call until its last byte is sent, or until its client leaves."""
+        """Run the call until its last byte is sent, or until its client leaves; with a key, until its end."""
+        async with ended_when_client_leaves(receive):
+            if self._call.idempotency_key is None:
+                await self._run(self._call, self._dialect, send)
+            else:
+                await answer_once(self._services, self._call, self._run_and_keep, self._dialect.error, scope, send)
+
+    async def _run(self, call: Call, dialect: Dialect, send: Any, keep_ending: KeepEnding | None = None) -> None:
         self._services.metrics.in_flight.inc()
         try:
-            async with ended_when_client_leaves(receive):
-                reply = await answer(self._services, self._call)
-                try:
-                    if self._call.streams:
-                        await self._stream(reply, send)
-                    else:
-                        await self._send_whole(reply, send)
-                finally:
-                    reply.close()
+            reply = await answer(self._services, call)
+            reply.keep_ending = keep_ending
+            try:
+                if call.streams:
+                    await self._stream(reply, dialect, send)
+                else:
+                    await self._send_whole(reply, dialect, send)
+            finally:
+                reply.close()
         finally:
             self._services.metrics.in_flight.dec()
 
-    async def _send_whole(self, reply: Reply, send: Any) -> None:
+    async def _run_and_keep(self, call: Call, send: Any, keep: Keep) -> None:
+        written = Written(self._dialect)
+
+        async def keep_ending(reply: Reply, ending: Ending) -> None:
+            written.end(reply, ending)
+            await keep(written.answer(reply), reply.record)
+
+        await self._run(call, written, send, keep_ending)
+
+    async def _send_whole(self, reply: Reply, dialect: Dialect, send: Any) -> None:
         whole, usage = await reply.collect()
-        body = self._dialect.whole(reply, whole, usage)
-        headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *reply_headers(reply)]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        body = dialect.whole(reply, whole, usage)
+        await send({"type": "http.response.start", "status": 200, "headers": answer_headers(reply, body)})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _stream(self, reply: Reply, send: Any) -> None:
-        headers = [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-        await send({"type": "http.response.start", "status": 200, "headers": [*headers, *reply_headers(reply)]})
+    async def _stream(self, reply: Reply, dialect: Dialect, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": answer_headers(reply)})
         try:
             async for events in reply.pieces():
-                if body := self._dialect.pieces(reply, events):
+                if body := dialect.pieces(reply, events):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
         except ServiceError as exc:
             # Too late for another status: the stream itself says it, and ends without [DONE].
-            await send({"type": "http.response.body", "body": self._dialect.error(exc), "more_body": True})
+            await send({"type": "http.response.body", "body": dialect.error(exc), "more_body": True})
         except Exception:
             log.exception("reply_failed", request_id=self._call.request_id)
             broken = ServiceError("The answer broke off inside the gateway.")
-            await send({"type": "http.response.body", "body": self._dialect.error(broken), "more_body": True})
+            await send({"type": "http.response.body", "body": dialect.error(broken), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Written:
+    """A dialect that remembers what it wrote; it writes the end before the books close, and gives it out after."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._parts: list[bytes] = []
+        self._size = 0  # bytes
+        self._end = b""
+
+    def end(self, reply: Reply, ending: Ending) -> None:
+        """Write the end of the answer: the last events of a stream, or a plain answer's whole."""
+        if isinstance(ending, list):
+            self._end = self._remember(self._dialect.pieces(reply, ending))
+        else:
+            whole, usage = ending
+            self._end = self._remember(self._dialect.whole(reply, whole, usage))
+
+    def answer(self, reply: Reply) -> StoredAnswer | None:
+        """Return all that was written, as it is kept, or ``None`` if that is too long to be kept."""
+        if self._size > LARGEST_KEPT:
+            return None
+        body = b"".join(self._parts)
+        headers = answer_headers(reply, None if reply.call.streams else body)
+        # What was left of a limit then says nothing now.
+        kept = [header for header in headers if not header[0].startswith(b"x-ratelimit-")]
+        return StoredAnswer(200, tuple(kept), body)
+
+    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
+        """Return the body of a plain answer, as it was kept."""
+        return self._end
+
+    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
+        """Return the bytes of a stream that stand for events which came together."""
+        is_end = type(events[-1]) is ReplyEnd
+        return self._end if is_end else self._remember(self._dialect.pieces(reply, events))
+
+    def error(self, error: ServiceError) -> bytes:
+        """Return the bytes that tell a client in mid-stream that its reply broke. Never kept."""
+        return self._dialect.error(error)
+
+    def _remember(self, body: bytes) -> bytes:
+        self._size += len(body)
+        self._parts.append(body)
+        if self._size > LARGEST_KEPT:
+            self._parts.clear()
+        return body
+
+
+def answer_headers(reply: Reply, body: bytes | None = None) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a plain answer with ``body``, or of a stream."""
+    if body is not None:
+        return [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *reply_headers(reply)]
+    headers = [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+    return [*headers, *reply_headers(reply)]
 
 
 def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:

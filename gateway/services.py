@@ -16,6 +16,7 @@ from gateway.auth import Authenticator
 from gateway.background import Background
 from gateway.clock import Clock
 from gateway.database import Database
+from gateway.idempotency_store import IdempotencyStore
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
 from gateway.settings import Settings
@@ -41,6 +42,7 @@ class Services:
     providers: ProviderRegistry
     complexity: Complexity
     auth: Authenticator
+    idempotency: IdempotencyStore
     keeper: Keeper
     metrics: Metrics
     background: Background

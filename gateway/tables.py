@@ -210,16 +210,16 @@ idempotency = Table(
     Column("team_id", Text, ForeignKey("teams.id", ondelete="CASCADE"), primary_key=True),
     Column("endpoint", Text, primary_key=True),
     Column("key", Text, primary_key=True),
-    Column("body_digest", LargeBinary, nullable=False),
+    Column("body_digest", LargeBinary, nullable=False),  # HMAC-SHA-256 of all that was asked, under the pepper
     Column("request_id", Text, nullable=False),  # of the call that answers
     Column("owner", Text, nullable=False),  # the gateway that runs it
     moment("lease_until"),  # null once it is answered
     Column("status", Integer),  # HTTP, once it is answered
-    Column("headers", JSONB),
-    Column("answer", LargeBinary),  # encrypted
+    Column("answer", LargeBinary),  # status, headers and body, compressed and encrypted
     since(),
     Column("expires_at", DateTime(timezone=True), nullable=False),
     Index("idempotency_expires_at_idx", "expires_at"),
+    Index("idempotency_running_idx", "request_id", postgresql_where=text("lease_until IS NOT NULL")),
 )
 
 # Thresholds of budgets that were reached, each once in a period. A row goes when its cap was raised so far that less

@@ -22,9 +22,11 @@ from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.usage import Usage
 from router.targets import Route, Target, Tier
 
-# Stores how a whole reply ends, with the record of it, before the books close: the last events of a stream, or the
-# reply itself. What it raises ends the call as a broken one.
-KeepEnding = Callable[[list[Event] | WholeReply, UsageRecord], Awaitable[None]]
+# How a whole reply ends: the last events of a stream, or all of it.
+Ending = list[Event] | tuple[WholeReply, Usage]
+
+# Keeps an ending while ``reply.record`` is known and the books are still open. What it raises breaks the reply.
+KeepEnding = Callable[["Reply", Ending], Awaitable[None]]
 
 
 class Reply:
@@ -57,11 +59,12 @@ class Reply:
         self._usage = answering.usage
         self._output_seen = 0  # tokens, by what went past
         self._prompt_seen: int | None = None
+        self._gpu_seconds: dict[int, float] = {}  # by choice: what our own engine told as it went
         self._choices = _replies_asked(call)
         self._finished: set[int] = set()  # choices that have said why they ended
         self._last_content = services.clock.monotonic()
         self._was_sent = False
-        self._ending: UsageRecord | None = None  # while the end is being kept
+        self._kept_record: UsageRecord | None = None  # while the end is being kept, and after
 
     @property
     def target(self) -> Target:
@@ -71,7 +74,7 @@ class Reply:
     @property
     def record(self) -> UsageRecord:
         """The final usage record. Only for a reply that has ended."""
-        record = self.account.record or self._ending
+        record = self.account.record or self._kept_record
         assert record is not None, "the reply has not ended"
         return record
 
@@ -99,8 +102,9 @@ class Reply:
                     if isinstance(event, Delta):
                         collector.add(event)
             whole = collector.reply(int(self.call.created_at))
-        await self._conclude(whole)
-        return whole, self._final_usage()
+        usage = self._final_usage()
+        await self._conclude((whole, usage))
+        return whole, usage
 
     async def _events(self) -> AsyncIterator[list[Event]]:
         held: list[Event] = []
@@ -137,6 +141,8 @@ class Reply:
             match event:
                 case Delta():
                     self._output_seen += tokens_of(event)
+                    if event.gpu_seconds:
+                        self._gpu_seconds[event.index] = event.gpu_seconds
                     if event.has_content:
                         self._last_content = self._services.clock.monotonic()
                     if event.finish_reason is not None:
@@ -177,11 +183,16 @@ class Reply:
         """Tell the books what was used so far."""
         if self._prompt_seen is None:
             self._prompt_seen = probable_prompt_tokens(self.call.request)
-        usage = self._usage or Usage(input_tokens=self._prompt_seen, output_tokens=self._output_seen)
+        usage = self._usage or Usage(
+            input_tokens=self._prompt_seen,
+            output_tokens=self._output_seen,
+            gpu_seconds=sum(self._gpu_seconds.values()),
+        )
         self.account.used = Settlement(usage, self._cost(usage))
 
     def _cost(self, usage: Usage) -> int:
-        return cost_of(usage, self.target.model.price, batch=self.call.wish.tier is Tier.BATCH)
+        batch = self.call.wish.tier is Tier.BATCH
+        return cost_of(usage, self.target.model.price, batch=batch, at=self.call.created_at)
 
     @property
     def _broken(self) -> Status:
@@ -190,11 +201,11 @@ class Reply:
             return Status.FAILED
         return Status.INTERRUPTED if self.account.owes_parts else Status.SUPERSEDED
 
-    async def _conclude(self, ending: list[Event] | WholeReply) -> None:
+    async def _conclude(self, ending: Ending) -> None:
         """Close the books of a whole reply; where its end is to be kept, only once it is."""
         if self.keep_ending is not None:
-            self._ending = self._final_record(Status.ANSWERED)
-            await self.keep_ending(ending, self._ending)
+            self._kept_record = self._final_record(Status.ANSWERED)
+            await self.keep_ending(self, ending)
         self._end(Status.ANSWERED)
 
     def _final_usage(self) -> Usage:
@@ -210,7 +221,7 @@ class Reply:
     def _end(self, status: Status) -> None:
         if self.account.is_closed:
             return
-        record = (self._ending if status is Status.ANSWERED else None) or self._final_record(status)
+        record = (self._kept_record if status is Status.ANSWERED else None) or self._final_record(status)
         self.account.close(record)
         for hook in self._hooks:
             hook.close(record)

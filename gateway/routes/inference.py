@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
@@ -26,6 +27,7 @@ T = TypeVar("T", bound=Struct)
 UNPRICED = frozenset({"service_tier", "web_search_options", "prediction", "audio", "modalities", "functions"})
 HARMLESS: Mapping[str, tuple[object, ...]] = {"service_tier": ("auto", "default", None), "modalities": (["text"], None)}
 LONGEST_TAG = 512  # characters
+IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 OPTIONS = ("tier", "team_id", "priority", "quality", "max_cost_usd")
 
 
@@ -69,6 +71,7 @@ async def read_call(request: Request[Any, Any, Any], kind: type[T], endpoint: st
         priority=options.priority,
         extra=extra,
         client_request_id=request.scope["state"].get("client_request_id"),
+        idempotency_key=read_idempotency_key(request.headers),
         created_at=services.clock.now(),
         started=services.clock.monotonic(),
     )
@@ -99,6 +102,16 @@ def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:
 
 
 DEFAULT_OPTIONS = Options()
+
+
+def read_idempotency_key(headers: Mapping[str, str]) -> str | None:
+    """Return the key under which this call is answered once, if it has one. Raises BadRequest."""
+    key = headers.get("idempotency-key")
+    if key is not None and IDEMPOTENCY_KEY.fullmatch(key) is None:
+        raise BadRequest(
+            "An Idempotency-Key is 1 to 255 printable ASCII characters.", param="Idempotency-Key", code="invalid_value"
+        )
+    return key
 
 
 def refuse_unpriced(extra: Mapping[str, Any]) -> None:

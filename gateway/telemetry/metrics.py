@@ -71,6 +71,9 @@ class Metrics(ReplyHook):
         self.redis_refusals = self._counter(
             "tollgate_redis_refusals_total", "Quota commands that Redis refused: its counters lack them"
         )
+        self.idempotent = self._counter(
+            "tollgate_idempotent_calls_total", "Calls with an Idempotency-Key, by what became of them", "outcome"
+        )
         self._counted: list[tuple[Counter, Callable[[], int]]] = []
         self._refresh_gauges: Callable[[], None] = lambda: None
 

@@ -45,7 +45,7 @@ class Telemetry:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                headers = [*message.get("headers", ()), (b"x-request-id", state["request_id"].encode())]
                 if client_id is not None:
                     headers.append((b"x-client-request-id", client_id))
                 message = {**message, "headers": headers}
