@@ -16,7 +16,7 @@ Address = IPv4Address | IPv6Address
 
 _SHAPE = re.compile(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
-    r"(?P<rest>[/?][!-~]*)?",
+    r"(?P<rest>[/?][!\"$-\[\]-~]*)?",  # printable, but neither # nor a backslash
     re.IGNORECASE,
 )
 # The last label of a name is never a number: whatever looks like one is a way to write an IPv4 address.
@@ -89,6 +89,8 @@ def _what_is_wrong(text: str) -> str:
         return "must be ASCII: write an international name in its xn-- form, and percent-encode the rest"
     if "#" in text:
         return "must not have a fragment"
+    if "\\" in text:
+        return "must not hold a backslash"
     if authority.endswith(".") or ".:" in authority:
         return "has a host that ends in a dot"
     return "is not a plain URL such as https://hooks.example.com/tollgate"

@@ -1,0 +1,127 @@
+# The guard: names are looked up once, and every address that they lead to must be open.
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from ipaddress import ip_address, ip_network
+
+import pytest
+
+from gateway.callbacks.guard import Guard, Unreachable
+from gateway.callbacks.urls import read_url
+from protocol.errors import BadRequest
+
+INSIDE = (ip_network("10.20.0.0/16"),)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Run on asyncio, as the house does."""
+    return "asyncio"
+
+
+class Names:
+    """A scripted resolver: its answers in turn, the last one for ever."""
+
+    def __init__(self, *answers: Sequence[str] | Exception) -> None:
+        self._answers = list(answers)
+        self.asked: list[str] = []
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        self.asked.append(host)
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def test_a_name_leads_to_checked_addresses() -> None:
+    """One look-up, and its answer is what is connected to."""
+    names = Names(["93.184.216.34", "2606:4700::1111"], ["127.0.0.1"])
+
+    found = await Guard(resolve=names).find(read_url("https://hooks.example.com/x"))
+
+    assert found.addresses == (ip_address("93.184.216.34"), ip_address("2606:4700::1111"))
+    assert names.asked == ["hooks.example.com"]
+
+
+@pytest.mark.parametrize(
+    "answer", [["127.0.0.1"], ["93.184.216.34", "10.0.0.1"], ["::ffff:127.0.0.1"], ["169.254.169.254"], ["fe80::1%2"]]
+)
+async def test_one_closed_address_closes_the_name(answer: list[str]) -> None:
+    """Who can choose the order of answers could choose which one is used."""
+    with pytest.raises(Unreachable, match="where callbacks may not go"):
+        await Guard(INSIDE, Names(answer)).find(read_url("https://hooks.example.com/"))
+
+
+@pytest.mark.parametrize("text", ["https://127.0.0.1/", "https://[::1]/", "https://10.0.0.1:8443/", "https://0.0.0.0/"])
+async def test_an_address_needs_no_look_up(text: str) -> None:
+    """A closed address is refused as it stands."""
+    names = Names(["93.184.216.34"])
+
+    with pytest.raises(Unreachable):
+        await Guard(INSIDE, names).find(read_url(text))
+
+    assert names.asked == []
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "is_open"),
+    [
+        ("https://hooks.example.com/", "93.184.216.34", True),
+        ("https://hooks.example.com:8443/", "93.184.216.34", True),
+        ("https://hooks.example.com:25/", "93.184.216.34", False),
+        ("https://hooks.example.com:80/", "93.184.216.34", False),
+        ("http://hooks.example.com/", "93.184.216.34", False),
+        ("http://hooks.example.com:8443/", "93.184.216.34", False),
+        ("http://billing/", "10.20.1.1", True),
+        ("http://billing:99/", "10.20.1.1", True),
+        ("http://10.20.1.1:99/", "", True),
+        ("http://10.21.1.1/", "", False),
+    ],
+)
+async def test_plain_http_and_low_ports_are_for_open_ranges(text: str, answer: str, is_open: bool) -> None:
+    """Outside goes https alone, to 443 or a port that no old service listens on."""
+    guard = Guard(INSIDE, Names([answer]))
+
+    if is_open:
+        assert (await guard.find(read_url(text))).addresses
+    else:
+        with pytest.raises(Unreachable):
+            await guard.find(read_url(text))
+
+
+@pytest.mark.parametrize(
+    ("answer", "passes"),
+    [
+        (["93.184.216.34"], True),
+        (["127.0.0.1"], False),
+        ([], False),
+        (socket.gaierror(socket.EAI_NONAME, "unknown"), False),
+        (socket.gaierror(socket.EAI_AGAIN, "try again"), True),
+        (TimeoutError(), True),
+    ],
+)
+async def test_a_url_is_checked_when_it_is_set(answer: list[str] | Exception, passes: bool) -> None:
+    """A name that does not exist is a mistake; a name server that does not answer is none of the admin's."""
+    guard = Guard(resolve=Names(answer))
+
+    if passes:
+        assert await guard.check("https://Hooks.example.com", "webhook_url") == "https://hooks.example.com/"
+    else:
+        with pytest.raises(BadRequest) as refusal:
+            await guard.check("https://hooks.example.com", "webhook_url")
+        assert (refusal.value.param, refusal.value.code) == ("webhook_url", "invalid_callback_url")
+
+
+async def test_an_unknown_http_name_does_not_pass() -> None:
+    """Nothing shows that it leads inside."""
+    with pytest.raises(BadRequest):
+        await Guard(INSIDE, Names(TimeoutError())).check("http://billing/", "webhook_url")
+
+
+async def test_the_system_resolver_answers() -> None:
+    """localhost is a name like any other: looked up, and closed."""
+    with pytest.raises(Unreachable, match="loopback"):
+        await Guard().find(read_url("https://localhost/"))
