@@ -25,6 +25,7 @@ from gateway.clock import Clock
 from gateway.database import Database
 from gateway.failures import LARGEST_BODY, render_error
 from gateway.idempotency_store import IdempotencyStore
+from gateway.instances import InstanceWatcher
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
 from gateway.routes import HANDLERS
@@ -109,7 +110,8 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
         )
         sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
         metrics.follow(quotas, sweeper, services.flusher)
-        loops = (services.flusher, services.auth, services.idempotency, services.keeper, sweeper, metrics)
+        watcher = InstanceWatcher(services)
+        loops = (services.flusher, services.auth, services.idempotency, services.keeper, sweeper, metrics, watcher)
         for loop in (one.run for one in loops):
             task = asyncio.create_task(_keep_going(loop))
             stack.push_async_callback(stop_all, [task])
