@@ -28,6 +28,7 @@ class Delta(Struct, frozen=True, tag="delta"):
     finish_reason: FinishReason | None = None
     logprobs: Raw | None = None
     token_ids: tuple[int, ...] = ()
+    gpu_seconds: float = 0.0  # device time of this choice so far, told by our own engine only
 
     @property
     def has_content(self) -> bool:

@@ -59,6 +59,7 @@ class OpenAIFormat:
             headers |= {"x-tenant": asking.tenant, "x-weight": str(asking.weight), "x-tier": asking.tier}
             if not isinstance(request, EmbeddingRequest):
                 extra["return_token_ids"] = True
+                extra["return_gpu_seconds"] = True
                 if request.seed is None:
                     request = msgspec.structs.replace(request, seed=asking.seed)
         return UpstreamRequest("POST", asking.target.endpoint.base_url + path, headers, _encode_with(request, extra))
@@ -231,11 +232,13 @@ def _encode_with(request: Struct, extra: Mapping[str, Any]) -> bytes:
 
 LARGEST_FLOAT32 = 3.4028235e38
 MOST_TOKENS = 2**31  # of one kind in one call
+MOST_SECONDS = 1e6  # of device time in one call
 NOTHING = Raw()  # msgspec takes no union of Raw with None
 
 
 class _TokenDetails(Struct, frozen=True):
     cached_tokens: int | float | None = None
+    cache_write_tokens: int | float | None = None
     reasoning_tokens: int | float | None = None
 
 
@@ -247,27 +250,35 @@ class _Usage(Struct, frozen=True):
     completion_tokens: int | float | None = 0
     prompt_tokens_details: _TokenDetails | None = None
     completion_tokens_details: _TokenDetails | None = None
-    gpu_seconds: float = 0.0
+    gpu_seconds: float | None = None
 
     def usage(self) -> Usage | None:
         """Return the counts, or ``None`` where they cannot be counts: then the reply itself is counted."""
         prompt, completion = _whole(self.prompt_tokens), _whole(self.completion_tokens)
         if not prompt or completion is None:  # no prompt is empty once a template is around it
             return None
-        cached = _whole((self.prompt_tokens_details or NO_DETAILS).cached_tokens) or 0
+        details = self.prompt_tokens_details or NO_DETAILS
+        cached = min(_whole(details.cached_tokens) or 0, prompt)
+        written = min(_whole(details.cache_write_tokens) or 0, prompt - cached)
         reasoning = _whole((self.completion_tokens_details or NO_DETAILS).reasoning_tokens) or 0
         return Usage(
             input_tokens=prompt,
-            cached_input_tokens=min(cached, prompt),
+            cached_input_tokens=cached,
             output_tokens=completion,
             reasoning_tokens=min(reasoning, completion),
-            gpu_seconds=max(0.0, self.gpu_seconds),
+            cache_write_tokens=written,
+            gpu_seconds=_seconds(self.gpu_seconds),
         )
 
 
 def _whole(number: float | None) -> int | None:
     """Return a count that fits the ledger, or ``None`` for what is none: negative, broken, absurd."""
     return int(number) if number is not None and 0 <= number < MOST_TOKENS and number == int(number) else None
+
+
+def _seconds(number: float | None) -> float:
+    """Return a device time that somebody may be asked to pay for, or 0 for what cannot be one."""
+    return number if number is not None and 0.0 <= number <= MOST_SECONDS else 0.0
 
 
 class _Function(Struct, frozen=True):
@@ -391,6 +402,7 @@ class _ChunkChoice(Struct, frozen=True):
     finish_reason: str | None = None
     logprobs: Raw = NOTHING
     token_ids: tuple[int, ...] | None = None
+    gpu_seconds: float | None = None
 
     def delta_event(self) -> Delta:
         calls = tuple(
@@ -406,6 +418,7 @@ class _ChunkChoice(Struct, frozen=True):
             read_finish_reason(self.finish_reason) if self.finish_reason is not None else None,
             _present(self.logprobs),
             self.token_ids or (),
+            _seconds(self.gpu_seconds),
         )
 
 
