@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -97,11 +98,11 @@ def test_the_books_are_true_after_a_fault(
     outages: list[Outage] = []
     with CapWatch(house.redis.url, caps_of(members)) as watch, load:
         for name in faults:
-            time.sleep(dice.uniform(1.0, 2.5))
+            time.sleep(dice.uniform(0.8, 2.0))
             if name in REDIS_FAULTS:
                 watch.pause()
             outages.append(strike(name, house, load, dice))
-        time.sleep(1.0)
+        time.sleep(0.8)
     recovered, rows, complaints = asyncio.run(true_books(house, members, load.attempts))
     record_property("fault", fault)
     record_property("seed", seed)
@@ -112,11 +113,10 @@ def test_the_books_are_true_after_a_fault(
 
     assert complaints == []
     assert list(unfair_refusals(load.attempts)) == []
-    assert list(unexplained_losses(house, load.attempts)) == []
     assert watch.overshoots == [] and watch.samples > 10
     assert list(overspending(members, rows, outages)) == []
     assert list(silences(load.attempts, outages)) == []
-    assert [phantom for member in members for phantom in phantom_refusals(house, member)] == []
+    assert list(phantom_refusals(house, members)) == []
     assert house.ill_words() == []
     shelter.is_sound = True
 
@@ -162,7 +162,7 @@ async def read_books(
     connection = await asyncpg.connect(house.postgres.url, timeout=5)
     try:
         rows = await books.read_rows(connection, teams)
-        complaints = [*books.compare_calls(attempts, rows), *books.check_costs(rows)]
+        complaints = [*books.compare_calls(attempts, rows, house.was_killed_under), *books.check_costs(rows)]
         complaints += await books.compare_statements(connection, rows, teams)
         complaints += await books.compare_counters(redis, rows, teams)
         complaints += await books.check_journals(connection, house.data_dir / "journal")
@@ -216,15 +216,6 @@ def unfair_refusals(attempts: Sequence[Attempt]) -> Iterator[str]:
             yield f"{attempt.status} for {attempt}"
 
 
-def unexplained_losses(house: FaultHouse, attempts: Sequence[Attempt]) -> Iterator[str]:
-    """Yield calls whose connection broke although their gateway was not killed."""
-    for attempt in attempts:
-        downtimes = house.gateways[attempt.gateway].downtimes
-        is_explained = any(start <= attempt.ended and attempt.started <= end for start, end in downtimes)
-        if attempt.seen is Seen.LOST and not is_explained:
-            yield f"lost without a reason: {attempt}"
-
-
 def overspending(members: Sequence[Member], rows: Sequence[books.Row], outages: Sequence[Outage]) -> Iterator[str]:
     """Yield teams that spent more than their limit. While Redis is away each gateway may spend its share once."""
     was_away = any(outage.fault in REDIS_FAULTS for outage in outages)
@@ -258,13 +249,14 @@ def silences(attempts: Sequence[Attempt], outages: Sequence[Outage]) -> Iterator
                 yield f"{outage}: no call of a limited team was answered"
 
 
-def phantom_refusals(house: FaultHouse, member: Member) -> Iterator[str]:
+def phantom_refusals(house: FaultHouse, members: Sequence[Member]) -> Iterator[str]:
     """Yield gateways that refuse a call which nothing forbids any more."""
-    if any(is_of(member.team_id, name) for name in ("few-dollars", "few-tokens", "slow-key")):
-        return
-    body = {"model": "steady", "messages": [{"role": "user", "content": "Still there?"}], "max_tokens": 48}
-    for gateway in house.gateways:
-        headers = {"authorization": f"Bearer {member.key}"}
-        answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=20)
-        if answer.status_code != 200:
-            yield f"{gateway.name} to {member.team_id}: {answer.status_code} {answer.text}"
+    body = {"model": "instant", "messages": [{"role": "user", "content": "Still there?"}], "max_tokens": 48}
+    with httpx.Client(timeout=20) as client:
+        for gateway, member in itertools.product(house.gateways, members):
+            if any(is_of(member.team_id, name) for name in ("few-dollars", "few-tokens", "slow-key")):
+                continue  # they may have used theirs up
+            headers = {"authorization": f"Bearer {member.key}"}
+            answer = client.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers)
+            if answer.status_code != 200:
+                yield f"{gateway.name} to {member.team_id}: {answer.status_code} {answer.text}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
 from fractions import Fraction
 from math import ceil
@@ -37,8 +37,13 @@ async def read_rows(connection: asyncpg.Connection, teams: Sequence[str]) -> lis
     return [{**row, "request_id": str(row["request_id"])} for row in rows]
 
 
-def compare_calls(attempts: Sequence[Attempt], rows: Sequence[Row]) -> Iterator[str]:
-    """Hold what clients saw against the ledger: one row for whoever was answered, none for whoever was refused."""
+def compare_calls(
+    attempts: Sequence[Attempt], rows: Sequence[Row], was_killed: Callable[[Attempt], bool]
+) -> Iterator[str]:
+    """Hold what clients saw against the ledger: one row for whoever was answered, none for whoever was refused.
+
+    ``was_killed`` tells of a call whose gateway died under it or right after: its progress may be unknown.
+    """
     by_attempt: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_attempt[row["client_request_id"]].append(row)
@@ -46,13 +51,13 @@ def compare_calls(attempts: Sequence[Attempt], rows: Sequence[Row]) -> Iterator[
         yield f"rows for a call that nobody made: {by_attempt[stranger]}"
     for attempt in attempts:
         found = by_attempt[attempt.id]
-        wrong = _wrong_rows(attempt, found)
+        wrong = _wrong_rows(attempt, found, was_killed)
         if wrong:
             shown = [(row["request_id"], row["status"], row["cost_nanousd"]) for row in found]
             yield f"{wrong}: {attempt}, rows {shown}"
 
 
-def _wrong_rows(attempt: Attempt, rows: Sequence[Row]) -> str:
+def _wrong_rows(attempt: Attempt, rows: Sequence[Row], was_killed: Callable[[Attempt], bool]) -> str:
     statuses = [row["status"] for row in rows]
     if len(rows) > 1:
         return "more than one row"
@@ -72,8 +77,11 @@ def _wrong_rows(attempt: Attempt, rows: Sequence[Row]) -> str:
         case Seen.REFUSED:
             return "a row for a refused call" if rows else ""
         case Seen.LEFT:
-            return "" if statuses in (["answered"], ["interrupted"]) else "a call whose client left without its row"
+            is_booked = statuses in (["answered"], ["interrupted"]) or (statuses == ["failed"] and was_killed(attempt))
+            return "" if is_booked else "a call whose client left without its row"
         case Seen.LOST:
+            if not was_killed(attempt):
+                return "a call that was lost without a reason"
             return "a call that was begun without its row" if attempt.status == 200 and not rows else ""
 
 

@@ -19,21 +19,24 @@ from redis import Redis
 import migrations
 from gateway.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedValkey, temporary_postgres, temporary_valkey
 from gateway.processes import descendants_of, free_port, wait_until_gone
+from tests.support.fault_load import Attempt
 from tests.support.fault_service import Service
 from tests.support.scripted_upstream import ScriptedUpstream
 
 MARK = "TOLLGATE_TEST_MARK"
 ADMIN_KEY = "tgadmin-" + "f" * 43
 GATEWAYS = 2
+RIGHT_AFTER = 0.5  # seconds in which a gateway may not have noticed yet that a client left
 
 # What each model's upstream does, and its prices in nano-dollars per million tokens: input, cached input, output. The
 # odd digits make a token cost a fraction of a nano-dollar, so that the cost of every call must be rounded.
 MODELS = {
     "steady": ("tokens=8,pace=0.02,cached_tokens=2", (2_500_000_300, 1_250_000_700, 10_000_000_900)),
-    "lengthy": ("tokens=40,pace=0.04", (400_000_100, 400_000_100, 800_000_300)),
+    "lengthy": ("tokens=40,pace=0.025", (400_000_100, 400_000_100, 800_000_300)),
     "silent": ("no-usage,tokens=6,pace=0.02", (3_000_000_700, 3_000_000_700, 15_000_000_100)),
     "torn": ("reset,tokens=8,after=3,pace=0.02", (1_000_000_100, 1_000_000_100, 2_000_000_100)),
     "cut": ("cut,tokens=8,after=4,pace=0.01", (1_000_000_100, 1_000_000_100, 2_000_000_100)),
+    "instant": ("tokens=1", (1_000_000_100, 1_000_000_100, 2_000_000_100)),
     "broken": ("503", (1_000_000_100, 1_000_000_100, 2_000_000_100)),
 }
 
@@ -96,6 +99,11 @@ class FaultHouse:
         client = Redis.from_url(self.redis.url, socket_timeout=5)
         client.flushall()
         client.close()
+
+    def was_killed_under(self, attempt: Attempt) -> bool:
+        """Whether the attempt's gateway was killed while it ran or right after, or was not there yet."""
+        downtimes = self.gateways[attempt.gateway].downtimes
+        return any(killed < attempt.ended + RIGHT_AFTER and attempt.started < back for killed, back in downtimes)
 
     def ill_words(self) -> list[str]:
         """Return what is new in the logs and should not be there."""
