@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from openai import OpenAI
 
 from gateway.embedded import temporary_postgres, temporary_valkey
-from tests.support.house import House, running_house, settings_for
+from tests.support.house import House, anthropic_provider, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 
 
 @pytest.fixture(scope="session")
 def upstream() -> Iterator[ScriptedUpstream]:
     """The outside world."""
-    with ScriptedUpstream(models=("small", "large")) as upstream:
+    with ScriptedUpstream(models=("small", "large", "claude")) as upstream:
         yield upstream
 
 
@@ -25,7 +26,10 @@ def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory) 
     """A gateway in front of it, with a team."""
     data_dir: Path = tmp_path_factory.mktemp("house")
     with temporary_postgres() as postgres, temporary_valkey() as valkey:
-        with running_house(settings_for(postgres.url, valkey.url, upstream.url, data_dir)) as house:
+        settings = settings_for(postgres.url, valkey.url, upstream.url, data_dir)
+        providers = settings.providers | {"anthropic": anthropic_provider(upstream.root_url)}
+        models = settings.models | {"claude": model("claude", "anthropic")}
+        with running_house(replace(settings, providers=providers, models=models)) as house:
             yield house
 
 

@@ -62,6 +62,17 @@ def model(name: str, provider: str = "upstream", **more: object) -> ModelSpec:
     return ModelSpec(**(facts | more))  # type: ignore[arg-type]
 
 
+def anthropic_provider(root_url: str) -> ProviderSettings:
+    """Return a provider that speaks Anthropic's dialect at the scripted upstream."""
+    return ProviderSettings(
+        name="anthropic",
+        format="anthropic",
+        api_keys=("sk-upstream",),
+        endpoints=(Endpoint("local", root_url),),
+        timeouts=Timeouts(connect=1.0, first_token=1.5, between_tokens=1.5, total=3.0),
+    )
+
+
 def settings_for(postgres_url: str, redis_url: str, upstream_url: str, data_dir: Path, **more: object) -> Settings:
     """Return settings with a small and a large model at the scripted upstream."""
     upstream = ProviderSettings(

@@ -1,5 +1,5 @@
-# An upstream that plays OpenAI over real HTTP: strictly in what it takes, deterministically in what it answers, and
-# with every way of going wrong on demand. It records what it was asked, and when clients left.
+# An upstream that plays OpenAI and Anthropic over real HTTP: strictly in what it takes, deterministically in what it
+# answers, and with every way of going wrong on demand. It records what it was asked, and when clients left.
 #
 #   with ScriptedUpstream() as upstream:
 #       upstream.script("reset,after=3", model="gpt-4o", times=1)
@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tests.support.openai_answers import CREATED, Answer, answer_chat, answer_completion, answer_embedding
-from tests.support.openai_rules import SHAPES, Violation, check_body, check_headers
+from tests.support import anthropic_answers, anthropic_rules
+from tests.support.openai_answers import CREATED, ERROR_FRAME, answer_chat, answer_completion, answer_embedding
+from tests.support.openai_rules import Violation, check_body, check_headers
 from tests.support.upstream_acts import play_stream, play_whole, send_json, spoil
 from tests.support.upstream_http import HttpConnection, HttpRequest
 from tests.support.upstream_prepared import PreparedAnswers
@@ -59,7 +60,7 @@ class Seen:
     @property
     def api_key(self) -> str:
         """The key that the request carried."""
-        return self.headers.get("authorization", "").removeprefix("Bearer ")
+        return self.headers.get("x-api-key") or self.headers.get("authorization", "").removeprefix("Bearer ")
 
 
 @dataclass
@@ -102,7 +103,12 @@ class ScriptedUpstream:
     @property
     def url(self) -> str:
         """The base URL as a provider's setting has it."""
-        return f"http://127.0.0.1:{self._port}/v1"
+        return f"{self.root_url}/v1"
+
+    @property
+    def root_url(self) -> str:
+        """The base URL of a provider that speaks Anthropic's dialect."""
+        return f"http://127.0.0.1:{self._port}"
 
     @property
     def port(self) -> int:
@@ -192,19 +198,20 @@ class ScriptedUpstream:
             raise
 
     async def _answer_seen(self, seen: Seen, connection: HttpConnection) -> None:
-        headers = house_headers(seen.number)
+        dialect = ANTHROPIC if seen.path == MESSAGES else OPENAI
+        headers = dialect.headers(seen.number)
         try:
-            check_headers(seen.headers, has_body=seen.method == "POST")
+            dialect.check_headers(seen.headers, seen.method == "POST")
             if seen.method == "GET":
                 send_json(connection, 200, headers, self._models_page(seen.path))
                 return
-            if seen.path not in SHAPES or seen.method != "POST":
+            if seen.path not in ANSWERS or seen.method != "POST":
                 raise Violation(f"Invalid URL ({seen.method} {seen.path})", status=404)
-            seen.body = check_body(seen.path, seen.raw)
+            seen.body = dialect.check_body(seen.path, seen.raw)
             self._know(seen.body["model"])
         except Violation as exc:
             self.violations.append(f"{seen.method} {seen.path}: {exc.message}")
-            send_json(connection, exc.status, headers, exc.body())
+            send_json(connection, exc.status, headers, dialect.refusal(exc))
             return
         seen.script = script = self._script_for(seen.body["model"], seen.api_key)
         await asyncio.sleep(script.latency)
@@ -213,16 +220,17 @@ class ScriptedUpstream:
         elif script.fault is Fault.RESET_BEFORE_HEADERS:
             connection.reset()
         elif script.status != 200:
-            send_json(connection, script.status, {**headers, **retry_headers(script)}, error_body(script))
+            send_json(connection, script.status, {**headers, **retry_headers(script)}, dialect.error(script))
         elif seen.path == "/v1/embeddings":
-            await play_whole(connection, headers, answer_embedding(seen.body, script), script)
+            is_error = script.fault in (Fault.ERROR_FRAME, Fault.ERROR_FIRST)
+            body = ERROR_FRAME if is_error else answer_embedding(seen.body, script)
+            await play_whole(connection, headers, body, script)
         else:
             await self._speak(seen, script, headers, connection)
 
     async def _speak(self, seen: Seen, script: Script, headers: Mapping[str, str], connection: HttpConnection) -> None:
         assert seen.body is not None
-        make: Callable[..., Answer] = answer_chat if seen.path == "/v1/chat/completions" else answer_completion
-        answer = make(seen.body, script, seen.number)
+        answer = ANSWERS[seen.path](seen.body, script, seen.number)
 
         def count_token() -> None:
             seen.tokens_sent += 1
@@ -282,6 +290,17 @@ def house_headers(number: int) -> dict[str, str]:
     }
 
 
+def anthropic_headers(number: int) -> dict[str, str]:
+    """Return the headers that every answer of Anthropic's carries."""
+    return {
+        "request-id": f"req_scripted{number:08}",
+        "anthropic-ratelimit-requests-limit": "4000",
+        "anthropic-ratelimit-requests-remaining": "3999",
+        "anthropic-ratelimit-requests-reset": "2026-04-05T14:00:00Z",
+        "set-cookie": "_cfuvid=scripted; path=/; HttpOnly",
+    }
+
+
 def retry_headers(script: Script) -> dict[str, str]:
     """Return how long to wait, in the ways that the script wants it said."""
     headers = {}
@@ -298,6 +317,34 @@ def retry_headers(script: Script) -> dict[str, str]:
 def error_body(script: Script) -> dict[str, object]:
     """Return OpenAI's error object for a scripted failure."""
     return {"error": {"message": script.message, "type": script.type, "param": None, "code": script.code}}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What tells the two APIs apart: their rules, and how they put an error."""
+
+    headers: Callable[[int], dict[str, str]]
+    check_headers: Callable[[dict[str, str], bool], None]
+    check_body: Callable[[str, bytes], dict[str, Any]]
+    refusal: Callable[[Violation], dict[str, object]]
+    error: Callable[[Script], dict[str, object]]
+
+
+MESSAGES = "/v1/messages"
+OPENAI = Dialect(house_headers, check_headers, check_body, Violation.body, error_body)
+ANTHROPIC = Dialect(
+    headers=anthropic_headers,
+    check_headers=lambda headers, _: anthropic_rules.check_headers(headers),
+    check_body=lambda _, raw: anthropic_rules.check_body(raw),
+    refusal=lambda exc: anthropic_answers.error_body(exc.status, exc.message, exc.code),
+    error=lambda script: anthropic_answers.error_body(script.status, script.message, script.code),
+)
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "/v1/chat/completions": answer_chat,
+    "/v1/completions": answer_completion,
+    "/v1/embeddings": answer_embedding,
+    MESSAGES: anthropic_answers.answer_message,
+}
 
 
 def main() -> None:

@@ -1,0 +1,92 @@
+# A model behind Anthropic's dialect answers OpenAI clients like any other: text, streams, tools, schemas, cost.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from tests.support.scripted_upstream import ScriptedUpstream
+
+ASK: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say something."}]
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+CLOCK: Any = {"type": "function", "function": {"name": "clock"}}
+
+
+@pytest.fixture(autouse=True)
+def _strict(upstream: ScriptedUpstream) -> Iterator[None]:
+    upstream.forget()
+    yield
+    assert upstream.violations == []
+
+
+def test_an_answer_is_whole_streamed_and_priced(openai: OpenAI, upstream: ScriptedUpstream) -> None:
+    """Plain and streamed say the same; cached tokens are part of the prompt and cost their own price."""
+    upstream.script("cached_tokens=5")
+    plain = openai.chat.completions.create(model="claude", messages=ASK)
+    chunks = list(
+        openai.chat.completions.create(
+            model="claude", messages=ASK, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    usage = plain.usage
+
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == (
+        plain.choices[0].message.content
+    )
+    assert plain.choices[0].finish_reason == "stop"
+    assert usage is not None and usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == 5
+    dollars = Decimal(usage.prompt_tokens - 5 + 2 * usage.completion_tokens) + 5 * Decimal("0.5")
+    assert Decimal(usage.cost_usd) == dollars / 1_000_000  # type: ignore[attr-defined]
+    assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == usage.total_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_are_called_and_their_results_understood(openai: OpenAI, stream: bool) -> None:
+    """Two calls at once, one of them without arguments, go round: call, result, answer."""
+    ask: Any = [{"role": "user", "content": "Ask weather and clock."}]
+    calls: list[dict[str, Any]] = []
+    if stream:
+        for chunk in openai.chat.completions.create(model="claude", messages=ask, tools=[WEATHER, CLOCK], stream=True):
+            for piece in chunk.choices[0].delta.tool_calls or ():
+                function = piece.function
+                assert function is not None
+                if piece.id:
+                    head = {"name": function.name, "arguments": ""}
+                    calls.append({"id": piece.id, "type": "function", "function": head})
+                calls[piece.index]["function"]["arguments"] += function.arguments or ""
+    else:
+        message = (
+            openai.chat.completions.create(model="claude", messages=ask, tools=[WEATHER, CLOCK]).choices[0].message
+        )
+        calls = [call.model_dump() for call in message.tool_calls or ()]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "fine"} for call in calls]
+    turn = {"role": "assistant", "content": None, "tool_calls": calls}
+    last = openai.chat.completions.create(model="claude", messages=[*ask, turn, *results], tools=[WEATHER, CLOCK])
+
+    assert [call["function"]["name"] for call in calls] == ["weather", "clock"]
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"city": "Zürich 🚪"}, {}]
+    assert last.choices[0].message.content
+
+
+def test_an_answer_follows_a_schema(openai: OpenAI) -> None:
+    """A JSON schema is passed on in Anthropic's own way."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": PARAMETERS, "strict": True}}
+    reply = openai.chat.completions.create(model="claude", messages=ASK, response_format=form)
+
+    assert json.loads(reply.choices[0].message.content or "").keys() == {"city"}
+
+
+def test_what_the_model_does_not_know_is_refused_by_name(openai: OpenAI, upstream: ScriptedUpstream) -> None:
+    """The answer names the parameter, and nothing was asked upstream."""
+    with pytest.raises(BadRequestError) as caught:
+        openai.chat.completions.create(model="claude", messages=ASK, n=2)
+
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "n")
+    assert upstream.requests == []

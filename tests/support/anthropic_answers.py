@@ -1,0 +1,158 @@
+# What the scripted upstream answers in Anthropic's dialect: the same words as in OpenAI's, in Anthropic's shapes.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from tests.support.openai_answers import Spoken, answer_chat
+from tests.support.upstream_scripts import Script, Told
+
+ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+
+
+class AnthropicAnswer:
+    """All that is needed to write one message, whole or streamed."""
+
+    error_frame: ClassVar = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+    done = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+    def __init__(self, request: dict[str, Any], spoken: Spoken, usage: dict[str, Any] | None, ident: str) -> None:
+        self.spoken = [spoken]
+        self._request = request
+        self._usage = usage
+        self._id = ident
+
+    def whole(self) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
+        content = [{"type": "tool_use", **call} for call in self._calls()]
+        if self.spoken[0].tokens:
+            content.insert(0, {"type": "text", "text": "".join(self.spoken[0].tokens)})
+        return self._frame(content, STOP_REASONS[self.spoken[0].finish], self._usage)
+
+    def chunks(self) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Yield the events before message_stop, and for each whether it carries a token."""
+        prompt = None if self._usage is None else {**self._usage, "output_tokens": 1}
+        yield {"type": "message_start", "message": self._frame([], None, prompt)}, False
+        yield {"type": "ping"}, False
+        index = 0
+        if self.spoken[0].tokens:
+            yield from self._block(index, {"type": "text", "text": ""}, "text_delta", "text", self.spoken[0].tokens)
+            index += 1
+        for call in self._calls():
+            arguments = json.dumps(call["input"], ensure_ascii=False) if call["input"] else ""
+            pieces = ["", *(arguments[place : place + 5] for place in range(0, len(arguments), 5))]
+            head = {"type": "tool_use", **call, "input": {}}
+            yield from self._block(index, head, "input_json_delta", "partial_json", pieces)
+            index += 1
+        usage = {} if self._usage is None else {"usage": {"output_tokens": self._usage["output_tokens"]}}
+        stop = {"stop_reason": STOP_REASONS[self.spoken[0].finish], "stop_sequence": None}
+        yield {"type": "message_delta", "delta": stop, **usage}, False
+
+    def event(self, chunk: dict[str, Any]) -> bytes:
+        """Return an event with its name."""
+        data = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
+        return f"event: {chunk['type']}\ndata: {data}\n\n".encode()
+
+    def is_finish(self, chunk: dict[str, Any]) -> bool:
+        """Tell whether an event says why the reply ended."""
+        return bool(chunk["type"] == "message_delta")
+
+    def swell(self, chunk: dict[str, Any], words: str) -> None:
+        """Put ``words`` in the place of an event's token."""
+        if chunk["type"] == "content_block_delta":
+            chunk["delta"] = {"type": "text_delta", "text": words}
+
+    def swell_whole(self, body: dict[str, Any], words: str) -> None:
+        """Put ``words`` in the place of a body's."""
+        body["content"] = [{"type": "text", "text": words}]
+
+    def take_finish(self, body: dict[str, Any]) -> None:
+        """Leave out why a body's reply ended."""
+        del body["stop_reason"]
+
+    def _frame(self, content: list[Any], reason: str | None, usage: dict[str, Any] | None) -> dict[str, Any]:
+        frame = {"id": self._id, "type": "message", "role": "assistant", "model": self._request["model"]}
+        frame |= {"content": content, "stop_reason": reason, "stop_sequence": None}
+        return frame if usage is None else {**frame, "usage": usage}
+
+    def _calls(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": call["id"],
+                "name": call["function"]["name"],
+                "input": json.loads(call["function"]["arguments"]),
+            }
+            for call in self.spoken[0].calls
+        ]
+
+    def _block(
+        self, index: int, head: dict[str, Any], kind: str, field: str, pieces: list[str]
+    ) -> Iterator[tuple[dict[str, Any], bool]]:
+        yield {"type": "content_block_start", "index": index, "content_block": head}, False
+        for piece in pieces:
+            yield {"type": "content_block_delta", "index": index, "delta": {"type": kind, field: piece}}, bool(piece)
+        yield {"type": "content_block_stop", "index": index}, False
+
+
+def answer_message(request: dict[str, Any], script: Script, number: int) -> AnthropicAnswer:
+    """Return the answer to POST /v1/messages: what the chat of the same words would be answered."""
+    chat = answer_chat(_as_chat(request), script, number)
+    usage = None
+    if chat.usage is not None:
+        prompt = chat.usage["prompt_tokens"]
+        cached = 0 if script.usage is Told.WRONG else script.cached_tokens
+        usage = {
+            "input_tokens": prompt - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": chat.usage["completion_tokens"],
+        }
+    return AnthropicAnswer(request, chat.spoken[0], usage, f"msg_{chat.id[9:]}")
+
+
+def error_body(status: int, message: str, code: str | None) -> dict[str, Any]:
+    """Return Anthropic's error object."""
+    error: dict[str, Any] = {"type": ERRORS.get(status, "api_error"), "message": message}
+    if code == "insufficient_quota":
+        error["details"] = {"error_code": "enforced_spend_limit_reached"}
+    return {"type": "error", "error": error, "request_id": "req_scripted"}
+
+
+def _as_chat(request: dict[str, Any]) -> dict[str, Any]:
+    """Return about the chat that a request for a message stands for, as far as answers and counts depend on it."""
+    messages = []
+    system = request.get("system") or []
+    for block in [{"type": "text", "text": system}] if isinstance(system, str) else system:
+        messages.append({"role": "system", "content": block["text"]})
+    for turn in request["messages"]:
+        blocks = [{"type": "text", "text": turn["content"]}] if isinstance(turn["content"], str) else turn["content"]
+        words = [{"type": "text", "text": block.get("text") or json.dumps(block)} for block in blocks]
+        messages.append({"role": turn["role"], "content": words})
+    chat: dict[str, Any] = {"model": request["model"], "messages": messages, "max_tokens": request["max_tokens"]}
+    chat |= {"stop": request.get("stop_sequences")}
+    if form := (request.get("output_config") or {}).get("format"):
+        chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form["schema"]}}
+    if tools := request.get("tools"):
+        chat["tools"] = [{"function": {"name": tool["name"], "parameters": tool["input_schema"]}} for tool in tools]
+        chat["tool_choice"] = _as_tool_choice(request.get("tool_choice") or {"type": "auto"})
+        chat["parallel_tool_calls"] = not (request.get("tool_choice") or {}).get("disable_parallel_tool_use", False)
+    return chat
+
+
+def _as_tool_choice(choice: dict[str, Any]) -> Any:
+    named = {"function": {"name": choice.get("name")}}
+    return {"auto": "auto", "any": "required", "none": "none", "tool": named}[choice["type"]]
