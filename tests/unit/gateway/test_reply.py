@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,6 +34,7 @@ from tests.support.clock import SetClock
 from tests.support.house import model
 
 TEXT = b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n'
+TIMED = b'data: {"choices":[{"index":%d,"delta":{"content":"a"},"finish_reason":null,"gpu_seconds":%b}]}\n\n'
 FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":2,"total_tokens":12}}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -72,7 +74,9 @@ class Books:
 class Scene:
     """A reply on a real journal, with everything around it at hand."""
 
-    def __init__(self, folder: Path, *pieces: bytes, hooks: tuple[HookMaker, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, *pieces: bytes, hooks: tuple[HookMaker, ...] = (), gpu_hour: int | None = None
+    ) -> None:
         self.clock = SetClock()
         self.journal = Journal.open(folder, clock=self.clock)
         self.books = Books()
@@ -89,7 +93,7 @@ class Scene:
             created_at=self.clock.now(),
             started=self.clock.monotonic(),
         )
-        spec = model("small")
+        spec = model("small", gpu_hour_nanousd=gpu_hour)
         target = Target(spec, Endpoint("here", "http://upstream"))
         route = Route("small", (target,), "named")
         holding = HoldRequest(request_id=call.request_id, team_id="a", scopes=(), legs=(), valid_until=0)
@@ -181,6 +185,45 @@ def test_a_reply_nobody_read_costs_nothing(folder: Path) -> None:
         assert (scene.reply.record.status, scene.reply.record.cost_nanousd) == (Status.FAILED, 0)
         assert scene.books.told == [("release", 0)]
         assert scene.upstream.is_closed
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("ends", ["client", "upstream"])
+def test_a_reply_that_is_cut_still_cost_its_device_time(folder: Path, ends: str) -> None:
+    """Our own engine tells it as it goes, each choice its own: 3 + 1 seconds of an hour at $3.60."""
+
+    async def scene() -> None:
+        scene = Scene(folder, TIMED % (0, b"2"), TIMED % (1, b"1"), TIMED % (0, b"3"), gpu_hour=3_600_000_000)
+        with suppress(UpstreamError):
+            heard = 0
+            async for _ in scene.reply.pieces():
+                heard += 1
+                if ends == "client" and heard == 3:
+                    break
+        await scene.finish()
+
+        assert scene.reply.record.status is Status.INTERRUPTED
+        assert scene.reply.record.gpu_cost_nanousd == 4_000_000
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("gpu_hour", "seconds", "cost"),
+    [(3_600_000_000, b"0.0015", 1_500), (None, b"0.0015", 0), (3_600_000_000, b"1e308", 0), (1, b"-5", 0)],
+)
+def test_the_engines_own_count_has_the_last_word(folder: Path, gpu_hour: int | None, seconds: bytes, cost: int) -> None:
+    """What its usage says is booked; without a price, or where it can be no time, nothing is."""
+
+    async def scene() -> None:
+        usage = USAGE.replace(b'"total_tokens":12', b'"total_tokens":12,"gpu_seconds":' + seconds)
+        scene = Scene(folder, TIMED % (0, b"0.001"), FINISH, usage, DONE, gpu_hour=gpu_hour)
+        async for _ in scene.reply.pieces():
+            pass
+        await scene.finish()
+
+        assert (scene.reply.record.status, scene.reply.record.gpu_cost_nanousd) == (Status.ANSWERED, cost)
 
     asyncio.run(scene())
 
