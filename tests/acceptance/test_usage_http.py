@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import time
-import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
 
-import httpx
 import pytest
 
 from tests.support.house import House
+from tests.support.paying_team import PayingTeam
 
 SUMS = (
     "requests",
@@ -29,55 +26,17 @@ SUMS = (
 )
 
 
-class Team:
-    """A fresh team with a key, and what its answers said that they used."""
-
-    def __init__(self, house: House) -> None:
-        self.house = house
-        self.id = f"team-{uuid.uuid4().hex[:12]}"
-        with house.client(house.admin_key) as admin:
-            admin.post("/admin/teams", json={"id": self.id}).raise_for_status()
-            made = admin.post("/admin/keys", json={"team_id": self.id}).raise_for_status().json()
-        self.key, self.key_id = made["key"], made["key_id"]
-        self.said: list[dict[str, Any]] = []
-
-    def ask(self, model: str = "small") -> None:
-        """Make one call and remember its usage."""
-        body = {"model": model, "messages": [{"role": "user", "content": f"hello from {self.id}"}]}
-        with self.house.client(self.key) as client:
-            self.said.append(client.post("/v1/chat/completions", json=body).raise_for_status().json()["usage"])
-
-    def usage(self, key: str | None = None, **query: str) -> httpx.Response:
-        """Ask for the report, as the team unless a key says otherwise."""
-        with self.house.client(key or self.key) as client:
-            return client.get("/v1/usage", params=query)
-
-    def settled(self) -> dict[str, Any]:
-        """Return today's report once every call shows in it, which takes at most two seconds."""
-        deadline = time.monotonic() + 2
-        while True:
-            report = self.usage().raise_for_status().json()
-            if report["requests"] >= len(self.said) or time.monotonic() > deadline:
-                return report  # type: ignore[no-any-return]
-            time.sleep(0.05)
-
-    @property
-    def cost(self) -> Decimal:
-        """What the answers said that they cost."""
-        return sum((Decimal(usage["cost_usd"]) for usage in self.said), Decimal(0))
-
-
 @pytest.fixture
-def team(house: House) -> Iterator[Team]:
+def team(house: House) -> Iterator[PayingTeam]:
     """A team that nobody else uses."""
-    return Team(house)
+    return PayingTeam(house)
 
 
 def today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
-def test_report_adds_up_exactly_the_answers(team: Team) -> None:
+def test_report_adds_up_exactly_the_answers(team: PayingTeam) -> None:
     """Tokens and dollars are the sums of what each answer said, to the last nano-dollar, within two seconds."""
     for model in ("small", "large", "small"):
         team.ask(model)
@@ -92,7 +51,7 @@ def test_report_adds_up_exactly_the_answers(team: Team) -> None:
     assert report["is_closed"] is False
 
 
-def test_cost_is_a_number_with_exact_decimals(team: Team) -> None:
+def test_cost_is_a_number_with_exact_decimals(team: PayingTeam) -> None:
     """``cost_usd`` is a JSON number whose digits are exactly the nano-dollars, with no float in between."""
     team.ask()
     team.settled()
@@ -103,7 +62,7 @@ def test_cost_is_a_number_with_exact_decimals(team: Team) -> None:
     assert Decimal(digits) == team.cost
 
 
-def test_team_without_calls_used_nothing(team: Team) -> None:
+def test_team_without_calls_used_nothing(team: PayingTeam) -> None:
     """A day without calls is a report of zeros, not a 404."""
     report = team.usage(date="2026-04-05").json()
 
@@ -112,7 +71,7 @@ def test_team_without_calls_used_nothing(team: Team) -> None:
 
 
 @pytest.mark.parametrize("group", ["model", "key", "tier", "day"])
-def test_groups_add_up_to_the_total(team: Team, group: str) -> None:
+def test_groups_add_up_to_the_total(team: PayingTeam, group: str) -> None:
     """However a period is cut up, the parts make the whole."""
     team.ask("small")
     team.ask("large")
@@ -130,7 +89,7 @@ def test_groups_add_up_to_the_total(team: Team, group: str) -> None:
     assert Decimal(str(report["total"]["cost_usd"])) == team.cost
 
 
-def test_period_without_groups_goes_day_by_day(team: Team) -> None:
+def test_period_without_groups_goes_day_by_day(team: PayingTeam) -> None:
     """``from`` alone means until today."""
     team.ask()
     team.settled()
@@ -140,7 +99,7 @@ def test_period_without_groups_goes_day_by_day(team: Team) -> None:
     assert [line["day"] for line in report["results"]] == [today()]
 
 
-def test_csv_says_what_json_says(team: Team) -> None:
+def test_csv_says_what_json_says(team: PayingTeam) -> None:
     """The same numbers, as a file that finance opens."""
     team.ask("small")
     team.ask("large")
@@ -158,7 +117,7 @@ def test_csv_says_what_json_says(team: Team) -> None:
     assert (day["date"], Decimal(day["cost_usd"]), day["requests"]) == (today(), team.cost, "2")
 
 
-def test_team_sees_itself_and_an_admin_sees_all(team: Team, house: House) -> None:
+def test_team_sees_itself_and_an_admin_sees_all(team: PayingTeam, house: House) -> None:
     """Another team's report is a 403, whether that team exists or not; an admin must say whose, and hears 404."""
     theirs = team.usage(team_id=house.team_id)
     nobodys = team.usage(team_id="nobody")
@@ -191,7 +150,7 @@ def test_team_sees_itself_and_an_admin_sees_all(team: Team, house: House) -> Non
         ({"team": "team_a"}, "team"),
     ],
 )
-def test_question_that_makes_no_sense_is_refused(team: Team, query: dict[str, str], param: str) -> None:
+def test_question_that_makes_no_sense_is_refused(team: PayingTeam, query: dict[str, str], param: str) -> None:
     """A mistake in the question is named, never answered with something else."""
     answer = team.usage(**query)
 
@@ -199,7 +158,7 @@ def test_question_that_makes_no_sense_is_refused(team: Team, query: dict[str, st
     assert answer.json()["error"]["param"] == param
 
 
-def test_team_is_told_whose_key_it_holds(team: Team) -> None:
+def test_team_is_told_whose_key_it_holds(team: PayingTeam) -> None:
     """A key's holder may ask who it is and how much it may use."""
     with team.house.client(team.key) as client:
         shown = client.get("/v1/team").json()
