@@ -10,7 +10,7 @@ import msgspec
 
 from billing.money import NanoDollars
 from billing.prices import most_cost
-from protocol.chat import ChatRequest, ImagePart, JsonSchemaFormat, Message, RefusalPart, TextPart, Tool
+from protocol.chat import ChatRequest, ImagePart, ImageUrl, JsonSchemaFormat, Message, RefusalPart, TextPart, Tool
 from protocol.completions import CompletionRequest, Prompts
 from protocol.embeddings import EmbeddingRequest
 from protocol.usage import Usage
@@ -23,11 +23,15 @@ MESSAGE_TOKENS = 16  # role and turn marks
 TOOLS_TOKENS = 1024  # the instructions that come with tools or a schema (Anthropic documents up to 530)
 TOOL_TOKENS = 64  # marks around one definition, call or result
 # The dearest image of any provider we price: gpt-4o-mini at high detail, 2833 + 8 tiles of 5667 tokens
-# (OpenAI, "Images and vision", calculating costs). At low detail: its base alone.
+# (OpenAI, "Images and vision", calculating costs). Low detail is only some providers' word, and others go by the size:
+# Qwen2-VL and its kin take up to 16,384 tokens (their max_pixels over 28 × 28), Claude up to 4,784, Gemini 1,120.
 IMAGE_TOKENS = 2833 + 8 * 5667
-LOW_DETAIL_IMAGE_TOKENS = 2833
+LOW_DETAIL_IMAGE_TOKENS = 16_384
+USUAL_IMAGE_TOKENS = 2_048  # of a large image in most models; nothing is held by it
 # The longest token of public vocabularies is 128 spaces (cl100k, o200k, Llama 3); twice that, for those unseen.
 LONGEST_TOKEN_BYTES = 256
+# Text of any kind has more bytes to a token than this: base64 and digits about 2, prose 4. Nothing is held by it.
+FEWEST_TOKEN_BYTES = 2
 
 _PIECE = 1 << 20  # bytes looked at together when words are counted
 # Every byte to "s" (white space) or "w" (part of a word).
@@ -67,19 +71,46 @@ def prompt_tokens_least(request: InferenceRequest, enough: int | None = None) ->
             return max((_prompt_least(prompt, enough) for prompt in _prompts(request.input)), default=0)
 
 
-def output_tokens_most(request: InferenceRequest, model: ModelSpec) -> int:
+def output_tokens_most(request: InferenceRequest, model: ModelSpec, prompt: int | None = None) -> int:
     """Return the most tokens that all replies together can have on ``model``.
 
-    The output limit of the caller, or the model's own, or what the context leaves: the least of them for each reply.
+    What the upstream is told, or what the context leaves: the least of them for each reply. ``prompt`` as in
+    ``usage_most``.
     """
     if isinstance(request, EmbeddingRequest):
         return 0
-    limit = model.max_output if request.output_limit is None else request.output_limit
+    limit = output_limit(request, model, prompt)
+    if limit is None:
+        limit = model.context if isinstance(request, ChatRequest) else model.max_output
     room = model.context
     # The prompt takes from the room, where that can matter and where it is the only one.
     if limit > room - prompt_characters(request) and _number_of_prompts(request) == 1:
         room -= prompt_tokens_least(request, enough=model.context)
     return max(0, min(limit, room)) * replies_asked(request)
+
+
+def output_limit(request: InferenceRequest, model: ModelSpec, prompt: int | None = None) -> int | None:
+    """Return the output limit that the upstream is told, in tokens for each reply; ``None``: none.
+
+    The caller's, or else the model's own: without one, an upstream that can say more than ``max_output`` would bill
+    more than is held. A prompt that may leave no room for so much goes without: the context is its limit, and naming
+    more than fits is refused by some upstreams. Completions go without, too: their limit is 16 where nobody says one.
+    """
+    if isinstance(request, EmbeddingRequest):
+        return None
+    if request.output_limit is not None:
+        return min(request.output_limit, model.max_output)
+    if isinstance(request, CompletionRequest):
+        return None
+    prompt = prompt_tokens_most(request) if prompt is None else prompt
+    return model.max_output if _likely_most(request, prompt) + model.max_output <= model.context else None
+
+
+def _likely_most(request: ChatRequest, prompt: int) -> int:
+    """Return about the most tokens of a prompt that is anything like language, from what it is at the very most."""
+    images = list(_images(request))
+    pictured = sum(map(_image_most, images))
+    return (prompt - pictured) // FEWEST_TOKEN_BYTES + USUAL_IMAGE_TOKENS * len(images)
 
 
 def replies_asked(request: InferenceRequest) -> int:
@@ -101,7 +132,7 @@ def usage_most(request: InferenceRequest, model: ModelSpec, prompt: int | None =
     """
     prompt = prompt_tokens_most(request) if prompt is None else prompt
     most = min(prompt, model.context * _number_of_prompts(request))
-    return Usage(input_tokens=most, output_tokens=output_tokens_most(request, model))
+    return Usage(input_tokens=most, output_tokens=output_tokens_most(request, model, prompt))
 
 
 def cost_most(request: InferenceRequest, model: ModelSpec, *, batch: bool = False) -> NanoDollars:
@@ -137,7 +168,7 @@ def _message_most(message: Message) -> int:
             case RefusalPart(refusal):
                 tokens += byte_length(refusal)
             case ImagePart(image):
-                tokens += LOW_DETAIL_IMAGE_TOKENS if image.detail == "low" else IMAGE_TOKENS
+                tokens += _image_most(image)
     for extra in (message.name, message.refusal, message.tool_call_id):
         tokens += byte_length(extra) if extra else 0
     for call in message.tool_calls or ():
@@ -145,6 +176,18 @@ def _message_most(message: Message) -> int:
         tokens += TOOL_TOKENS + byte_length(call.id) + byte_length(call.function.name)
         tokens += byte_length(call.function.arguments) + _quoted_length(call.function.arguments)
     return tokens
+
+
+def _images(request: ChatRequest) -> Iterator[ImageUrl]:
+    for message in request.messages:
+        if isinstance(message.content, tuple):
+            for part in message.content:
+                if isinstance(part, ImagePart):
+                    yield part.image_url
+
+
+def _image_most(image: ImageUrl) -> int:
+    return LOW_DETAIL_IMAGE_TOKENS if image.detail == "low" else IMAGE_TOKENS
 
 
 def _tools_most(request: ChatRequest) -> int:

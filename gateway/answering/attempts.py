@@ -21,7 +21,8 @@ from protocol.chat import ChatRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta, Event, ReplyEnd
 from protocol.usage import Usage
-from router.targets import Route, Target
+from router.bounds import output_limit
+from router.targets import ModelSpec, Route, Target
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ async def send_once(services: Services, call: Call, target: Target) -> Answering
     # Our own engine always streams to us: a reply that breaks can then be continued, and is charged by its tokens.
     streams = call.streams or (provider.self_hosted and not isinstance(call.request, EmbeddingRequest))
     asking = Asking(
-        request=_within_output(call.request, target.model.max_output),
+        request=_within_output(call.request, target.model),
         target=target,
         api_key=registry.next_key(target.model.provider),
         streams=streams,
@@ -121,13 +122,14 @@ def _allowed_extra(call: Call, provider: ProviderSettings) -> dict[str, Any]:
     return {name: value for name, value in call.extra.items() if name in allowed}
 
 
-def _within_output(request: Request, most: int) -> Request:
-    """Return the request with an output limit that the model accepts: a spare may be smaller than the model asked."""
-    if isinstance(request, EmbeddingRequest) or (request.output_limit or 0) <= most:
+def _within_output(request: Request, model: ModelSpec) -> Request:
+    """Return the request with the output limit that its hold covers: a spare may be smaller than the model asked."""
+    limit = output_limit(request, model)
+    if isinstance(request, EmbeddingRequest) or request.output_limit == limit:
         return request
     if isinstance(request, ChatRequest):
-        return replace(request, max_tokens=None, max_completion_tokens=most)
-    return replace(request, max_tokens=most)
+        return replace(request, max_tokens=None, max_completion_tokens=limit)
+    return replace(request, max_tokens=limit)
 
 
 async def _read_first(response: UpstreamResponse, events: EventStream) -> list[Event]:

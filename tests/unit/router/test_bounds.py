@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
 
+from billing.money import NanoDollars
+from billing.prices import PriceStep, cost_of
+from gateway.routes.inference import refuse_unpriced
 from protocol.chat import (
     ChatRequest,
     Function,
@@ -23,16 +29,21 @@ from protocol.chat import (
     ToolCall,
 )
 from protocol.completions import CompletionRequest
+from protocol.decoding import decode
 from protocol.embeddings import EmbeddingRequest
+from protocol.errors import BadRequest, UnsupportedParameter
+from protocol.usage import Usage
 from router.bounds import (
     IMAGE_TOKENS,
     LONGEST_TOKEN_BYTES,
     LOW_DETAIL_IMAGE_TOKENS,
     cost_most,
+    output_limit,
     output_tokens_most,
     prompt_tokens_least,
     prompt_tokens_most,
     replies_asked,
+    usage_most,
 )
 from tests.unit.router.examples import chat, model
 
@@ -130,7 +141,8 @@ def test_counting_stops_once_there_is_enough() -> None:
         (chat(), 1_000),
         (chat(max_tokens=50), 50),
         (chat(max_completion_tokens=50, n=3), 150),
-        (chat(max_tokens=90_000), 7_999),  # "Hello" takes one at the least
+        (chat(max_tokens=90_000), 1_000),  # the upstream is told the model's own
+        (chat(text="word " * 7_500), 500),  # no limit is told where so much may not fit: the context is one
         (CompletionRequest(model="m", prompt=["a", "b"], max_tokens=10, n=2, best_of=5), 100),
         (CompletionRequest(model="m", prompt=[1] * 7_995), 5),
         (CompletionRequest(model="m", prompt=[[1] * 7_995, [1]]), 2_000),
@@ -153,9 +165,144 @@ def test_replies_are_counted_as_they_are_billed() -> None:
 def test_the_worst_cost_takes_the_dearest_kind_of_input() -> None:
     """Where writing to a prompt cache costs more than input, the whole prompt may be written."""
     plain = model("m")
-    price = type(plain.price)(input=plain.price.input, output=plain.price.output, cache_write=2 * plain.price.input)  # type: ignore[arg-type]
+    price = replace(plain.price, cache_write=NanoDollars(2 * plain.price.input))
     request = chat(max_tokens=1)
 
     dearer = cost_most(request, model("m", price=price)) - cost_most(request, plain)
 
     assert dearer == prompt_tokens_most(request) * plain.price.input // 1_000_000
+
+
+def test_the_worst_cost_looks_below_a_step_that_lowers_the_price() -> None:
+    """The prompt's bound lies beyond the step, its tokens may not: the dearer side counts."""
+    plain = model("m", context=100_000)
+    step = PriceStep(above=1_000, input=NanoDollars(1), output=NanoDollars(1))
+    request = chat(text="word " * 1_000, max_tokens=100)
+
+    stepped = cost_most(request, model("m", context=100_000, price=replace(plain.price, steps=(step,))))
+
+    assert stepped == cost_of(Usage(1_000, output_tokens=100), plain.price)
+
+
+def test_no_more_than_the_context_is_held_for_a_prompt() -> None:
+    """A prompt of more bytes than the model reads tokens is held at what it can read, each of several prompts."""
+    small = model("m", context=1_000)
+
+    assert usage_most(chat(text="x" * 5_000), small).input_tokens == 1_000
+    assert usage_most(EmbeddingRequest(model="m", input=["x" * 5_000, "y"]), small).input_tokens == 2_000
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        (chat(), 1_000),
+        (chat(max_tokens=50), 50),
+        (chat(max_completion_tokens=90_000), 1_000),
+        (chat(text="x" * 10_000), 1_000),  # 5,000 tokens at the most, in any language
+        (chat(text="x" * 15_000), None),  # 7,500 of 8,000: what is left is the limit
+        (CompletionRequest(model="m", prompt="a"), None),
+        (CompletionRequest(model="m", prompt="a", max_tokens=7), 7),
+        (EmbeddingRequest(model="m", input="a"), None),
+    ],
+)
+def test_an_upstream_is_told_the_limit_that_its_hold_covers(request_: ChatRequest, told: int | None) -> None:
+    """Where the caller says none, the model's own: upstreams may be able to say more than our catalogue sells."""
+    assert output_limit(request_, model("m")) == told
+
+
+@given(st.integers(1, 20_000), st.none() | st.integers(1, 20_000), st.integers(1, 4))
+def test_an_answer_within_what_the_upstream_is_told_is_held(size: int, limit: int | None, n: int) -> None:
+    """Told a limit, it stops there; told none, the context stops it: either way the hold covers every reply."""
+    request, spec = chat(text="x " * size, max_tokens=limit, n=n), model("m")
+    told = output_limit(request, spec)
+    room = max(0, spec.context - prompt_tokens_least(request))
+
+    assert output_tokens_most(request, spec) == n * min(room, room if told is None else told)
+
+
+def test_images_leave_room_for_a_limit() -> None:
+    """They are held at the dearest provider's maximum, and a limit is told all the same: most take far less."""
+    parts = tuple(ImagePart(ImageUrl(f"https://pictures.example/{n}")) for n in range(4))
+    request = ChatRequest(model="m", messages=(Message(role="user", content=parts),))
+
+    assert output_limit(request, model("m", context=128_000, max_output=16_384)) == 16_384
+
+
+# What each field of a request can do to its tokens: a new field needs a decision here, and its bound or refusal.
+IN_THE_PROMPT: dict[type[Struct], dict[str, Any]] = {
+    ChatRequest: {
+        "messages": (Message(role="user", content="much more than was said before"),),
+        "tools": (Tool(Function("weather", "Tells it.", {"type": "object"})),),
+        "response_format": JsonSchemaFormat(JsonSchema("w", {"type": "object"})),
+    },
+    CompletionRequest: {"prompt": "much more than was said before", "suffix": "and after"},
+    EmbeddingRequest: {"input": "much more than was said before"},
+}
+IN_THE_ANSWER: dict[type[Struct], dict[str, Any]] = {
+    ChatRequest: {"max_tokens": 2, "max_completion_tokens": 2, "n": 2},
+    CompletionRequest: {"max_tokens": 2, "n": 2, "best_of": 2, "prompt": ["a", "b"]},
+    EmbeddingRequest: {},
+}
+IN_NEITHER: dict[type[Struct], set[str]] = {
+    ChatRequest: {
+        *("model", "stream", "stream_options", "user", "safety_identifier", "metadata", "store", "prompt_cache_key"),
+        *("temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias"),
+        *("logprobs", "top_logprobs", "tool_choice", "parallel_tool_calls"),
+        *("reasoning_effort", "verbosity"),  # how much of the answer's limit is used, and for what
+    },
+    CompletionRequest: {
+        *("model", "stream", "stream_options", "user", "temperature", "top_p", "seed", "stop", "logit_bias"),
+        *("presence_penalty", "frequency_penalty", "logprobs"),
+        "echo",  # the prompt is sent back, and billed as the prompt that it is
+    },
+    EmbeddingRequest: {"model", "user", "encoding_format", "dimensions"},
+}
+PLAIN = {
+    ChatRequest: chat(text="a", max_tokens=1),
+    CompletionRequest: CompletionRequest(model="m", prompt="a", max_tokens=1),
+    EmbeddingRequest: EmbeddingRequest(model="m", input="a"),
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_every_field_of_a_request_is_held_for(kind: type[Struct]) -> None:
+    """Whatever can change a call's tokens changes its hold; what is in neither list cannot, and has its reason."""
+    spec, plain = model("m"), PLAIN[kind]
+    before = usage_most(plain, spec)
+
+    for field, value in IN_THE_PROMPT[kind].items():
+        assert usage_most(replace(plain, **{field: value}), spec).input_tokens > before.input_tokens, field
+    for field, value in IN_THE_ANSWER[kind].items():
+        base = replace(plain, max_tokens=None, max_completion_tokens=1) if field == "max_completion_tokens" else plain
+        assert usage_most(replace(base, **{field: value}), spec).output_tokens == 2, field
+    decided = IN_THE_PROMPT[kind].keys() | IN_THE_ANSWER[kind].keys() | IN_NEITHER[kind]
+    assert set(kind.__struct_fields__) == decided
+
+
+@pytest.mark.parametrize("body", [{"type": "input_audio", "input_audio": {}}, {"type": "file", "file": {}}])
+def test_parts_that_nobody_priced_do_not_decode(body: dict[str, Any]) -> None:
+    """Audio and files would cost what no usage of ours tells: they are refused, not dropped."""
+    asked = {"model": "m", "messages": [{"role": "user", "content": [body]}]}
+
+    with pytest.raises(BadRequest):
+        decode(msgspec.json.encode(asked), ChatRequest)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("service_tier", "priority"),
+        ("service_tier", "flex"),
+        ("web_search_options", {}),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "alloy", "format": "wav"}),
+        ("functions", [{"name": "f"}]),
+    ],
+)
+def test_fields_that_change_the_price_are_refused(field: str, value: object) -> None:
+    """Other rates, searches, rejected predictions, speech: nothing of ours prices them."""
+    with pytest.raises(UnsupportedParameter) as caught:
+        refuse_unpriced({field: value})
+
+    assert caught.value.param == field
