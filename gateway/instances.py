@@ -77,7 +77,7 @@ class InstanceWatcher:
     async def run(self) -> None:
         """Look whenever it is this gateway's turn."""
         while True:
-            if self._replicas and await self._takes_turn():
+            if self._replicas and await self.takes_turn():
                 await self.look_once()
             await asyncio.sleep(self._every)
 
@@ -85,7 +85,7 @@ class InstanceWatcher:
         """Look at every replica and return the looks that were news to the books."""
         return [look for look in await asyncio.gather(*map(self._look_at, self._replicas)) if look is not None]
 
-    async def _takes_turn(self) -> bool:
+    async def takes_turn(self) -> bool:
         """Whether nobody has looked lately. It only saves work: without Redis everyone looks."""
         try:
             lasts = round(self._every * 950)  # milliseconds; a little less than until the next turn

@@ -49,7 +49,9 @@ def write_small_files(folder: Path, chat_template: str | None = TEMPLATE) -> Pat
 
 
 @contextlib.contextmanager
-def running_front(folder: Path, engine: FakeEngine, api_key: str | None = None, max_waiting: int = 64) -> Iterator[str]:
+def running_front(
+    folder: Path, engine: FakeEngine, api_key: str | None = None, max_waiting: int = 64, port: int = 0
+) -> Iterator[str]:
     """Serve the model "tiny" with ``engine`` behind it and give the URL; the engine is ready, if it is to be."""
     settings = FrontSettings(
         engine=EngineConfig(model=str(folder)),
@@ -61,7 +63,8 @@ def running_front(folder: Path, engine: FakeEngine, api_key: str | None = None, 
     client = EngineClient(settings.engine, max_waiting, start_process=engine.start)
     app = create_app(build_front(settings, load_checkpoint(folder), client))
     with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
