@@ -25,10 +25,11 @@ class Background:
 
     async def drain(self, seconds: float) -> None:
         """Wait until everything is done, or ``seconds`` have passed; then cancel the rest."""
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=seconds)
-            for task in late:
-                task.cancel()
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._tasks and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)  # what ends may have begun something new
+        for task in self._tasks:
+            task.cancel()
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -13,7 +13,7 @@
 # is paid. The house errs in the team's favour: it may pay an upstream twice, the team never does.
 #
 # A gateway that was believed dead and was not (stopped for longer than its lease) finds at the end that its request id
-# no longer stands in the row: its answer does not count, costs nothing, and its client gets the other's.
+# no longer stands in the row: its answer does not count, costs nothing, and its client is told to ask again.
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gateway.telemetry.metrics import counter_of
 from protocol.errors import ServiceError
 
 LARGEST_KEPT = 16 * 1024 * 1024  # bytes; a longer answer passes through and is not kept
-ASK_WITHIN = 2.0  # seconds for Postgres to say whether a call may run
+ASK_WITHIN = 5.0  # seconds for Postgres to say whether a call may run
 CLIENT_WAITS = 30.0  # seconds that a client waits for its answer to be stored while Postgres is away
 FIRST_LOOK, LAST_LOOK = 0.05, 0.5  # seconds between looks at a call that runs elsewhere
 
@@ -58,7 +58,8 @@ async def answer_once(
     """Answer a call that has an Idempotency-Key: run it, or wait for whoever does, or replay what was stored.
 
     Raises IdempotencyKeyReused for another request under the same key, IdempotencyKeyInUse when the call runs for
-    longer than any upstream may take, Unavailable when Postgres is away, and whatever ``run`` raises.
+    longer than any upstream may take, Unavailable when Postgres is away, CallTakenOver when this gateway was slept
+    through, and whatever ``run`` raises.
     """
     assert call.idempotency_key is not None
     place = Place(call.caller.team.id, call.endpoint, call.idempotency_key)
@@ -70,8 +71,10 @@ async def answer_once(
         match await _ask(services, Claim(place, digest, call.request_id)):
             case Claim() as claim:
                 _count(services, "run")
-                if await _run_here(services, call, claim, run, write_error, send):
-                    return
+                tape = Tape(LARGEST_KEPT)
+                services.background.spawn(_run_to_the_end(services, call, claim, run, tape))
+                await tape.play(send, write_error)
+                return
             case Answered() as found:
                 _count(services, "replayed")
                 await _replay(found, scope, send)
@@ -116,19 +119,6 @@ async def _ask(services: Services, claim: Claim) -> Found:
     except asyncio.CancelledError:
         services.background.spawn(_release(services, claim))
         raise
-
-
-async def _run_here(
-    services: Services, call: Call, claim: Claim, run: Run, write_error: WriteError, send: Send
-) -> bool:
-    """Run a claimed call and send what it says; return False if it was taken over before anything was sent."""
-    tape = Tape(LARGEST_KEPT)
-    services.background.spawn(_run_to_the_end(services, call, claim, run, tape))
-    try:
-        await tape.play(send, write_error)
-    except CallTakenOver:
-        return False
-    return True
 
 
 async def _run_to_the_end(services: Services, call: Call, claim: Claim, run: Run, tape: Tape) -> None:
