@@ -16,10 +16,13 @@ from billing.grouping import LONGEST_BY_CALL, GroupBy
 from billing.prices import Price
 from billing.statements import period
 from gateway.admin_views import dollars
+from gateway.by_call import added_up_by_call
 from gateway.settings import Settings
 from protocol.errors import BadRequest
 from router.catalog import AutoRoute, Catalog
 from router.targets import ModelSpec
+
+CHOICES_WITHIN = 5  # seconds
 
 
 class Analysis(Struct, frozen=True):
@@ -114,11 +117,16 @@ def compare_view(analysis: Analysis, whole: Use) -> dict[str, Any]:
 async def choices(
     connection: AsyncConnection, catalog: Catalog, team_id: str | None, first: date, last: date
 ) -> dict[str, Any]:
-    """Return what automatic routes saved and would have saved: null for periods too long to add up call by call."""
+    """Return what automatic routes saved and would have saved: null where too many calls would have to be added up."""
+    unknown = {"auto": None, "would_have_saved": None}
     if (last - first).days + 1 > LONGEST_BY_CALL:
-        return {"auto": None, "would_have_saved": None}
+        return unknown
     alternatives = alternatives_in(catalog, last)
-    sums = await asked_sums(connection, team_id, first, last, alternatives) if alternatives else []
+    try:
+        async with added_up_by_call(connection, CHOICES_WITHIN):
+            sums = await asked_sums(connection, team_id, first, last, alternatives) if alternatives else []
+    except BadRequest:
+        return unknown
     saved, missed = saving_of_auto(sums, alternatives), missed_saving(sums, alternatives)
     return {
         "auto": {

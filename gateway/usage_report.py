@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.grouping import reads_calls
 from billing.statements import Line, Statement, Totals, period
 from gateway.admin_views import dollars
+from gateway.by_call import added_up_by_call
 from gateway.csv_text import csv_of
 from gateway.usage_period import Period
 
@@ -21,7 +22,11 @@ CORRECTED = ("input_tokens", "output_tokens", "cost_usd")
 
 async def usage_of(connection: AsyncConnection, team_id: str, asked: Period, *, for_house: bool) -> dict[str, Any]:
     """Return a team's usage in the shape of GET /v1/usage. ``for_house``: with what our own GPUs cost us."""
-    statement = await period(connection, team_id, asked.first, asked.last, *asked.group_by)
+    if reads_calls(asked.group_by):
+        async with added_up_by_call(connection):
+            statement = await period(connection, team_id, asked.first, asked.last, *asked.group_by)
+    else:
+        statement = await period(connection, team_id, asked.first, asked.last, *asked.group_by)
     sums = total_view(statement.total, for_house)
     late = corrections_view(statement.corrections, for_house)
     if asked.is_plain_day:
