@@ -61,7 +61,7 @@ class Sender:
         connector = aiohttp.TCPConnector(
             resolver=pinned, use_dns_cache=False, force_close=True, ssl=self._tls, socket_factory=pinned.open_socket
         )
-        more = {"content-type": "application/json", "user-agent": USER_AGENT, "accept": "*/*"}
+        more = {"content-type": "application/json", "user-agent": USER_AGENT, "accept-encoding": "identity"}
         async with aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
         ) as session:
