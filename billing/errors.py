@@ -63,6 +63,8 @@ def refusal_error(refused: RefusedHold) -> ServiceError:
     limit = f"The limit of {_amount(refused, refused.cap)} {_per(refused.limit)} of {whose}"
     wanted = _amount(refused, refused.wanted)
     do_not_retry = {"x-should-retry": "false"}
+    if refused.cap == 0 and refused.alone_exceeds:
+        return QuotaExhausted(f"{limit} lets nothing through. An administrator can raise it.", headers=do_not_retry)
     if refused.alone_exceeds:
         return ExceedsLimit(
             f"{limit} is smaller than this request alone, which may use {wanted}. "

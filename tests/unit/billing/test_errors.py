@@ -55,6 +55,23 @@ def test_a_request_too_large_for_the_limit_names_max_tokens() -> None:
     assert error.headers == {"x-should-retry": "false"}
 
 
+@pytest.mark.parametrize("limit", LimitName)
+def test_a_limit_of_nothing_is_no_matter_of_max_tokens(limit: LimitName) -> None:
+    """However little is asked for, nothing fits: that is a quota without room, and no advice to ask for less."""
+    error = refusal_error(refused(limit=limit, cap=0, used=0, held=0, wanted=1, alone_exceeds=True, retry_after=None))
+
+    assert (error.code, error.param, error.headers) == ("insufficient_quota", None, {"x-should-retry": "false"})
+    assert "lets nothing through" in error.message and "max_tokens" not in error.message
+
+
+@pytest.mark.parametrize("limit", [LimitName.REQUESTS_PER_MINUTE, LimitName.CONCURRENT_REQUESTS])
+def test_a_full_minute_or_a_full_house_is_never_a_used_up_quota(limit: LimitName) -> None:
+    """Both flow back by themselves, so waiting helps, whatever the flags say."""
+    error = refusal_error(refused(limit=limit, cap=1, used=1, held=0, wanted=1, is_settled=True, retry_after=12.0))
+
+    assert (error.code, error.headers) == ("rate_limit_exceeded", {"retry-after": "12"})
+
+
 @pytest.mark.parametrize(("wait", "header"), [(0.2, "1"), (1.0, "1"), (41.2, "42")])
 def test_retry_after_is_whole_seconds_and_long_enough(wait: float, header: str) -> None:
     """The bucket's own time, rounded up."""

@@ -1,0 +1,252 @@
+# Refusals by real quotas, as a client reads them: every limit of every scope, and nobody refused who has headroom.
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from redis.asyncio import Redis
+
+from billing.errors import refusal_error
+from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
+from billing.quotas import Quotas
+from gateway.rate_limits import rate_limit_headers
+from protocol.errors import ServiceError
+from protocol.usage import Usage
+from tests.support.clock import SetClock
+
+TOKENS, COST = 100, 1_000  # of every request here: tokens, and nano-dollars
+ROOM_FOR_TWO = {
+    LimitName.REQUESTS_PER_MINUTE: Limits(requests_per_minute=2),
+    LimitName.TOKENS_PER_MINUTE: Limits(tokens_per_minute=2 * TOKENS + 99),
+    LimitName.CONCURRENT_REQUESTS: Limits(concurrent_requests=2),
+    LimitName.TOKENS_PER_DAY: Limits(tokens_per_day=2 * TOKENS + 99),
+    LimitName.USD_PER_DAY: Limits(nanousd_per_day=2 * COST + 999),
+    LimitName.USD_PER_MONTH: Limits(nanousd_per_month=2 * COST + 999),
+}
+MINUTES = (LimitName.REQUESTS_PER_MINUTE, LimitName.TOKENS_PER_MINUTE)
+BUDGETS = (LimitName.TOKENS_PER_DAY, LimitName.USD_PER_DAY, LimitName.USD_PER_MONTH)
+WORDS = {
+    LimitName.REQUESTS_PER_MINUTE: "2 requests per minute",
+    LimitName.TOKENS_PER_MINUTE: "299 tokens per minute",
+    LimitName.CONCURRENT_REQUESTS: "2 requests at a time",
+    LimitName.TOKENS_PER_DAY: "299 tokens per day (UTC)",
+    LimitName.USD_PER_DAY: "$0.000002999 per day (UTC)",
+    LimitName.USD_PER_MONTH: "$0.000002999 per month (UTC)",
+}
+every_limit = pytest.mark.parametrize("limit", LimitName)
+every_scope = pytest.mark.parametrize("kind", ["team", "key"])
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    """Noon, until the test moves it."""
+    return SetClock()
+
+
+@pytest.fixture
+def quotas(redis: Redis, clock: SetClock) -> Quotas:
+    """Quotas whose time the test decides."""
+    return Quotas(redis, clock, uses_server_time=False, deadline=5.0)
+
+
+@every_limit
+@every_scope
+async def test_room_held_by_running_calls_is_worth_a_retry(
+    quotas: Quotas, clock: SetClock, limit: LimitName, kind: str
+) -> None:
+    """429 rate_limit_exceeded with the bucket's own wait: a second, or what the oldest part of the minute has left."""
+    await quotas.open(ask(clock, limit, kind))
+    clock.move(19.5)
+    await quotas.open(ask(clock, limit, kind))
+
+    error = await refusal(quotas, ask(clock, limit, kind))
+
+    assert (error.status, error.type, error.code) == (429, "rate_limit_error", "rate_limit_exceeded")
+    assert error.headers["retry-after"] == ("41" if limit in MINUTES else "1")  # 60 - 19.5 = 40.5
+    assert "x-should-retry" not in error.headers and error.param is None
+    assert WORDS[limit] in error.message and ("this key" if kind == "key" else "team team_a") in error.message
+
+
+@pytest.mark.parametrize("limit", BUDGETS)
+@every_scope
+async def test_a_budget_that_is_spent_is_not(quotas: Quotas, clock: SetClock, limit: LimitName, kind: str) -> None:
+    """429 insufficient_quota, once what is settled leaves no room, and no SDK tries again."""
+    for _ in range(2):
+        await spend(quotas, ask(clock, limit, kind))
+
+    error = await refusal(quotas, ask(clock, limit, kind))
+
+    assert (error.status, error.type, error.code) == (429, "insufficient_quota", "insufficient_quota")
+    assert error.headers["x-should-retry"] == "false" and "retry-after" not in error.headers
+    assert WORDS[limit] in error.message
+
+
+@pytest.mark.parametrize("limit", BUDGETS)
+@every_scope
+async def test_a_budget_half_spent_and_half_held_is_worth_a_retry(
+    quotas: Quotas, clock: SetClock, limit: LimitName, kind: str
+) -> None:
+    """What is settled leaves room for the request; only running calls are in its way."""
+    await spend(quotas, ask(clock, limit, kind))
+    running = await quotas.open(ask(clock, limit, kind))
+    assert isinstance(running, Hold)
+
+    error = await refusal(quotas, ask(clock, limit, kind))
+    await quotas.release(running)
+    after = await quotas.open(ask(clock, limit, kind))
+
+    assert (error.code, error.headers["retry-after"]) == ("rate_limit_exceeded", "1")
+    assert isinstance(after, Hold)
+
+
+@pytest.mark.parametrize("limit", [LimitName.TOKENS_PER_MINUTE, *BUDGETS])
+@every_scope
+async def test_a_request_larger_than_its_limit_names_max_tokens(
+    quotas: Quotas, clock: SetClock, limit: LimitName, kind: str
+) -> None:
+    """Also while the limit is used up: waiting for that would end in the same refusal."""
+    for _ in range(2):
+        await spend(quotas, ask(clock, limit, kind))
+
+    error = await refusal(quotas, ask(clock, limit, kind, times=3))
+
+    assert (error.status, error.code, error.param) == (429, "rate_limit_exceeded", "max_tokens")
+    assert error.headers["x-should-retry"] == "false" and "retry-after" not in error.headers
+
+
+@every_limit
+@every_scope
+async def test_a_refused_request_consumes_nothing(quotas: Quotas, clock: SetClock, limit: LimitName, kind: str) -> None:
+    """However often one asks in vain, the other scope and the other limits stay as they were."""
+    for _ in range(2):
+        await quotas.open(ask(clock, limit, kind))
+    before = [await quotas.usage("team_a"), await quotas.usage("team_a", key_id="key_a")]
+
+    for _ in range(20):
+        await refusal(quotas, ask(clock, limit, kind))
+
+    assert [await quotas.usage("team_a"), await quotas.usage("team_a", key_id="key_a")] == before
+
+
+@every_limit
+async def test_a_keys_own_limit_stops_that_key_alone(quotas: Quotas, clock: SetClock, limit: LimitName) -> None:
+    """Another key of the team has the team's headroom; the tighter key is told that it is its own."""
+    for _ in range(2):
+        await quotas.open(ask(clock, limit, "key"))
+
+    error = await refusal(quotas, ask(clock, limit, "key"))
+    other = await quotas.open(ask(clock, limit, "key", key_id="key_b"))
+
+    assert "this key" in error.message
+    assert isinstance(other, Hold)
+
+
+async def test_what_a_minute_gets_back_is_room_at_once(quotas: Quotas, clock: SetClock) -> None:
+    """Calls are held at their most and settled at what they used: the difference may be held by the next."""
+    limit = LimitName.TOKENS_PER_MINUTE
+    answers = []
+    for _ in range(29):
+        answers.append(await spend(quotas, ask(clock, limit, "team"), tokens=6, cost=1))
+        clock.move(0.5)
+
+    assert all(isinstance(hold, Hold) for hold in answers)  # 28 × 6 + 100 tokens are 268 of 299
+    assert isinstance(await quotas.open(ask(clock, limit, "team")), Hold)
+    assert isinstance(await quotas.open(ask(clock, limit, "team")), RefusedHold)
+
+
+@pytest.mark.parametrize(
+    ("limit", "last_second"),
+    [
+        (LimitName.TOKENS_PER_DAY, datetime(2026, 4, 5, 23, 59, 59, tzinfo=UTC)),
+        (LimitName.USD_PER_DAY, datetime(2026, 4, 5, 23, 59, 59, tzinfo=UTC)),
+        (LimitName.USD_PER_MONTH, datetime(2026, 4, 30, 23, 59, 59, tzinfo=UTC)),
+        (LimitName.USD_PER_MONTH, datetime(2026, 12, 31, 23, 59, 59, tzinfo=UTC)),
+    ],
+)
+@every_scope
+async def test_a_new_period_opens_at_midnight(
+    quotas: Quotas, clock: SetClock, limit: LimitName, last_second: datetime, kind: str
+) -> None:
+    """The first request of the new day or month (UTC) has all of its headroom; what still runs belongs to the old."""
+    clock.time = last_second.timestamp()
+    await spend(quotas, ask(clock, limit, kind))
+    running = await quotas.open(ask(clock, limit, kind))
+    assert isinstance(running, Hold)
+    before = await quotas.open(ask(clock, limit, kind))
+    clock.move(1.0)
+
+    after = [await quotas.open(ask(clock, limit, kind)) for _ in range(2)]
+    await quotas.settle(running, Settlement(Usage(TOKENS), COST))
+    error = await refusal(quotas, ask(clock, limit, kind))
+
+    assert isinstance(before, RefusedHold)
+    assert all(isinstance(hold, Hold) for hold in after)
+    assert error.code == "rate_limit_exceeded"  # held by the two of today: yesterday's settlement is yesterday's
+
+
+async def test_a_month_is_not_over_at_midnight(quotas: Quotas, clock: SetClock) -> None:
+    """Only the day's limits open again."""
+    for _ in range(2):
+        await spend(quotas, ask(clock, LimitName.USD_PER_MONTH, "team"))
+    clock.move(86_400)
+
+    error = await refusal(quotas, ask(clock, LimitName.USD_PER_MONTH, "team"))
+
+    assert error.code == "insufficient_quota"
+
+
+@every_scope
+async def test_headers_say_what_is_left_of_both_minutes(quotas: Quotas, clock: SetClock, kind: str) -> None:
+    """On answers and on refusals alike; a duration is written as Go writes it."""
+    limits = {kind: Limits(requests_per_minute=2, tokens_per_minute=1_000)}
+    first = await quotas.open(request_of(clock, **limits))
+    second = await quotas.open(request_of(clock, **limits))
+    third = await quotas.open(request_of(clock, **limits))
+
+    assert isinstance(third, RefusedHold)
+    assert [rate_limit_headers(each) for each in (first, second, third)] == [
+        {
+            "x-ratelimit-limit-requests": "2",
+            "x-ratelimit-remaining-requests": requests,
+            "x-ratelimit-reset-requests": "1m0s",
+            "x-ratelimit-limit-tokens": "1000",
+            "x-ratelimit-remaining-tokens": tokens,
+            "x-ratelimit-reset-tokens": "1m0s",
+        }
+        for requests, tokens in (("1", "900"), ("0", "800"), ("0", "800"))
+    ]
+
+
+def ask(clock: SetClock, limit: LimitName, kind: str, *, key_id: str = "key_a", times: int = 1) -> HoldRequest:
+    """Return a request under a limit with room for two like it; ``times`` makes it larger."""
+    limits = {kind: ROOM_FOR_TWO[limit]} if key_id == "key_a" or kind == "team" else {}
+    return request_of(clock, key_id=key_id, times=times, **limits)
+
+
+def request_of(
+    clock: SetClock, *, team: Limits | None = None, key: Limits | None = None, key_id: str = "key_a", times: int = 1
+) -> HoldRequest:
+    """Return a request for a hold under these limits."""
+    return HoldRequest(
+        request_id=clock.new_id(),
+        team_id="team_a",
+        scopes=(Scope("team", "team_a", team or Limits()), Scope("key", key_id, key or Limits())),
+        legs=(Leg("dear", times * TOKENS, times * COST), Leg("cheap", TOKENS // 2, COST // 2)),
+        valid_until=clock.now() + 5,
+    )
+
+
+async def spend(quotas: Quotas, request: HoldRequest, *, tokens: int = TOKENS, cost: int = COST) -> Hold:
+    """Hold what must have room, and use it."""
+    hold = await quotas.open(request)
+    assert isinstance(hold, Hold)
+    await quotas.settle(hold, Settlement(Usage(tokens), cost))
+    return hold
+
+
+async def refusal(quotas: Quotas, request: HoldRequest) -> ServiceError:
+    """Return the error that a request gets which must be refused."""
+    refused = await quotas.open(request)
+    assert isinstance(refused, RefusedHold)
+    return refusal_error(refused)
