@@ -101,6 +101,7 @@ class RefusedHold(Struct, frozen=True, kw_only=True):
     retry_after: float | None
     is_settled: bool
     alone_exceeds: bool
+    is_unknown: bool = False  # neither Redis nor Postgres says what is used: nobody can check the limit now
     requests: Remaining | None = None
     tokens: Remaining | None = None
 
@@ -110,3 +111,30 @@ class Settlement(Struct, frozen=True):
 
     usage: Usage
     cost_nanousd: int
+
+
+class SettledSums(Struct, frozen=True):
+    """What the counters of a team have settled of calls whose request ids are older than ``before``.
+
+    Comparable with the ledger's sums over the same calls, once those of before are all flushed and settled.
+    """
+
+    tokens: int  # of the day
+    day_nanousd: int
+    month_nanousd: int
+    before: float  # unix seconds, a whole minute
+    since: float  # unix seconds; the counters were last built from the ledger then
+
+
+def demands(scope: Scope, request: HoldRequest) -> list[tuple[LimitName, int, int]]:
+    """Return (limit, cap, what the request wants of it) for every limit that the scope has."""
+    limits, tokens, cost = scope.limits, request.tokens, request.cost_nanousd
+    listed = (
+        (LimitName.REQUESTS_PER_MINUTE, limits.requests_per_minute, 1),
+        (LimitName.TOKENS_PER_MINUTE, limits.tokens_per_minute, tokens),
+        (LimitName.CONCURRENT_REQUESTS, limits.concurrent_requests, 1),
+        (LimitName.TOKENS_PER_DAY, limits.tokens_per_day, tokens),
+        (LimitName.USD_PER_DAY, limits.nanousd_per_day, cost),
+        (LimitName.USD_PER_MONTH, limits.nanousd_per_month, cost),
+    )
+    return [(limit, cap, wanted) for limit, cap, wanted in listed if cap is not None]

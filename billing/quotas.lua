@@ -3,15 +3,22 @@
 -- KEYS[1]  the team's prefix; it carries the hash tag {team}, and every key below starts with it, so that all of them
 --          live in one slot of a cluster
 -- ARGV[1]  verb; ARGV[2] the time in unix seconds, or "" for the server's own
--- ARGV[3]  request id; the rest belongs to the verb
+-- ARGV[3]  the epoch that the caller counts in; "*" for whatever is there, or a first one
+-- ARGV[4]  request id; the rest belongs to the verb
 --
---   PREFIX:holds        hash    request id -> packed {tokens, cost, second, day, month, scopes, used tokens, used cost}
---   PREFIX:leases       zset    request id by the moment its lease ends, unix seconds
---   PREFIX:live         hash    scope -> calls that hold something
---   PREFIX:w:SCOPE      hash    the last 60 seconds: at (last second seen), r and t (sums), rS and tS (second S)
---   PREFIX:d:SCOPE:DAY  hash    t, c settled tokens and nano-dollars; ht, hc held ones
---   PREFIX:m:SCOPE:MON  hash    c settled, hc held nano-dollars
---   PREFIX:t:ID         string  tombstone: "settled" or "freed"
+--   PREFIX:epoch        string  the marker: the epoch whose books are true
+--   BASE                PREFIX:EPOCH; a new epoch begins with empty books, whatever an old one left behind
+--   BASE:holds          hash    request id -> packed {tokens, cost, second, day, month, scopes, used tokens, used cost}
+--   BASE:leases         zset    request id by the moment its lease ends, unix seconds
+--   BASE:live           hash    scope -> calls that hold something
+--   BASE:w:SCOPE        hash    the last 60 seconds: at (last second seen), r and t (sums), rS and tS (second S)
+--   BASE:d:SCOPE:DAY    hash    t, c settled tokens and nano-dollars; ht, hc held ones
+--   BASE:m:SCOPE:MON    hash    c settled, hc held nano-dollars
+--   BASE:s:HOUR         hash    MINUTE:DAY:MON:t and …:c, what the team settled, by the minute inside the request ids
+--   BASE:t:ID           string  tombstone: "settled", "freed" by its owner, or "reaped:SECOND"
+--   BASE:reaped         zset    request id by the moment it was reaped: its row may still come from a journal
+--   BASE:back           set     ids of closed calls that were put back, until the sums are loaded
+--   BASE:loaded         string  the sums of the statements are in
 --
 -- SCOPE is "team" or "key:ID", DAY days since 1970, MON year * 12 + month. Numbers stay exact up to 2^53.
 
@@ -20,14 +27,28 @@ local KEEP_WINDOW = 120     -- seconds
 local KEEP_DAY = 8 * 86400
 local KEEP_MONTH = 70 * 86400
 local KEEP_TOMBSTONE = 3600
+local KEEP_REAPED = 3600    -- seconds; a journal that does not come back by then is lost
+local KEEP_MINUTES = 3 * 3600
+local KEEP_UNLOADED = 3600  -- seconds; an epoch that is given up leaves nothing behind
+local UNKNOWN, STALE = -2, -3  -- this team has no books; its books are of another epoch than the caller's
 
-local base, verb, id = KEYS[1], ARGV[1], ARGV[3]
+local prefix, verb, believed, id = KEYS[1], ARGV[1], ARGV[3], ARGV[4]
 local now = tonumber(ARGV[2])
 if not now then
   local time = redis.call('TIME')
   now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
+local marker = redis.call('GET', prefix .. ':epoch')
+if believed == '*' then
+  if not marker then
+    marker = '0'
+    redis.call('SET', prefix .. ':epoch', marker)
+  end
+  believed = marker
+end
+local base = prefix .. ':' .. ((verb == 'put_back' or verb == 'load') and believed or marker or '')
 local holds, leases, live, tombstone = base .. ':holds', base .. ':leases', base .. ':live', base .. ':t:'
+local reaped = base .. ':reaped'
 
 local function numbers(key, ...)
   local found = redis.call('HMGET', key, ...)
@@ -90,6 +111,15 @@ local function correct_window(scope, second, requests, tokens)
   end
 end
 
+-- Count a call that another Redis, or none, had counted: in the second in which it began.
+local function restore_window(scope, second, requests, tokens)
+  if second <= now - WINDOW then return end
+  local last = window(scope)[3]
+  add_to_window(scope, math.min(second, last), requests, tokens)
+  redis.call('HSET', base .. ':w:' .. scope, 'at', last)
+  redis.call('EXPIRE', base .. ':w:' .. scope, KEEP_WINDOW)
+end
+
 local function add(key, keep, ...)
   local changes = {...}
   for i = 1, #changes, 2 do
@@ -100,6 +130,24 @@ end
 
 local function day_key(scope, day) return base .. ':d:' .. scope .. ':' .. day end
 local function month_key(scope, month) return base .. ':m:' .. scope .. ':' .. month end
+
+-- Unix milliseconds inside a UUIDv7.
+local function time_of(which) return tonumber(which:sub(1, 8) .. which:sub(10, 13), 16) end
+
+-- Add to what is settled. Periods that have left the books, such as days before those that an epoch began with, stay out.
+local function book(which, scopes, day, month, tokens, cost)
+  local age = math.floor(now / 86400) - tonumber(day)
+  for _, scope in ipairs(scopes) do
+    local of_day, of_month = day_key(scope, day), month_key(scope, month)
+    if age <= 1 or redis.call('EXISTS', of_day) == 1 then add(of_day, KEEP_DAY, 't', tokens, 'c', cost) end
+    if age <= 28 or redis.call('EXISTS', of_month) == 1 then add(of_month, KEEP_MONTH, 'c', cost) end
+  end
+  local minute = math.floor(time_of(which) / 60000)
+  if minute * 60 > now - KEEP_MINUTES then
+    local field = string.format('%d:%s:%s', minute, day, month)
+    add(base .. ':s:' .. math.floor(minute / 60), KEEP_MINUTES, field .. ':t', tokens, field .. ':c', cost)
+  end
+end
 
 local function hold_of(which)
   local packed = redis.call('HGET', holds, which)
@@ -140,8 +188,10 @@ local function reap(most)
   for _, which in ipairs(expired) do
     local hold = hold_of(which)
     if hold then drop(which, hold) else redis.call('ZREM', leases, which) end
-    bury(which, 'freed')
+    bury(which, 'reaped:' .. (hold and hold[3] or 0))
+    redis.call('ZADD', reaped, now, which)
   end
+  if #expired > 0 then redis.call('EXPIRE', reaped, 2 * KEEP_REAPED) end
   return expired
 end
 
@@ -154,23 +204,33 @@ local function state(scope, day, month, is_windowed)
   return {w[1], w[2], n, d[1], d[2], d[3], d[4], m[1], m[2]}, w[3]
 end
 
+-- What a state comes to with one more call. A correction may leave less than nothing settled: that is no headroom.
+local function with(s, tokens, cost)
+  local most = math.max
+  return {
+    s[1] + 1, s[2] + tokens, s[3] + 1,
+    most(0, s[4]) + s[5] + tokens, most(0, s[6]) + s[7] + cost, most(0, s[8]) + s[9] + cost,
+  }
+end
+
 -- ARGV: valid until, lease (seconds), tokens, cost, day, month, then for each scope: name and six limits ("" for none).
--- Returns {1 held | 0 refused | -1 too late, time in ms, states, refusals}; a refusal is {scope, limit, wait in ms or -1}.
+-- Returns {1 held | 0 refused | -1 too late | UNKNOWN | STALE, time in ms, states, refusals}; a refusal is
+-- {scope, limit, wait in ms or -1}.
 local function open()
-  local valid_until, lease = tonumber(ARGV[4]), tonumber(ARGV[5])
-  local tokens, cost, day, month = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], ARGV[9]
   local time = math.floor(now * 1000)
+  if believed ~= marker then return {marker and STALE or UNKNOWN, time, {}, {}} end
+  local valid_until, lease = tonumber(ARGV[5]), tonumber(ARGV[6])
+  local tokens, cost, day, month = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9], ARGV[10]
   if redis.call('EXISTS', tombstone .. id) == 1 or now > valid_until then return {-1, time, {}, {}} end
   local known = hold_of(id) -- the caller asks again because it did not hear our answer
   local names, states, seconds, windowed, refusals = {}, {}, {}, {}, {}
-  for i = 10, #ARGV, 7 do
+  for i = 11, #ARGV, 7 do
     local scope, caps, n = ARGV[i], {}, #names + 1
     for limit = 1, 6 do caps[limit] = tonumber(ARGV[i + limit]) end
     windowed[n] = caps[1] ~= nil or caps[2] ~= nil
     names[n] = scope
     states[n], seconds[n] = state(scope, day, month, windowed[n])
-    local s = states[n]
-    local after = {s[1] + 1, s[2] + tokens, s[3] + 1, s[4] + s[5] + tokens, s[6] + s[7] + cost, s[8] + s[9] + cost}
+    local after = with(states[n], tokens, cost)
     for limit = 1, 6 do
       if caps[limit] and after[limit] > caps[limit] and not known then
         local pause = -1
@@ -202,63 +262,208 @@ local function open()
   return {1, time, states, {}}
 end
 
--- ARGV: lease, used tokens, used cost, tokens, cost, day, month, scopes…; from "tokens" on as it was opened.
--- Returns 1 renewed, 2 put back into a Redis that had forgotten it, 0 freed meanwhile or over.
+-- ARGV: lease, used tokens, used cost, tokens, cost, day, month, then scopes and limits; from "tokens" on as it was
+-- opened. Returns 1 renewed, 2 taken in again although its lease had ended, 0 over or no room any more, UNKNOWN, STALE.
+--
+-- A hold that was reaped while its owner slept takes its room again only where every limit still has it. Its place in
+-- the last minute was never given up.
 local function renew()
-  local lease, used_tokens, used_cost = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+  if believed ~= marker then return marker and STALE or UNKNOWN end
+  local lease, used_tokens, used_cost = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
   local hold = hold_of(id)
   if hold then
     hold[7], hold[8] = used_tokens, used_cost
     put(id, hold, now + lease)
     return 1
   end
-  if redis.call('EXISTS', tombstone .. id) == 1 then return 0 end
-  local scopes = {unpack(ARGV, 11)}
-  hold = {tonumber(ARGV[7]), tonumber(ARGV[8]), 0, ARGV[9], ARGV[10], scopes, used_tokens, used_cost}
-  take_in(id, hold, now + lease)
+  local grave = redis.call('GET', tombstone .. id) or 'reaped:0'
+  local second = tonumber(grave:match('^reaped:(%d+)'))
+  if not second then return 0 end
+  local tokens, cost, day, month, scopes = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11], {}
+  for i = 12, #ARGV, 7 do
+    scopes[#scopes + 1] = ARGV[i]
+    local after = with(state(ARGV[i], day, month, false), tokens, cost)
+    for limit = 3, 6 do
+      local cap = tonumber(ARGV[i + limit])
+      if cap and after[limit] > cap then return 0 end
+    end
+  end
+  take_in(id, {tokens, cost, second, day, month, scopes, used_tokens, used_cost}, now + lease)
+  redis.call('DEL', tombstone .. id)
+  redis.call('ZREM', reaped, id)
   return 2
 end
 
--- ARGV: used tokens, used cost, day, month, scopes…. Returns 1 in place of its hold, 2 settled before, 3 without a hold.
+-- Take in a hold that is a fact, whether there is room or not. Returns 1 it was there, 2 taken in, 0 it is over.
+local function force(which, hold, lease)
+  if hold_of(which) then
+    redis.call('ZADD', leases, lease, which)
+    return 1
+  end
+  local grave = redis.call('GET', tombstone .. which)
+  if grave == 'settled' or grave == 'freed' then return 0 end
+  local second = grave and tonumber(grave:match('^reaped:(%d+)'))
+  if second then
+    redis.call('DEL', tombstone .. which)
+    redis.call('ZREM', reaped, which)
+  else
+    second = math.floor(time_of(which) / 1000)
+    for _, scope in ipairs(hold[6]) do restore_window(scope, second, 1, hold[1]) end
+  end
+  hold[3] = second
+  take_in(which, hold, lease)
+  return 2
+end
+
+-- ARGV: lease, tokens, cost, day, month, scopes…: a hold that was opened while we were away. Returns as force does.
+local function enter()
+  if believed ~= marker then return marker and STALE or UNKNOWN end
+  return force(id, {tonumber(ARGV[6]), tonumber(ARGV[7]), 0, ARGV[8], ARGV[9], {unpack(ARGV, 10)}, 0, 0}, now + ARGV[5])
+end
+
+-- ARGV: used tokens, used cost, day, month, scopes…
+-- Returns 1 in place of its hold, 2 settled before, 3 without a hold, UNKNOWN, STALE.
+--
+-- A call that was closed in an older epoch is in the sums that this one began with, or was put back into it. Only its
+-- hold can tell that it was still running then.
 local function settle()
-  local tokens, cost, day, month = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
-  if redis.call('GET', tombstone .. id) == 'settled' then return 2 end
+  if not marker then return UNKNOWN end
   local hold = hold_of(id)
-  local scopes = hold and hold[6] or {unpack(ARGV, 8)}
+  if believed ~= marker and not hold then return STALE end
+  local tokens, cost, day, month = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8]
+  local grave = redis.call('GET', tombstone .. id)
+  if grave == 'settled' then return 2 end
+  local scopes = hold and hold[6] or {unpack(ARGV, 9)}
   if hold then
     drop(id, hold)
     day, month = hold[4], hold[5]
+    for _, scope in ipairs(scopes) do correct_window(scope, hold[3], 0, tokens - hold[1]) end
+  elseif not grave then
+    for _, scope in ipairs(scopes) do restore_window(scope, math.floor(time_of(id) / 1000), 1, tokens) end
   end
-  for _, scope in ipairs(scopes) do
-    if hold then correct_window(scope, hold[3], 0, tokens - hold[1]) end
-    add(day_key(scope, day), KEEP_DAY, 't', tokens, 'c', cost)
-    add(month_key(scope, month), KEEP_MONTH, 'c', cost)
-  end
+  book(id, scopes, day, month, tokens, cost)
   bury(id, 'settled')
+  redis.call('ZREM', reaped, id)
   return hold and 1 or 3
 end
 
--- Returns 1 when there was a hold to give back.
+-- Returns 1 when there was a hold to give back, 0 when there was none, UNKNOWN.
 local function release()
-  if redis.call('GET', tombstone .. id) == 'settled' then return 0 end
+  if not marker then return UNKNOWN end
   local hold = hold_of(id)
+  if believed ~= marker and not hold then return STALE end
+  if redis.call('GET', tombstone .. id) == 'settled' then return 0 end
   bury(id, 'freed')
+  redis.call('ZREM', reaped, id)
   if not hold then return 0 end
   drop(id, hold)
   for _, scope in ipairs(hold[6]) do correct_window(scope, hold[3], -1, -hold[1]) end
   return 1
 end
 
+-- ARGV: tokens, cost (both signed), day, month, scopes…: what a person booked. Returns 1, 2 booked before, UNKNOWN, STALE.
+local function correct()
+  if believed ~= marker then return marker and STALE or UNKNOWN end
+  if redis.call('EXISTS', tombstone .. id) == 1 then return 2 end
+  book(id, {unpack(ARGV, 9)}, ARGV[7], ARGV[8], tonumber(ARGV[5]), tonumber(ARGV[6]))
+  bury(id, 'settled')
+  return 1
+end
+
+-- ARGV: lease, packed closed calls {id, tokens, cost, day, month, scopes}, packed live ones, alike. Part of a rebuild:
+-- what an owner knows and the statements do not. Saying it twice changes nothing.
+local function put_back()
+  local ids = {}
+  for _, call in ipairs(cmsgpack.unpack(ARGV[6])) do
+    local which, tokens, cost, day, month, scopes = unpack(call)
+    if redis.call('EXISTS', tombstone .. which) == 0 then
+      local second = math.floor(time_of(which) / 1000)
+      for _, scope in ipairs(scopes) do restore_window(scope, second, 1, tokens) end
+      book(which, scopes, day, month, tokens, cost)
+      bury(which, 'settled')
+      redis.call('SADD', base .. ':back', which)
+    end
+  end
+  for _, call in ipairs(cmsgpack.unpack(ARGV[7])) do
+    local which, tokens, cost, day, month, scopes = unpack(call)
+    force(which, {tokens, cost, 0, day, month, scopes, 0, 0}, now + ARGV[5])
+  end
+  for _, name in ipairs({':holds', ':leases', ':live', ':back'}) do redis.call('EXPIRE', base .. name, KEEP_UNLOADED) end
+  return 1
+end
+
+-- ARGV: packed {days {scope, day, tokens, cost}, months {scope, month, cost}, seconds {scope, second, requests, tokens}},
+-- valid until. The end of a rebuild: adds what the statements say and lets the epoch count. Returns 1, 0 when it was
+-- loaded before, -1 when it comes too late: another epoch may have begun.
+local function load()
+  if now > tonumber(ARGV[6]) then return -1 end
+  if redis.call('SET', base .. ':loaded', '1', 'NX', 'EX', KEEP_MONTH) then
+    local days, months, seconds = unpack(cmsgpack.unpack(ARGV[5]))
+    for _, sums in ipairs(days) do add(day_key(sums[1], sums[2]), KEEP_DAY, 't', sums[3], 'c', sums[4]) end
+    for _, sums in ipairs(months) do add(month_key(sums[1], sums[2]), KEEP_MONTH, 'c', sums[3]) end
+    for _, sums in ipairs(seconds) do restore_window(sums[1], sums[2], sums[3], sums[4]) end
+  elseif marker == believed then
+    return 0
+  end
+  for _, name in ipairs({':holds', ':leases', ':live'}) do redis.call('PERSIST', base .. name) end
+  redis.call('DEL', base .. ':back')
+  if marker and marker ~= believed then
+    for _, name in ipairs({':holds', ':leases', ':live', ':reaped', ':loaded'}) do
+      redis.call('UNLINK', prefix .. ':' .. marker .. name)
+    end
+  end
+  redis.call('SET', prefix .. ':epoch', believed)
+  return 1
+end
+
 -- ARGV: scope, day, month. Returns the scope's state, and whether there is a counter of that day.
 local function usage()
-  local found = state(ARGV[4], ARGV[5], ARGV[6], true)
-  found[10] = redis.call('EXISTS', day_key(ARGV[4], ARGV[5]))
+  local found = state(ARGV[5], ARGV[6], ARGV[7], true)
+  found[10] = redis.call('EXISTS', day_key(ARGV[5], ARGV[6]))
   return found
+end
+
+-- ARGV: day, month, minute. Returns {epoch, tokens of the day, cost of the day, cost of the month}: what the team has
+-- settled, without calls whose ids are of that minute or later.
+local function settled_before()
+  local day, month, from = ARGV[5], ARGV[6], tonumber(ARGV[7])
+  local d, m = numbers(day_key('team', day), 't', 'c'), numbers(month_key('team', month), 'c')
+  local sums = {d[1], d[2], m[1]}
+  for hour = math.floor(from / 60), math.floor(now / 3600) + 1 do
+    local fields = redis.call('HGETALL', base .. ':s:' .. hour)
+    for i = 1, #fields, 2 do
+      local minute, of_day, of_month, kind = fields[i]:match('^(%d+):(%d+):(%d+):(%a)$')
+      if tonumber(minute) >= from then
+        local later = tonumber(fields[i + 1])
+        if of_day == day then
+          local place = kind == 't' and 1 or 2
+          sums[place] = sums[place] - later
+        end
+        if of_month == month and kind == 'c' then sums[3] = sums[3] - later end
+      end
+    end
+  end
+  return {marker or '', unpack(sums)}
+end
+
+-- ARGV: the most to free. Returns {those freed now, those freed within the last hour whose calls are still unsettled}.
+local function sweep()
+  if believed ~= marker then return {{}, {}} end
+  redis.call('ZREMRANGEBYSCORE', reaped, '-inf', now - KEEP_REAPED)
+  local expired = reap(tonumber(ARGV[5]))
+  return {expired, redis.call('ZRANGE', reaped, 0, tonumber(ARGV[5]))}
 end
 
 if verb == 'open' then return open() end
 if verb == 'renew' then return renew() end
+if verb == 'enter' then return enter() end
 if verb == 'settle' then return settle() end
 if verb == 'release' then return release() end
-if verb == 'sweep' then return reap(tonumber(ARGV[4])) end
+if verb == 'correct' then return correct() end
+if verb == 'sweep' then return sweep() end
+if verb == 'put_back' then return put_back() end
+if verb == 'backs' then return redis.call('SMEMBERS', prefix .. ':' .. believed .. ':back') end
+if verb == 'load' then return load() end
+if verb == 'settled_before' then return settled_before() end
+if verb == 'ping' then return math.floor(now * 1000) end
 return usage()

@@ -1,39 +1,66 @@
 # Every limit of every scope, checked and held in one atomic step in Redis (quotas.lua), and settled in one more.
+#
+# Redis's books belong to an epoch. A call counts in the epoch in which the journal closes it: in a later one it is in
+# the sums that the epoch began with, or was put back into it (rebuild.py). So what is said late, or executed late, can
+# be recognised, and nothing counts twice or not at all.
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
 from importlib import resources
-from typing import Any
+from itertools import islice
+from typing import Any, Protocol
 
 import structlog
 from redis.asyncio import Redis
-from redis.exceptions import RedisError, ResponseError
 
 from billing.edges import Clock
-from billing.holds import Hold, HoldRequest, Limits, RefusedHold, Scope, Settlement
-from billing.records import CHARGED, UsageRecord, bounded_cost, bounded_usage, day_of
+from billing.epochs import EPOCH_KEY, read_epoch
+from billing.holds import Hold, HoldRequest, Limits, RefusedHold, Scope, SettledSums, Settlement
+from billing.quota_verbs import (
+    LEASE,
+    Said,
+    Words,
+    correct_counters,
+    enter_hold,
+    load_sums,
+    month_of,
+    open_hold,
+    period,
+    put_back_calls,
+    release_hold,
+    renew_hold,
+    settle_hold,
+)
+from billing.records import CHARGED, UsageRecord
 from billing.scope_state import ScopeState, refusal, remaining
-from billing.script import Script
-from billing.standalone import Standalone, demands
+from billing.script import UNREACHABLE, Script, is_refusal
+from billing.standalone import AskStatements, Standalone
 from protocol.usage import Usage
 
+__all__ = ["LEASE", "Guard", "Quotas", "month_of"]
+
 DEADLINE = 0.25  # seconds for any call to Redis
-LEASE = 30.0  # seconds a hold lives without being renewed
 AWAY = 1.0  # seconds between tries while Redis does not answer
+MOST = 256  # unsaid words in one go
+ANY_EPOCH = "*"  # of quotas that nobody rebuilds: whatever is there counts
+FIRST_EPOCH = b"0"  # what they begin with in an empty Redis
 
 SCRIPT = resources.files(__package__).joinpath("quotas.lua").read_text()
-UNREACHABLE = (RedisError, OSError, TimeoutError)
-# Errors of a Redis that cannot serve now and may later. Any other error is about the command alone.
-NOT_NOW = re.compile(
-    r"(^|-)(OOM|READONLY|LOADING|MISCONF|BUSY|NOSCRIPT|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS|NOAUTH|MOVED|ASK)\b"
-)
 NO_LIMITS = Limits()
 
 log = structlog.get_logger(__name__)
+
+
+class Guard(Protocol):
+    """Who sees to it that the counters are true: the Restorer."""
+
+    def alarm(self, reason: str) -> None:
+        """Look soon: Redis does not answer ("redis_lost"), or a team's books are missing ("unknown") or not ours."""
+
+    async def welcome(self, team_id: str) -> bool:
+        """Begin the books of a team that has none. False when it should have some: they were lost."""
 
 
 class Quotas:
@@ -55,69 +82,145 @@ class Quotas:
         self.exceeded = 0  # calls whose upstream billed more than was held
         self.refused = 0  # commands that Redis refused for good: its counters lack them, and the audit will say so
         self.is_standalone = False
+        self.epoch = ANY_EPOCH
         self._script = Script(redis, SCRIPT, deadline=deadline)
         self._clock = clock
         self._uses_server_time = uses_server_time
         self._server_ahead = 0.0  # seconds; what Redis's clock shows more than ours
         self._standalone = Standalone(standalone_share)
-        self._retry_at = 0.0
-        self._unsaid: dict[str, list[Any]] = {}  # request id -> the call that Redis has yet to hear
-        self._repeating: asyncio.Task[None] | None = None
+        self._guard: Guard | None = None
+        self._live: dict[str, Hold] = {}  # held, and not closed in the journal
+        self._unsaid: dict[str, Words] = {}  # request id -> what Redis has yet to hear of it
+        self._returning: asyncio.Task[None] | None = None
+
+    @property
+    def unsaid(self) -> int:
+        """Calls of which Redis has yet to hear."""
+        return len(self._unsaid)
+
+    def attach(self, guard: Guard, ask_statements: AskStatements | None = None) -> None:
+        """Count in no epoch until ``guard`` begins one."""
+        self._guard = guard
+        self._standalone.ask_statements = ask_statements
+        self.epoch, self.is_standalone = "", True
 
     async def open(self, request: HoldRequest) -> Hold | RefusedHold:
         """Hold the dearest leg against every limit of every scope, all or nothing."""
-        if self._is_away():
-            return self._standalone.open(request, self._clock.now())
+        may_be_held = False
+        while True:
+            if self.is_standalone:
+                await self._standalone.learn(request, self._clock.now())
+                if self.is_standalone:
+                    return self._open_standalone(request, may_be_held=may_be_held)
+            answer = await self._open(request)
+            if answer is not None:
+                return answer
+            may_be_held = True
+
+    async def _open(self, request: HoldRequest) -> Hold | RefusedHold | None:
+        """Ask Redis. ``None`` when it does not answer, or not from our epoch: we stand alone then."""
+        epoch = self.epoch
+        words = open_hold(request, request.valid_until + self._server_ahead)
         try:
-            code, time, states, refusals = await self._call(
-                _open_args(request, request.valid_until + self._server_ahead)
-            )
+            code, time, states, refusals = await self._speak(words, epoch)
         except UNREACHABLE as exc:
-            # It may have been held after all, or in part: give that back as soon as Redis hears us.
             self._failed(exc, request.request_id)
-            self._say_later(request.request_id, _release_args(request))
-            return self._standalone.open(request, self._clock.now())
-        self._found(time / 1000)
+            return self._open_unheard(request) if is_refusal(exc) else None
+        if code in (Said.UNKNOWN, Said.STALE):
+            if epoch == self.epoch:
+                self._estranged(request.team_id, code)
+            return None
+        if self._uses_server_time:
+            self._server_ahead = time / 1000 - self._clock.now()
         known = [ScopeState(*state) for state in states]
-        if code == 1:
-            return self._held(request, known)
-        return refusal(request, known, refusals)
+        if code != 1:
+            return refusal(request, known, refusals)
+        hold = self._held(request, known)
+        if epoch != self.epoch:  # the books that hold it are closed
+            await self._say(enter_hold(request), self.epoch)
+        return hold
+
+    def _open_standalone(self, request: HoldRequest, *, may_be_held: bool) -> Hold | RefusedHold:
+        answer = self._standalone.open(request, self._clock.now())
+        if isinstance(answer, Hold):
+            self._live[request.request_id] = answer
+            self._say_later(enter_hold(request))
+        elif may_be_held:
+            self._say_later(release_hold(request))
+        return answer
+
+    def _open_unheard(self, request: HoldRequest) -> Hold | RefusedHold:
+        """Hold a call whose counters Redis refuses to touch against our share; its settlement may be refused too."""
+        answer = self._standalone.open(request, self._clock.now())
+        if isinstance(answer, Hold):
+            self._live[request.request_id] = answer
+        return answer
 
     async def renew(self, hold: Hold, used: Settlement) -> bool:
-        """Keep a running call's hold for another lease. False when it was freed meanwhile."""
-        if hold.standalone or self._is_away():
+        """Keep a running call's hold for another lease. False when it was freed meanwhile and its room is taken.
+
+        The call goes on all the same and is settled late: it owes what it uses.
+        """
+        if self.is_standalone:
             return True
-        request = hold.request
         try:
-            return bool(await self._call(_renew_args(request, used)))
+            return int(await self._speak(renew_hold(hold.request, used), self.epoch)) != 0
         except UNREACHABLE as exc:
-            self._failed(exc, request.request_id)
+            self._failed(exc, hold.request.request_id)
             return True
 
-    async def settle(self, hold: Hold, used: Settlement) -> None:
-        """Book what the call really used in place of its hold. Once per request id, however often it is said."""
-        if used.cost_nanousd > hold.request.cost_nanousd or used.usage.total_tokens > hold.request.tokens:
+    def close(self, hold: Hold) -> str:
+        """Note that the journal closes a call now, and return the epoch in which it counts."""
+        self._live.pop(hold.request.request_id, None)
+        return self.epoch
+
+    async def settle(self, hold: Hold, used: Settlement, epoch: str | None = None) -> None:
+        """Book what the call really used in place of its hold. Once per request id, however often it is said.
+
+        ``epoch`` is what ``close`` returned.
+        """
+        epoch = self.close(hold) if epoch is None else epoch
+        request = hold.request
+        if used.cost_nanousd > request.cost_nanousd or used.usage.total_tokens > request.tokens:
             self.exceeded += 1
-            log.warning("hold_exceeded", request_id=hold.request.request_id, cost=used.cost_nanousd)
-        self._standalone.settle(hold.request.request_id, used)
-        await self._say(hold.request.request_id, _settle_args(hold.request, used))
+            log.warning("hold_exceeded", request_id=request.request_id, cost=used.cost_nanousd)
+        self._standalone.settle(request.request_id, used)
+        await self._say(settle_hold(request, used), epoch)
 
-    async def release(self, hold: Hold) -> None:
+    async def release(self, hold: Hold, epoch: str | None = None) -> None:
         """Give the whole hold back: the call cost nothing."""
+        epoch = self.close(hold) if epoch is None else epoch
         self._standalone.settle(hold.request.request_id, None)
-        if not hold.standalone:
-            await self._say(hold.request.request_id, _release_args(hold.request))
+        await self._say(release_hold(hold.request), epoch)
 
-    async def book(self, records: Sequence[UsageRecord]) -> None:
-        """Settle calls of dead processes as their journals say; what was settled before changes nothing."""
+    async def book(self, records: Sequence[UsageRecord], epoch: str | None = None) -> None:
+        """Settle calls of dead processes as their journals say; what was settled before changes nothing.
+
+        The rows must have come into the ledger in ``epoch``, by default the present one.
+        """
+        epoch = self.epoch if epoch is None else epoch
+        words = []
         for record in records:
             scopes = (Scope("team", record.team_id, NO_LIMITS), Scope("key", record.key_id, NO_LIMITS))
             request = HoldRequest(
                 request_id=record.request_id, team_id=record.team_id, scopes=scopes, legs=(), valid_until=0.0
             )
             usage = Usage(record.input_tokens, output_tokens=record.output_tokens)
-            owed = Settlement(usage, record.cost_nanousd) if record.status in CHARGED else None
-            await self._say(record.request_id, _settle_args(request, owed) if owed else _release_args(request))
+            is_owed = record.status in CHARGED
+            owed = settle_hold(request, Settlement(usage, record.cost_nanousd)) if is_owed else release_hold(request)
+            words.append(owed)
+        for start in range(0, len(words), MOST):
+            await asyncio.gather(*(self._say(each, epoch) for each in words[start : start + MOST]))
+
+    async def correct(
+        self, correction_id: str, team_id: str, key_id: str | None, day: int, tokens: int, cost_nanousd: int
+    ) -> None:
+        """Add signed amounts to what a day (since 1970) and its month have settled; once per id, a UUIDv7.
+
+        Call it inside the same ``Flusher.paused()`` as the transaction that books the correction, after the commit: a
+        rebuild between the two would count it twice.
+        """
+        await self._say(correct_counters(correction_id, team_id, key_id, day, tokens, cost_nanousd), self.epoch)
 
     async def usage(self, team_id: str, *, day: int | None = None, key_id: str | None = None) -> ScopeState:
         """Return what a team, or one of its keys, has used and held; ``day`` in days since 1970, default today.
@@ -126,137 +229,162 @@ class Quotas:
         """
         day = int(self._clock.now() // 86_400) if day is None else day
         scope = "team" if key_id is None else f"key:{key_id}"
-        return ScopeState(*await self._call(["usage", team_id, "", scope, day, month_of(day)]))
+        return ScopeState(*await self._speak(Words("usage", team_id, "", (scope, day, month_of(day))), ""))
+
+    async def settled_before(self, team_id: str, day: int, before: float) -> SettledSums | None:
+        """Return what the counters have settled of a team's calls whose ids are older than ``before`` (unix seconds).
+
+        ``before`` is cut to whole minutes and lies within the last two hours. ``None`` when it is not comparable with
+        the ledger: the books are being rebuilt, or were begun after ``before``. Raises what Redis raises.
+        """
+        minute = int(before // 60)
+        if not self._clock.now() - 7200 <= minute * 60 <= self._clock.now():
+            return None
+        async with asyncio.timeout(DEADLINE):
+            epoch = read_epoch(await self._script.redis.hgetall(EPOCH_KEY))
+        words = Words("settled_before", team_id, "", (day, month_of(day), minute))
+        marker, tokens, day_nanousd, month_nanousd = await self._speak(words, "")
+        since = 0.0
+        if marker != FIRST_EPOCH:
+            if epoch is None or not epoch.is_ready or marker.decode() != epoch.id:
+                return None
+            since = epoch.ready_at
+        return SettledSums(tokens, day_nanousd, month_nanousd, minute * 60.0, since) if minute * 60 >= since else None
 
     async def sweep(self, team_id: str, most: int = 1000) -> list[str]:
         """Free the holds of a team whose leases have ended, and return their request ids. Raises what Redis raises."""
-        return [which.decode() for which in await self._call(["sweep", team_id, "", most])]
+        return (await self.sweep_and_recall(team_id, most))[0]
+
+    async def sweep_and_recall(self, team_id: str, most: int = 1000) -> tuple[list[str], list[str]]:
+        """Free as ``sweep`` does; return also every call freed in the last hour that nobody has settled since."""
+        freed, unsettled = await self._speak(Words("sweep", team_id, "", (most,)), self.epoch)
+        return [which.decode() for which in freed], [which.decode() for which in unsettled]
+
+    def begin_epoch(self, epoch: str) -> list[Hold]:
+        """Count in ``epoch`` from now on, standing alone until ``come_back``; return the holds of running calls.
+
+        What was still to be said in older epochs is forgotten: those calls are in the journal or in the ledger.
+        """
+        self.epoch, self.is_standalone = epoch, True
+        self._unsaid.clear()
+        return list(self._live.values())
+
+    async def put_back(self, epoch: str, team_id: str, closed: Iterable[UsageRecord], live: Iterable[Hold]) -> None:
+        """Tell a new epoch of calls that the statements do not know. Twice is harmless. Raises what Redis raises."""
+        await self._speak(put_back_calls(team_id, closed, live), epoch)
+
+    async def calls_put_back(self, epoch: str, team_id: str) -> list[str]:
+        """Return the ids of the closed calls that all owners have put back. Raises what Redis raises."""
+        return [which.decode() for which in await self._speak(Words("backs", team_id, ""), epoch)]
+
+    async def load(self, epoch: str, team_id: str, sums: tuple[Any, Any, Any], valid_until: float) -> bool:
+        """Begin a team's books of ``epoch`` with what the statements say. False after ``valid_until`` (Redis's clock).
+
+        ``sums`` are the days, months and seconds that quotas.lua adds. Raises what Redis raises.
+        """
+        return int(await self._speak(load_sums(team_id, *sums, valid_until), epoch)) >= 0
+
+    async def come_back(self) -> bool:
+        """Say everything that Redis has yet to hear, then count in it again. False when it is still not ours."""
+        while self._unsaid:
+            batch = list(islice(self._unsaid.items(), MOST))
+            said = await asyncio.gather(*(self._speak(words, self.epoch) for _, words in batch), return_exceptions=True)
+            for (request_id, words), code in zip(batch, said, strict=True):
+                if isinstance(code, BaseException):
+                    if not isinstance(code, UNREACHABLE):
+                        raise code
+                    self._failed(code, request_id)
+                    if not is_refusal(code):
+                        return False
+                elif code in (Said.UNKNOWN, Said.STALE):
+                    self._estranged(words.team_id, code)
+                    return False
+                if self._unsaid.get(request_id) is words:
+                    del self._unsaid[request_id]
+        if self.is_standalone:
+            log.info("quotas_in_redis", epoch=self.epoch)
+        self.is_standalone = False
+        self._standalone.end_outage()
+        return True
 
     def _held(self, request: HoldRequest, states: Sequence[ScopeState]) -> Hold:
+        day, _ = period(request.request_id)
         for scope, state in zip(request.scopes, states, strict=True):
-            left = {limit: cap - sum(state.used_and_held(limit)) for limit, cap, _ in demands(scope, request)}
-            self._standalone.remember(scope, left)
+            self._standalone.remember(scope, day, state)
         requests, tokens = remaining(request, states)
-        return Hold(request=request, opened_at=self._clock.now(), requests=requests, tokens=tokens)
+        hold = Hold(request=request, opened_at=self._clock.now(), requests=requests, tokens=tokens)
+        self._live[request.request_id] = hold
+        return hold
 
-    async def _say(self, request_id: str, args: list[Any]) -> None:
-        """Tell Redis now, or as soon as it can be reached."""
-        if self._is_away():
-            self._say_later(request_id, args)
+    async def _say(self, words: Words, epoch: str) -> None:
+        """Tell Redis now, or as soon as it can be reached. Nobody needs to hear it in a later epoch."""
+        if epoch != self.epoch:
             return
-        try:
-            await self._call(args)
-        except UNREACHABLE as exc:
-            self._failed(exc, request_id)
-            if not _is_refusal(exc):
-                self._say_later(request_id, args)
-
-    def _say_later(self, request_id: str, args: list[Any]) -> None:
-        self._unsaid[request_id] = args
-        if self._repeating is None or self._repeating.done():
-            self._repeating = asyncio.create_task(self._repeat())
-
-    async def _repeat(self) -> None:
-        """Say everything unsaid once Redis answers; all of it may be said twice. What it refuses is not said again."""
-        while self._unsaid:
-            request_id, args = next(iter(self._unsaid.items()))
+        if not self.is_standalone:
             try:
-                await self._call(args)
+                code = await self._speak(words, epoch)
             except UNREACHABLE as exc:
-                self._failed(exc, request_id)
-                if not _is_refusal(exc):
-                    await asyncio.sleep(AWAY)
-                    continue
+                self._failed(exc, words.request_id)
+                if is_refusal(exc):
+                    return
             else:
-                self._found(None)
-            if self._unsaid.get(request_id) is args:
-                del self._unsaid[request_id]
+                if code not in (Said.UNKNOWN, Said.STALE) or epoch != self.epoch:
+                    return
+                self._estranged(words.team_id, code)
+        if epoch == self.epoch:
+            self._say_later(words)
 
-    async def _call(self, args: list[Any]) -> Any:
-        """Run one verb of the script on its team's keys: args are verb, team, and what follows the time."""
-        verb, team_id, *rest = args
+    def _say_later(self, words: Words) -> None:
+        self._unsaid[words.request_id] = words
+        if self._guard is None:
+            self._return_soon()
+
+    async def _speak(self, words: Words, epoch: str) -> Any:
+        """Run one verb of the script on its team's books; a new team's are begun first."""
         time = "" if self._uses_server_time else repr(self._clock.now())
-        return await self._script.call(f"tollgate:{{{team_id}}}", verb, time, *rest)
+        key = f"tollgate:{{{words.team_id}}}"
+        answer = await self._script.call(key, words.verb, time, epoch, words.request_id, *words.rest)
+        is_unknown = (answer[0] if words.verb == "open" else answer) == Said.UNKNOWN
+        if is_unknown and self._guard is not None and await self._guard.welcome(words.team_id):
+            answer = await self._script.call(key, words.verb, time, epoch, words.request_id, *words.rest)
+        return answer
 
-    def _is_away(self) -> bool:
-        return self.is_standalone and self._clock.now() < self._retry_at
+    def _estranged(self, team_id: str, code: int) -> None:
+        """Redis's books are not of our epoch: stand alone until the guard has seen to it."""
+        reason = Said(code).name.lower()
+        if not self.is_standalone:
+            log.warning("epoch_lost", team_id=team_id, epoch=self.epoch, books=reason)
+        self._stand_alone(reason)
 
-    def _failed(self, exc: Exception, request_id: str) -> None:
+    def _failed(self, exc: BaseException, request_id: str) -> None:
         """Note what a failed call tells of Redis: that it is away, or that it is there and refuses this command."""
-        if _is_refusal(exc):
+        if is_refusal(exc):
             self.refused += 1
             log.error("redis_refused", request_id=request_id, error=repr(exc))
-            self._found(None)
-        else:
-            self._lost(exc)
-
-    def _lost(self, exc: Exception) -> None:
+            return
         if not self.is_standalone:
             log.error("redis_lost", error=repr(exc))
+        self._stand_alone("redis_lost")
+
+    def _stand_alone(self, reason: str) -> None:
         self.is_standalone = True
-        self._retry_at = self._clock.now() + AWAY
+        if self._guard is None:
+            self._return_soon()
+        else:
+            self._guard.alarm(reason)
 
-    def _found(self, server_time: float | None) -> None:
-        if server_time is not None and self._uses_server_time:
-            self._server_ahead = server_time - self._clock.now()
-        if self.is_standalone:
-            log.info("redis_found", unsaid=len(self._unsaid))
-            self.is_standalone = False
-            self._standalone.clear()
+    def _return_soon(self) -> None:
+        if self._returning is None or self._returning.done():
+            self._returning = asyncio.create_task(self._return())
 
-
-def month_of(day: int) -> int:
-    """Return the month of a day since 1970, counted in months since year 0."""
-    moment = datetime.fromtimestamp(day * 86_400, UTC)
-    return moment.year * 12 + moment.month
-
-
-def _is_refusal(exc: Exception) -> bool:
-    """Whether Redis answered, and would answer the same again: an overflow, a key of another type, a faulty script."""
-    return type(exc) is ResponseError and NOT_NOW.search(str(exc)) is None
-
-
-def _period(request_id: str) -> tuple[int, int]:
-    day = day_of(request_id)
-    return day, month_of(day)
-
-
-def _name(scope: Scope) -> str:
-    return "team" if scope.kind == "team" else f"{scope.kind}:{scope.id}"
-
-
-def _open_args(request: HoldRequest, valid_until: float) -> list[Any]:
-    args: list[Any] = ["open", request.team_id, request.request_id, valid_until, LEASE]
-    args += [request.tokens, request.cost_nanousd, *_period(request.request_id)]
-    for scope in request.scopes:
-        limits = scope.limits
-        caps = (
-            limits.requests_per_minute,
-            limits.tokens_per_minute,
-            limits.concurrent_requests,
-            limits.tokens_per_day,
-            limits.nanousd_per_day,
-            limits.nanousd_per_month,
-        )
-        args += [_name(scope), *("" if cap is None else cap for cap in caps)]
-    return args
-
-
-def _renew_args(request: HoldRequest, used: Settlement) -> list[Any]:
-    so_far = _amounts(used)
-    as_opened = [request.tokens, request.cost_nanousd, *_period(request.request_id)]
-    return ["renew", request.team_id, request.request_id, LEASE, *so_far, *as_opened, *map(_name, request.scopes)]
-
-
-def _settle_args(request: HoldRequest, used: Settlement) -> list[Any]:
-    amounts = [*_amounts(used), *_period(request.request_id)]
-    return ["settle", request.team_id, request.request_id, *amounts, *map(_name, request.scopes)]
-
-
-def _amounts(used: Settlement) -> list[int]:
-    """Return tokens and nano-dollars as the ledger will have them."""
-    return [bounded_usage(used.usage).total_tokens, bounded_cost(used.cost_nanousd)]
-
-
-def _release_args(request: HoldRequest) -> list[Any]:
-    return ["release", request.team_id, request.request_id]
+    async def _return(self) -> None:
+        """Without a guard: try to come back until it works."""
+        while self.is_standalone or self._unsaid:
+            try:
+                await self._speak(Words("ping", "", ""), "")
+            except UNREACHABLE as exc:
+                self._failed(exc, "")
+                await asyncio.sleep(AWAY)
+                continue
+            if not await self.come_back():
+                await asyncio.sleep(AWAY)

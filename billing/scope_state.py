@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from billing.holds import HoldRequest, LimitName, RefusedHold, Remaining
-from billing.standalone import demands
+from billing.holds import HoldRequest, LimitName, RefusedHold, Remaining, demands
 
 LIMITS = tuple(LimitName)  # in the order in which the script numbers them, from 1
 MINUTES = {LimitName.REQUESTS_PER_MINUTE, LimitName.TOKENS_PER_MINUTE}

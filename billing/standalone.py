@@ -1,39 +1,77 @@
-# What a gateway may still spend while Redis is away: its share of the last remainder that it knew.
+# What a gateway may still spend while Redis is away: its share of the last remainder that it knew, and never more than
+# its share of what the statements leave.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 
+import structlog
 from msgspec import Struct
 
-from billing.holds import Hold, HoldRequest, LimitName, RefusedHold, Scope, Settlement
+from billing.holds import Hold, HoldRequest, LimitName, RefusedHold, Scope, Settlement, demands
+from billing.quota_verbs import month_of, period
+from billing.scope_state import ScopeState
 
 MINUTE = 60.0
+ASK_WITHIN = 0.25  # seconds for what the statements say of a scope
+ASK_AGAIN = 5.0  # seconds after which a scope's statements are asked for again, if Postgres did not answer
+
+SMALL = {LimitName.REQUESTS_PER_MINUTE, LimitName.CONCURRENT_REQUESTS}  # a share of a small number is at least one
+LASTING = {LimitName.TOKENS_PER_DAY, LimitName.USD_PER_DAY, LimitName.USD_PER_MONTH}  # only ever used up
+
+log = structlog.get_logger(__name__)
 
 
-class Room(Struct, frozen=True):
-    """What a scope had left, by limit, when Redis last answered; unlimited quantities are missing."""
+class ScopeSums(Struct, frozen=True):
+    """What the statements say that a scope has used in a day and its month."""
 
-    left: dict[LimitName, int]
+    day_tokens: int
+    day_nanousd: int
+    month_nanousd: int
+
+
+AskStatements = Callable[[Scope, str, int], Awaitable[ScopeSums]]  # scope, team id, day since 1970
 
 
 class Standalone:
-    """This process's own small books, for one outage. Cleared when Redis answers again.
+    """This process's own small books while Redis is away.
 
-    Quantities that flow back by themselves (per minute, at a time) are counted over their own span; what a day or a
-    month has left is only ever used up.
+    Quantities that flow back by themselves (per minute, at a time) are counted over their own span. What a day or a
+    month has left is only ever used up: what was spent of a remainder stays spent, through any number of outages, until
+    Redis tells a newer remainder.
     """
 
     def __init__(self, share: float) -> None:
+        self.ask_statements: AskStatements | None = None
         self._share = share
-        self._rooms: dict[tuple[str, str], Room] = {}
-        self._spent: dict[tuple[str, str, LimitName], int] = {}
+        self._rooms: dict[tuple[str, str], tuple[int, ScopeState]] = {}  # what Redis last told, and of which day
+        self._sums: dict[tuple[str, str, int], tuple[float, ScopeSums | None]] = {}  # asked in this outage, and when
+        self._asking: dict[tuple[str, str, int], asyncio.Future[None]] = {}
+        self._spent: dict[tuple[str, str], dict[tuple[LimitName, int], int]] = {}  # by limit and its day or month
         self._recent: dict[tuple[str, str], deque[tuple[float, int]]] = {}
         self._holds: dict[str, HoldRequest] = {}
+        self._live: dict[tuple[str, str], int] = {}
 
-    def remember(self, scope: Scope, left: dict[LimitName, int]) -> None:
-        """Keep what Redis says a scope has left."""
-        self._rooms[scope.kind, scope.id] = Room(left)
+    def remember(self, scope: Scope, day: int, state: ScopeState) -> None:
+        """Keep what Redis says a scope has used and held; what we spent without it is in there."""
+        self._rooms[scope.kind, scope.id] = (day, state)
+        if self._spent:
+            self._spent.pop((scope.kind, scope.id), None)
+
+    async def learn(self, request: HoldRequest, now: float) -> None:
+        """Ask the statements for what they say of the request's scopes: once per scope and outage."""
+        if self.ask_statements is None:
+            return
+        day, _ = period(request.request_id)
+        missing = [
+            scope
+            for scope in request.scopes
+            if any(limit in LASTING for limit, _, _ in demands(scope, request)) and not self._has_asked(scope, day, now)
+        ]
+        if missing:
+            await asyncio.gather(*(self._ask_once(scope, request.team_id, day, now) for scope in missing))
 
     def open(self, request: HoldRequest, now: float) -> Hold | RefusedHold:
         """Hold against this process's share, or say which share has no room."""
@@ -42,8 +80,10 @@ class Standalone:
             if refused is not None:
                 return refused
         for scope in request.scopes:
-            self._recent.setdefault((scope.kind, scope.id), deque()).append((now, request.tokens))
-            self._add(scope, request.tokens, request.cost_nanousd, calls=1)
+            name = (scope.kind, scope.id)
+            self._recent.setdefault(name, deque()).append((now, request.tokens))
+            self._live[name] = self._live.get(name, 0) + 1
+            self._spend(scope, request, request.tokens, request.cost_nanousd)
         self._holds[request.request_id] = request
         return Hold(request=request, opened_at=now, standalone=True)
 
@@ -55,69 +95,101 @@ class Standalone:
         tokens = used.usage.total_tokens if used else 0
         cost = used.cost_nanousd if used else 0
         for scope in request.scopes:
-            self._add(scope, tokens - request.tokens, cost - request.cost_nanousd, calls=-1)
+            self._live[scope.kind, scope.id] -= 1
+            self._spend(scope, request, tokens - request.tokens, cost - request.cost_nanousd)
 
-    def clear(self) -> None:
-        """Forget the outage: Redis counts again. Holds that are still open settle there."""
-        self._spent.clear()
-        self._recent.clear()
+    def end_outage(self) -> None:
+        """Redis counts again, and knows every hold that was opened here."""
+        self._sums.clear()
         self._holds.clear()
-
-    def _add(self, scope: Scope, tokens: int, cost: int, *, calls: int) -> None:
-        changes = {
-            LimitName.CONCURRENT_REQUESTS: calls,
-            LimitName.TOKENS_PER_DAY: tokens,
-            LimitName.USD_PER_DAY: cost,
-            LimitName.USD_PER_MONTH: cost,
-        }
-        for limit, change in changes.items():
-            key = (scope.kind, scope.id, limit)
-            self._spent[key] = self._spent.get(key, 0) + change
+        self._live.clear()
 
     def _check(self, scope: Scope, request: HoldRequest, now: float) -> RefusedHold | None:
-        recent = self._recent.get((scope.kind, scope.id), deque())
+        name = (scope.kind, scope.id)
+        recent = self._recent.get(name, deque())
         while recent and recent[0][0] <= now - MINUTE:
             recent.popleft()
-        room = self._rooms.get((scope.kind, scope.id))
         for limit, cap, wanted in demands(scope, request):
+            base: int | None = cap
             match limit:
                 case LimitName.REQUESTS_PER_MINUTE:
-                    base, spent = cap, len(recent)
+                    spent = len(recent)
                 case LimitName.TOKENS_PER_MINUTE:
-                    base, spent = cap, sum(tokens for _, tokens in recent)
+                    spent = sum(tokens for _, tokens in recent)
                 case LimitName.CONCURRENT_REQUESTS:
-                    base, spent = cap, self._spent.get((scope.kind, scope.id, limit), 0)
+                    spent = self._live.get(name, 0)
                 case _:
-                    base = room.left.get(limit, cap) if room else cap
-                    spent = self._spent.get((scope.kind, scope.id, limit), 0)
-            allowed = max(int(base * self._share), 1 if limit in SMALL else 0)
+                    base = self._remainder(scope, request, limit, cap)
+                    spent = self._spent.get(name, {}).get((limit, _span(limit, request)), 0)
+            allowed = max(int((base or 0) * self._share), 1 if limit in SMALL else 0)
             if spent + wanted > allowed:
                 return RefusedHold(
                     scope=scope,
                     limit=limit,
                     cap=cap,
-                    used=cap - base,
+                    used=cap - (base or 0),
                     held=spent,
                     wanted=wanted,
                     retry_after=1.0,
                     is_settled=False,
                     alone_exceeds=wanted > cap,
+                    is_unknown=base is None,
                 )
         return None
 
+    def _remainder(self, scope: Scope, request: HoldRequest, limit: LimitName, cap: int) -> int | None:
+        """Return what a day or month has left as far as anybody told us; ``None`` when nobody did."""
+        day, month = period(request.request_id)
+        known = []
+        if (room := self._rooms.get((scope.kind, scope.id))) is not None:
+            told_of, state = room
+            is_same = told_of == day if limit is not LimitName.USD_PER_MONTH else month_of(told_of) == month
+            known.append(cap - sum(state.used_and_held(limit)) if is_same else cap)
+        if (sums := self._sums.get((scope.kind, scope.id, day), (0.0, None))[1]) is not None:
+            match limit:
+                case LimitName.TOKENS_PER_DAY:
+                    known.append(cap - sums.day_tokens)
+                case LimitName.USD_PER_DAY:
+                    known.append(cap - sums.day_nanousd)
+                case _:
+                    known.append(cap - sums.month_nanousd)
+        return max(0, min(known)) if known else None
 
-SMALL = {LimitName.REQUESTS_PER_MINUTE, LimitName.CONCURRENT_REQUESTS}  # a share of a small number is at least one
+    def _spend(self, scope: Scope, request: HoldRequest, tokens: int, cost: int) -> None:
+        spent = self._spent.setdefault((scope.kind, scope.id), {})
+        for limit, change in (
+            (LimitName.TOKENS_PER_DAY, tokens),
+            (LimitName.USD_PER_DAY, cost),
+            (LimitName.USD_PER_MONTH, cost),
+        ):
+            key = (limit, _span(limit, request))
+            spent[key] = spent.get(key, 0) + change
+
+    def _has_asked(self, scope: Scope, day: int, now: float) -> bool:
+        asked_at, sums = self._sums.get((scope.kind, scope.id, day), (-ASK_AGAIN, None))
+        return sums is not None or now - asked_at < ASK_AGAIN
+
+    async def _ask_once(self, scope: Scope, team_id: str, day: int, now: float) -> None:
+        """Ask, or wait for whoever is asking the same."""
+        key = (scope.kind, scope.id, day)
+        asking = self._asking.get(key)
+        if asking is None:
+            asking = self._asking[key] = asyncio.ensure_future(self._ask(scope, team_id, day, now))
+            asking.add_done_callback(lambda _: self._asking.pop(key, None))
+        await asyncio.wait((asking,))
+
+    async def _ask(self, scope: Scope, team_id: str, day: int, now: float) -> None:
+        assert self.ask_statements is not None
+        sums = None
+        try:
+            async with asyncio.timeout(ASK_WITHIN):
+                sums = await self.ask_statements(scope, team_id, day)
+        except Exception as exc:  # Postgres is away too: we go by what we know
+            log.info("statements_unreachable", team_id=team_id, error=repr(exc))
+        self._sums[scope.kind, scope.id, day] = (now, sums)
 
 
-def demands(scope: Scope, request: HoldRequest) -> list[tuple[LimitName, int, int]]:
-    """Return (limit, cap, what the request wants of it) for every limit that the scope has."""
-    limits, tokens, cost = scope.limits, request.tokens, request.cost_nanousd
-    listed = (
-        (LimitName.REQUESTS_PER_MINUTE, limits.requests_per_minute, 1),
-        (LimitName.TOKENS_PER_MINUTE, limits.tokens_per_minute, tokens),
-        (LimitName.CONCURRENT_REQUESTS, limits.concurrent_requests, 1),
-        (LimitName.TOKENS_PER_DAY, limits.tokens_per_day, tokens),
-        (LimitName.USD_PER_DAY, limits.nanousd_per_day, cost),
-        (LimitName.USD_PER_MONTH, limits.nanousd_per_month, cost),
-    )
-    return [(limit, cap, wanted) for limit, cap, wanted in listed if cap is not None]
+def _span(limit: LimitName, request: HoldRequest) -> int:
+    """Return the day or month in which the request counts against ``limit``."""
+    day, month = period(request.request_id)
+    return month if limit is LimitName.USD_PER_MONTH else day

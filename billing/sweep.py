@@ -40,7 +40,6 @@ class Sweeper:
         self._clock = clock
         self._keep_rows = keep_rows  # seconds
         self._chores_due = 0.0
-        self._unbooked: list[str] = []  # freed, and not yet looked up in the ledger
 
     async def run(self) -> None:
         """Make a round every ten seconds."""
@@ -56,24 +55,25 @@ class Sweeper:
     async def sweep_once(self) -> list[str]:
         """Free the expired holds of every team and return their request ids.
 
-        A call that is in the ledger although its hold was never settled, because its owner died between the two, is
-        settled here, in the next round if the ledger cannot be asked in this one.
+        Redis remembers for an hour what was freed and is not settled. Whichever of these calls is in the ledger by now,
+        because its owner died between the two or a journal brought it, is settled here.
         """
+        epoch = self._quotas.epoch  # rows that came before a later one are in the sums that it began with
         async with self._database.begin() as connection:
             teams = (await connection.execute(text("SELECT id FROM teams"))).scalars().all()
         freed: list[str] = []
+        unsettled: list[str] = []
         for team_id in teams:
-            expired = await self._quotas.sweep(team_id)
+            expired, waiting = await self._quotas.sweep_and_recall(team_id)
             if expired:
                 log.warning("holds_freed", team_id=team_id, request_ids=expired)
                 self.freed += len(expired)
-                self._unbooked += expired
                 freed += expired
-        if self._unbooked:
+            unsettled += waiting
+        if unsettled:
             async with self._database.begin() as connection:
-                known = await find_records(connection, self._unbooked)
-            self._unbooked = []
-            await self._quotas.book(known)
+                known = await find_records(connection, unsettled)
+            await self._quotas.book(known, epoch)
         return freed
 
     async def do_chores(self) -> None:

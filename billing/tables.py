@@ -103,6 +103,7 @@ flushers = Table(
     Column("watermark", DateTime(timezone=True), nullable=False),
     Column("backlog", Integer, nullable=False, server_default=ZERO),
     Column("seen_at", DateTime(timezone=True), nullable=False),
+    Column("unsettled", Integer, nullable=False, server_default=ZERO),  # calls that the counters have yet to hear of
 )
 
 # Days whose books are closed: rows that come later carry ``booked_on``.

@@ -22,6 +22,7 @@ from billing.audit import audit
 from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.quotas import Quotas
+from billing.restore import Restorer
 from billing.sweep import Sweeper
 from gateway.background import stop_all
 from gateway.budget_alerts import BudgetAlerts
@@ -72,6 +73,10 @@ async def _work(settings: Settings, clock: Clock) -> int:
         journal = Journal.open(settings.data_dir / "journal", fsync=settings.journal_fsync, clock=clock)
         stack.callback(journal.close)
         flusher = Flusher(journal, database, clock, book_adopted=quotas.book)
+        restorer = Restorer(quotas, journal, flusher, database, redis, clock)
+        stack.push_async_callback(restorer.stop)
+        log.info("worker_started", owner=flusher.id)
+        await restorer.start()  # before anything is adopted, flushed or held
         sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
         sealer = Sealer(settings.key_pepper, PURPOSE)
         deliverer = Deliverer(database, clock, Sender(Guard(settings.callbacks_allow)), sealer)
@@ -85,7 +90,6 @@ async def _work(settings: Settings, clock: Clock) -> int:
             "callbacks": asyncio.create_task(deliverer.run()),
             "audit": asyncio.create_task(_audit_in_turn(database, redis, quotas, clock)),
         }
-        log.info("worker_started", chores=list(chores))
         status = await _until_stopped(asked_to_stop, chores)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for whoever adopts it
             async with asyncio.timeout(FINAL_FLUSH):

@@ -24,6 +24,7 @@ class Account:
         self._quotas = quotas
         self._noted = NOTHING
         self._is_opened = False
+        self._epoch: str | None = None  # in which the call counts, once closed
 
     @property
     def is_closed(self) -> bool:
@@ -49,6 +50,7 @@ class Account:
         """Enter how the call ended. Only after this may its last bytes leave."""
         if self.is_closed:
             return
+        self._epoch = self._quotas.close(self.hold)  # in one moment with the journal: a rebuild sees either or neither
         if self._is_opened:
             self._journal.closed(record)
         self.record = record
@@ -57,9 +59,9 @@ class Account:
         """Put what was used in place of the hold, or give the hold back when nothing is owed."""
         record = self.record
         if record is None or not self._is_opened or record.status not in CHARGED:
-            await self._quotas.release(self.hold)
+            await self._quotas.release(self.hold, self._epoch)
         else:
-            await self._quotas.settle(self.hold, Settlement(_usage_of(record), record.cost_nanousd))
+            await self._quotas.settle(self.hold, Settlement(_usage_of(record), record.cost_nanousd), self._epoch)
 
 
 def _usage_of(record: UsageRecord) -> Usage:

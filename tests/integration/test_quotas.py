@@ -114,16 +114,6 @@ async def test_a_renewed_hold_lives_on(quotas: Quotas, clock: SetClock) -> None:
     assert await quotas.sweep(TEAM) == []
 
 
-async def test_a_wiped_redis_gets_running_holds_back(quotas: Quotas, clock: SetClock, redis: Redis) -> None:
-    """The next renewal after a wipe puts the hold back."""
-    hold = await held(quotas, ask(clock))
-    await redis.flushall()
-
-    assert await quotas.renew(hold, used(cost=1))
-
-    assert (await quotas.usage(TEAM)).day_nanousd_held == 1000
-
-
 async def test_an_open_after_its_own_release_is_refused(quotas: Quotas, clock: SetClock) -> None:
     """An open that overslept finds the tombstone of its release and holds nothing."""
     request = ask(clock)
@@ -285,7 +275,7 @@ async def test_without_redis_a_share_of_the_last_remainder_is_spent(redis: Redis
 async def test_what_redis_refuses_holds_up_nobody(quotas: Quotas, clock: SetClock, redis: Redis) -> None:
     """A settlement that Redis itself will not take is counted and left; Redis is not away, and the next is booked."""
     first, second = await held(quotas, ask(clock)), await held(quotas, ask(clock))
-    counter = f"tollgate:{{{TEAM}}}:d:team:{day_of(first.request.request_id)}"
+    counter = f"tollgate:{{{TEAM}}}:0:d:team:{day_of(first.request.request_id)}"
     await redis.hset(counter, "c", str(2**63 - 1))
 
     await quotas.settle(first, used(cost=900))
@@ -302,9 +292,9 @@ async def test_an_unsaid_settlement_that_redis_refuses_is_not_said_again(
 ) -> None:
     """It leaves the queue, so that those behind it are heard and the gateway counts in Redis again."""
     first, second = await held(quotas, ask(clock)), await held(quotas, ask(clock))
-    counter = f"tollgate:{{{TEAM}}}:d:key:key_a:{day_of(first.request.request_id)}"
+    counter = f"tollgate:{{{TEAM}}}:0:d:key:key_a:{day_of(first.request.request_id)}"
     await redis.hset(counter, "c", str(2**63 - 500))
-    quotas._lost(TimeoutError())
+    quotas._failed(TimeoutError(), "")
 
     await quotas.settle(first, used(cost=900))
     await quotas.settle(second, used(cost=300))

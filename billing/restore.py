@@ -1,0 +1,294 @@
+# Keeps the counters true when Redis may have lost something: looks at the epoch once a second and does what follows,
+# be it to say what was not heard, to put back what only this process knows, or to begin a new epoch.
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import StrEnum
+
+import structlog
+from redis.asyncio import Redis
+from sqlalchemy import text
+
+from billing.edges import Clock, Database
+from billing.epochs import DEADLINE, Epochs, Seen
+from billing.flusher import Flusher
+from billing.holds import Scope
+from billing.journal import Journal
+from billing.ledger_sums import read_scope_sums
+from billing.quotas import Quotas
+from billing.rebuild import ALIVE, LOAD_WITHIN, LOST, STILL, Rebuilder, nothing, owners_alive
+from billing.standalone import ScopeSums
+
+LOOK_EVERY = 1.0  # seconds between looks at the epoch
+LOOK_SOON = 0.05  # seconds after an alarm, doubled until LOOK_EVERY as long as it lasts
+ASK_FOR_DEAD_EVERY = 10.0  # seconds between looks for owners that died with something unsaid
+START_WITHIN = 2.0  # seconds that a starting house waits for its counters
+LEAVE_WITHIN = 2.0  # seconds that an ending one waits for Redis to hear everything
+
+log = structlog.get_logger(__name__)
+
+
+class Move(StrEnum):
+    """What an owner does about the epoch that it sees."""
+
+    STAY = "stay"  # it is ready, and what we know is in it
+    JOIN = "join"  # it is ready, and we know nothing yet
+    PUT_BACK = "put back"  # it gathers
+    WAIT = "wait"  # it gathers, and we have put back
+    START = "start"  # a new one has to begin
+
+
+def next_move(seen: Seen, owner: str, *, joined: str, put_back_in: str, run_id: str) -> tuple[Move, str]:
+    """Return what ``owner`` does next, and why.
+
+    ``joined`` is the epoch it counts in without having put anything back, "" for any; ``put_back_in`` the last one into
+    which it tried to; ``run_id`` the Redis server that answers now.
+    """
+    epoch = seen.epoch
+    if epoch is None:
+        return Move.START, "there is no epoch: Redis is new, or was wiped"
+    if not epoch.is_ready:
+        if seen.now >= epoch.until or epoch.who == owner:
+            return Move.START, "a rebuild was broken off"
+        return (Move.WAIT if put_back_in == epoch.id else Move.PUT_BACK), ""
+    if epoch.wanted:
+        return Move.START, epoch.wanted
+    if run_id and epoch.run_id and run_id != epoch.run_id:
+        return Move.START, "Redis was started again and may have lost its last moments"
+    if joined == epoch.id or epoch.owners.get(owner, (False, 0.0))[0]:
+        return Move.STAY, ""
+    return (Move.JOIN, "") if joined == FRESH else (Move.START, "an epoch began without us")
+
+
+FRESH = "*"  # joined: whatever is ready, because nothing was opened, adopted or flushed yet
+
+
+class Restorer:
+    """The guard of one process's quotas."""
+
+    def __init__(
+        self,
+        quotas: Quotas,
+        journal: Journal,
+        flusher: Flusher,
+        database: Database,
+        redis: Redis,
+        clock: Clock,
+        *,
+        uses_server_time: bool = True,
+        deadline: float = DEADLINE,
+        still: float = STILL,
+    ) -> None:
+        self.owner = flusher.id
+        self._quotas = quotas
+        self._flusher = flusher
+        self._database = database
+        self._clock = clock
+        self._epochs = Epochs(redis, clock, uses_server_time=uses_server_time, deadline=deadline)
+        self._rebuilder = Rebuilder(quotas, journal, flusher, database, self._epochs, clock, still=still)
+        self._joined = FRESH
+        self._put_back_in = ""
+        self._is_stale = False
+        self._wake = asyncio.Event()
+        self._welcomes: dict[str, asyncio.Task[bool]] = {}
+        self._dead_due = 0.0
+        self._noting: asyncio.Task[None] | None = None
+        self._is_noted = False  # Postgres knows that we have something unsaid
+        self._task: asyncio.Task[None] | None = None
+        quotas.attach(self, self._ask_statements)
+
+    async def start(self) -> None:
+        """Begin to look; return when the quotas count in Redis, or after two seconds.
+
+        To be awaited before anything is adopted, flushed or opened.
+        """
+        self._task = asyncio.create_task(self.run())
+        await _until(lambda: not self._quotas.is_standalone, START_WITHIN)
+        if self._joined == FRESH:
+            self._joined = ""
+        if self._quotas.is_standalone:
+            log.warning("quotas_not_ready")
+
+    async def stop(self) -> None:
+        """Stop looking, and let nobody wait for this process any more; say what it leaves untold."""
+        await _until(lambda: not self._quotas.unsaid, LEAVE_WITHIN)
+        for task in (self._task, self._noting, *self._welcomes.values()):
+            if task is not None:
+                task.cancel()
+        query = {"id": self.owner, "unsettled": self._quotas.unsaid, "gone": self._moment(ALIVE + 1)}
+        try:
+            async with asyncio.timeout(LEAVE_WITHIN), self._database.begin() as connection:
+                await connection.execute(LEAVE if self._quotas.unsaid or self._flusher.backlog else FORGET, query)
+        except LOST as exc:
+            log.warning("owner_not_taken_off", error=repr(exc))
+
+    async def run(self) -> None:
+        """Look once a second, and at once when the quotas raise the alarm, until cancelled."""
+        pause = LOOK_SOON
+        while True:
+            try:
+                await self.look_once()
+            except LOST as exc:
+                log.info("epoch_not_seen", error=repr(exc))
+            except Exception:
+                log.exception("look_failed")
+            pause = min(2 * pause, LOOK_EVERY) if self._quotas.is_standalone else LOOK_EVERY
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+                pause = LOOK_SOON / 2
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    async def look_once(self) -> Move:
+        """Look at the epoch and do what follows. Raises what Redis and Postgres raise."""
+        seen = await self._epochs.look()
+        run_id = await self._epochs.run_id()
+        move, why = next_move(seen, self.owner, joined=self._joined, put_back_in=self._put_back_in, run_id=run_id)
+        if move is Move.STAY and (why := await self._find_fault()):
+            move = Move.START
+        present = seen.epoch.id if seen.epoch else ""
+        match move:
+            case Move.JOIN:
+                self._joined = present
+                self._quotas.begin_epoch(present)
+                await self._quotas.come_back()
+            case Move.STAY:
+                if self._quotas.epoch != present:  # we put back, and heard of it late
+                    move = Move.START
+                    await self._start(present, "an epoch began without us")
+                elif self._quotas.is_standalone:
+                    await self._quotas.come_back()
+            case Move.PUT_BACK:
+                self._put_back_in = present
+                await self._rebuilder.put_back(present)
+            case Move.START:
+                await self._start(present, why)
+        if self._is_noted and not self._quotas.is_standalone and not self._quotas.unsaid:
+            await self._note(0)
+        return move
+
+    def alarm(self, reason: str) -> None:
+        """Look at the epoch now; see to it that our death would not hide what Redis has yet to hear."""
+        self._is_stale = self._is_stale or reason == "stale"
+        self._wake.set()
+        if reason == "redis_lost" and not self._is_noted and (self._noting is None or self._noting.done()):
+            self._noting = asyncio.create_task(self._note_unsettled())
+
+    async def welcome(self, team_id: str) -> bool:
+        """Begin the books of a team that was made after the epoch. False when they were lost, or nobody can tell."""
+        task = self._welcomes.get(team_id)
+        if task is None:
+            task = self._welcomes[team_id] = asyncio.create_task(self._welcome(team_id))
+            task.add_done_callback(lambda _: self._welcomes.pop(team_id, None))
+        return await asyncio.shield(task)
+
+    async def request_rebuild(self, why: str) -> bool:
+        """Ask for a new epoch, as when the audit finds the counters wrong. False when there is none to follow."""
+        is_heard = await _want(self._epochs, why)
+        self._wake.set()
+        return is_heard
+
+    async def _start(self, present: str, why: str) -> None:
+        """Begin a new epoch and see it through, if it is our turn. Without Postgres there is no use in it."""
+        await owners_alive(self._database, self._clock)
+        log.warning("rebuild_started", why=why, after=present)
+        self._joined = ""
+        self._is_stale = False
+        epoch = f"{int(self._clock.now() * 1000):x}-{secrets.token_hex(3)}"
+        await self._rebuilder.lead(epoch, present)
+
+    async def _find_fault(self) -> str:
+        """Return why an epoch that seems in order has to be followed by another, or ""."""
+        if self._is_stale:
+            return "a team's books are of another epoch"
+        if self._quotas.is_standalone or self._clock.now() < self._dead_due:
+            return ""
+        self._dead_due = self._clock.now() + ASK_FOR_DEAD_EVERY
+        try:
+            async with self._database.begin() as connection:
+                dead = (await connection.execute(DEAD, {"gone": self._moment(ALIVE)})).scalars().all()
+        except LOST:
+            return ""  # nothing can be rebuilt now either
+        return f"somebody died and left calls unsettled: {', '.join(dead)}" if dead else ""
+
+    async def _welcome(self, team_id: str) -> bool:
+        try:
+            seen = await self._epochs.look()
+            epoch = seen.epoch
+            if epoch is None or not epoch.is_ready or epoch.id != self._quotas.epoch:
+                return False
+            async with self._database.begin() as connection:
+                created_at = (await connection.execute(CREATED, {"id": team_id})).scalar_one_or_none()
+            if created_at is not None and float(created_at) <= epoch.read_at:
+                await self._epochs.want(epoch.id, f"the books of {team_id} were lost")
+                return False
+            # A team made later began with nothing: all of its calls are told in this epoch.
+            return await self._quotas.load(epoch.id, team_id, nothing(), seen.now + LOAD_WITHIN)
+        except LOST as exc:
+            log.warning("books_not_begun", team_id=team_id, error=repr(exc))
+            return False
+
+    async def _note_unsettled(self) -> None:
+        """Tell Postgres that Redis has something to hear of us, before a call held without Redis can be flushed."""
+        async with self._flusher.paused():
+            for _ in range(3):
+                if not self._quotas.is_standalone:
+                    return
+                try:
+                    await self._note(max(1, self._quotas.unsaid))
+                    return
+                except LOST:  # then nothing can be flushed either
+                    await asyncio.sleep(0.5)
+
+    async def _note(self, unsettled: int) -> None:
+        query = {"id": self.owner, "unsettled": unsettled, "seen_at": self._moment(0.0)}
+        async with self._database.begin() as connection:
+            await connection.execute(NOTE, query)
+        self._is_noted = unsettled > 0
+
+    async def _ask_statements(self, scope: Scope, team_id: str, day: int) -> ScopeSums:
+        async with self._database.begin() as connection:
+            return await read_scope_sums(connection, scope, team_id, day)
+
+    def _moment(self, ago: float) -> datetime:
+        return datetime.fromtimestamp(self._clock.now() - ago, UTC)
+
+
+async def request_rebuild(redis: Redis, clock: Clock, why: str) -> bool:
+    """Ask whoever guards the counters for a new epoch. False when nobody has begun one. Raises what Redis raises."""
+    epochs = Epochs(redis, clock)
+    try:
+        return await _want(epochs, why)
+    finally:
+        await epochs.close()
+
+
+async def _until(is_so: Callable[[], bool], seconds: float) -> None:
+    """Wait until ``is_so``, but no longer than ``seconds``."""
+    late = asyncio.get_running_loop().time() + seconds
+    while True:
+        if is_so() or asyncio.get_running_loop().time() >= late:
+            return
+        await asyncio.sleep(LOOK_SOON / 5)
+
+
+async def _want(epochs: Epochs, why: str) -> bool:
+    present = (await epochs.look()).epoch
+    return present is not None and await epochs.want(present.id, why)
+
+
+DEAD = text("SELECT id FROM flushers WHERE unsettled > 0 AND seen_at < :gone")
+CREATED = text("SELECT extract(epoch FROM created_at) FROM teams WHERE id = :id")
+FORGET = text("DELETE FROM flushers WHERE id = :id")
+LEAVE = text("UPDATE flushers SET unsettled = :unsettled, seen_at = least(seen_at, :gone) WHERE id = :id")
+NOTE = text(
+    "INSERT INTO flushers (id, watermark, backlog, seen_at, unsettled) "
+    "VALUES (:id, to_timestamp(0), 0, :seen_at, :unsettled) "
+    "ON CONFLICT (id) DO UPDATE SET unsettled = excluded.unsettled"
+)
