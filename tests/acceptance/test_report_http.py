@@ -104,6 +104,25 @@ def test_what_auto_saved(team: PayingTeam) -> None:
     assert analysis["would_have_saved"]["requests"] == 0
 
 
+def test_what_naming_a_large_model_cost(team: PayingTeam, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample of the calls that named one is judged, and the estimate says how large the sample is."""
+    easy = [{"role": "user", "content": "Hi!"}]
+    monkeypatch.setattr("gateway.answering.answer.is_sampled", lambda _: False)
+    team.ask("large", messages=easy)
+    monkeypatch.setattr("gateway.answering.answer.is_sampled", lambda _: True)
+    team.ask("old-name", messages=easy)
+    team.ask("small", messages=easy)
+    team.settled()
+
+    missed = team.usage(analysis="true").json()["analysis"]["would_have_saved"]
+
+    large, alias = (Decimal(usage["cost_usd"]) for usage in team.said[:2])
+    at_small = Decimal(team.said[1]["prompt_tokens"] + 2 * team.said[1]["completion_tokens"]) / 1_000_000
+    assert (missed["requests"], missed["sample_requests"]) == (2, 1)
+    assert decimal(missed["cost_usd"]) == large + alias
+    assert decimal(missed["estimated_usd"]) == pytest.approx((alias - at_small) * (large + alias) / alias)
+
+
 def test_the_plain_report_is_as_it_was(team: PayingTeam) -> None:
     """Without the words that ask for more, the answer has the contract's fields and no others."""
     fields = set(team.usage().json())

@@ -1,0 +1,121 @@
+# The report of the whole house, on a real Postgres: every dollar of our own GPUs is a call's or idle.
+
+from __future__ import annotations
+
+import csv
+import io
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from billing.ledger import write_records
+from billing.looks import Look, book_look
+from billing.money import to_nano
+from billing.prices import Price
+from gateway.database import Database
+from gateway.house_report import house_report, report_csv
+from gateway.usage_analysis import Analysis
+from router.catalog import Catalog
+from tests.support.clock import NOON, SetClock
+from tests.support.factories import make_record
+from tests.support.house import model, settings_for
+
+TODAY = date(2026, 4, 5)
+ENDPOINT = "local http://gpu-0:8100/v1"
+
+
+def catalog() -> Catalog:
+    """Return a house with GPT-4o and a Llama."""
+    settings = settings_for("postgresql://x/y", "redis://x", "http://upstream/v1", Path("/nowhere"))
+    gpt = model("gpt-4o", price=Price(input=to_nano("2.50"), output=to_nano(10)))
+    return replace(settings, models={"gpt-4o": gpt, "llama": model("llama")}, auto={}, aliases={}).catalog()
+
+
+async def fill(database: Database) -> None:
+    """Book calls of two teams at both models, and ten hours of a replica at $3.50."""
+    clock = SetClock()
+    own = {"model_used": "llama", "provider": "own", "provider_endpoint": ENDPOINT, "input_tokens": 1_000_000}
+    calls: list[dict[str, Any]] = [
+        {**own, "output_tokens": 500_000, "cost_nanousd": to_nano("0.80"), "gpu_cost_nanousd": to_nano("1.25")},
+        {**own, "output_tokens": 0, "cost_nanousd": to_nano("0.40"), "gpu_cost_nanousd": to_nano("0.25")},
+        {**own, "team_id": "team_b", "output_tokens": 0, "cost_nanousd": to_nano("0.40"), "tier": "batch"},
+        {"team_id": "team_b", "model_used": "gpt-4o", "input_tokens": 2_000_000, "cost_nanousd": to_nano("5.0002")},
+    ]
+    usual = {"cached_input_tokens": 0, "gpu_cost_nanousd": 0}
+    records = [make_record(clock.new_id(), **usual | call) for call in calls]
+    async with database.begin() as connection:
+        await write_records(connection, records, today=TODAY)
+        for hours, at in ((1, NOON - 9 * 3600), (10, NOON)):
+            seen = {"provider": "own", "endpoint": ENDPOINT, "model": "llama", "gpus": 1, "load": {}}
+            look = Look(
+                instance_id="gpu-0",
+                gpu_hour_nanousd=to_nano("3.50"),
+                alive_us=hours * 3_600_000_000,
+                busy_us=hours * 360_000_000,
+                seen_at=at,
+                **seen,
+            )
+            await book_look(connection, look)
+
+
+async def test_calls_and_idle_are_all_that_our_gpus_cost(database: Database) -> None:
+    """What calls cost us and what each replica idled add up to instance-hours times the price, to the nano-dollar."""
+    await fill(database)
+
+    async with database.begin() as connection:
+        report = await house_report(connection, Analysis(None), catalog(), TODAY, TODAY)
+
+    calls = sum(line["gpu_cost_usd"] for line in report["results"])
+    idle = sum(line["idle_usd"] for line in report["instances"])
+    assert calls == report["instances_total"]["calls_usd"] == report["total"]["gpu_cost_usd"] == Decimal("1.5")
+    assert calls + idle == report["instances_total"]["cost_usd"] == Decimal("35")
+    assert [line["hours"] for line in report["instances"]] == [10.0]
+
+
+async def test_each_team_and_model_has_its_line(database: Database) -> None:
+    """Charge, GPU cost, rates per million tokens and the comparison, by hand."""
+    await fill(database)
+
+    async with database.begin() as connection:
+        found = catalog()
+        report = await house_report(connection, Analysis(found.models["gpt-4o"]), found, TODAY, TODAY)
+
+    first = report["results"][0]
+    assert [(line["team_id"], line["model"]) for line in report["results"]] == [
+        ("team_a", "llama"),
+        ("team_b", "gpt-4o"),
+        ("team_b", "llama"),
+    ]
+    assert (first["input_tokens"], first["output_tokens"], first["cost_usd"]) == (2_000_000, 500_000, Decimal("1.20"))
+    assert (first["usd_per_million_tokens"], first["gpu_usd_per_million_tokens"]) == (Decimal("0.48"), Decimal("0.6"))
+    assert first["compared_cost_usd"] == Decimal(10)  # 2 x $2.50 and half of $10
+    assert [line["model"] for line in report["models"]] == ["gpt-4o", "llama"]
+    assert [line["share_of_requests"] for line in report["models"]] == [Decimal("0.25"), Decimal("0.75")]
+    assert report["total"]["compared_cost_usd"] == report["compare"]["cost_usd"] == Decimal("17.5002")
+    assert report["compare"]["difference_usd"] == Decimal("17.5002") - Decimal("6.6002")
+    assert report["auto"]["requests"] == 0
+
+
+async def test_csv_has_the_idle_time_of_each_replica(database: Database) -> None:
+    """In one file, everything that our GPUs cost: its column adds up to the hours' price."""
+    await fill(database)
+
+    async with database.begin() as connection:
+        report = await house_report(connection, Analysis(None), catalog(), TODAY, TODAY)
+    rows = list(csv.DictReader(io.StringIO(report_csv(report))))
+
+    assert sum(Decimal(row["gpu_cost_usd"]) for row in rows) == Decimal(35)
+    assert sum(Decimal(row["cost_usd"] or 0) for row in rows) == Decimal("6.6002")
+    assert [row["instance_id"] for row in rows] == ["", "", "", "gpu-0"]
+
+
+async def test_a_house_without_calls_reports_nothing(database: Database) -> None:
+    """No calls, no engines: zeros, and no rates of nothing."""
+    async with database.begin() as connection:
+        report = await house_report(connection, Analysis(None), catalog(), TODAY, TODAY)
+
+    assert (report["results"], report["models"], report["instances"]) == ([], [], [])
+    assert (report["total"]["cost_usd"], report["total"]["usd_per_million_tokens"]) == (0, None)
