@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
+import httpx
 import pytest
-from openai import OpenAI, RateLimitError
+from openai import AuthenticationError, OpenAI, PermissionDeniedError, RateLimitError
 
 from gateway.team_inputs import LimitsInput
 from tests.support.house import House, make_team
@@ -82,6 +85,140 @@ def test_a_request_that_alone_exceeds_a_limit_is_told_to_ask_for_less(house: Hou
     assert caught.value.response.headers["x-should-retry"] == "false"
 
 
+def test_a_stream_says_what_is_left_too(house: House) -> None:
+    """The headers of a streamed answer are those of a whole one."""
+    client = client_of(house, "streamed", requests_per_minute=10, tokens_per_minute=100_000)
+    with client.chat.completions.with_streaming_response.create(**ASK, stream=True) as response:
+        headers = response.headers
+
+    assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("10", "9")
+    assert 99_000 < int(headers["x-ratelimit-remaining-tokens"]) < 100_000
+
+
+def test_what_a_call_did_not_use_is_room_for_the_next(house: House) -> None:
+    """Calls are held at their most and settled at what they used: a minute's tokens last for many small answers."""
+    client = client_of(house, "thrifty", tokens_per_minute=1_000).with_options(max_retries=0)
+    used = [client.chat.completions.create(**ASK).usage for _ in range(12)]
+    most = 1_000 - int(client.chat.completions.with_raw_response.create(**ASK).headers["x-ratelimit-remaining-tokens"])
+
+    total = sum(usage.total_tokens for usage in used if usage is not None)
+    held = most - total
+
+    assert total < 1_000 < 12 * held  # without refunds, the minute would have been full before
+
+
+def test_an_sdk_waits_for_a_place_and_gets_it(house: House, upstream: ScriptedUpstream) -> None:
+    """Room taken by a running call: rate_limit_exceeded, and the stock client is back after the second it is told."""
+    client = client_of(house, "queueing", concurrent_requests=1)
+    upstream.script("latency=0.7", times=1)
+    with ThreadPoolExecutor(1) as elsewhere:
+        running = elsewhere.submit(client.chat.completions.create, **ASK)
+        _until(lambda: bool(upstream.requests))
+        began = time.monotonic()
+        answer = client.chat.completions.with_raw_response.create(**ASK)
+        waited = time.monotonic() - began
+        running.result()
+
+    assert int(answer.http_request.headers["x-stainless-retry-count"]) >= 1
+    assert waited >= 1.0
+    assert len(upstream.requests) == 2  # the refused tries reached nobody
+
+
+def test_a_key_has_its_own_tighter_limit(house: House) -> None:
+    """What stops one key of a team does not stop another."""
+    asyncio.run(make_team(house.settings, "shared", LimitsInput(requests_per_minute=100)))
+    with house.client(house.admin_key) as admin:
+        tight, free = (
+            admin.post("/admin/keys", json={"team_id": "shared", "limits": limits}).raise_for_status().json()["key"]
+            for limits in ({"requests_per_minute": 1}, None)
+        )
+    with house.client(tight) as mine, house.client(free) as yours:
+        statuses = [client.post("/v1/chat/completions", json=ASK).status_code for client in (mine, mine, yours, yours)]
+        refused = mine.post("/v1/chat/completions", json=ASK)
+
+    assert statuses == [200, 429, 200, 200]
+    assert "of this key" in refused.json()["error"]["message"]
+    assert refused.headers["x-ratelimit-limit-requests"] == "1"
+
+
+def test_a_refused_call_uses_nothing_up_and_has_no_row(house: House, upstream: ScriptedUpstream) -> None:
+    """Asking in vain costs neither requests nor tokens, whichever limit refused; no upstream hears of it."""
+    client = client_of(house, "vain", requests_per_minute=5, tokens_per_minute=500).with_options(max_retries=0)
+    for _ in range(20):
+        with pytest.raises(RateLimitError):
+            client.chat.completions.create(**{**ASK, "max_tokens": 900})
+    answers = [client.chat.completions.with_raw_response.create(**ASK) for _ in range(2)]
+    with house.client(house.admin_key) as admin:
+        _until(lambda: _requests_of(admin, "vain") == 2)
+
+    assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["4", "3"]
+    assert len(upstream.requests) == 2
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_upstream_that_bills_beyond_its_limits_is_charged_in_full(
+    house: House, upstream: ScriptedUpstream, streams: bool
+) -> None:
+    """The hold is no ceiling on what is owed: the overrun is booked whole, counted, and stops the next call."""
+    team = f"overrun-{streams}".lower()
+    client = client_of(house, team, usd_per_day=Decimal("0.05")).with_options(max_retries=0)
+    before = _exceeded(house)
+    upstream.script("tokens=10,reasoning_tokens=50000", times=1)
+    if streams:
+        [*_, last] = client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True})
+        usage = last.usage
+    else:
+        usage = client.chat.completions.create(**ASK).usage
+    _until(lambda: _exceeded(house) == before + 1)
+    with pytest.raises(RateLimitError) as caught:
+        client.chat.completions.create(**ASK)
+    with house.client(house.admin_key) as admin:
+        _until(lambda: _requests_of(admin, team) == 1)
+        charged = admin.get("/v1/usage", params={"team_id": team}).json()
+
+    assert usage is not None and usage.completion_tokens == 50_010
+    assert caught.value.code == "insufficient_quota"
+    assert charged["output_tokens"] == 50_010
+    # $1 a million in, $2 a million out
+    assert Decimal(str(charged["cost_usd"])) == Decimal(usage.prompt_tokens + 2 * 50_010) / 1_000_000
+
+
+@pytest.mark.parametrize("script", ["wrong-usage", "cached_tokens=1000000"])
+def test_absurd_counts_of_an_upstream_never_corrupt_money(
+    house: House, upstream: ScriptedUpstream, script: str
+) -> None:
+    """Negative counts, or more cached tokens than there were: the call costs what it must have, never less than 0."""
+    team = script.partition("=")[0].replace("_", "-")
+    client = client_of(house, team, usd_per_day=Decimal("0.05")).with_options(max_retries=0)
+    upstream.script(script)
+    for _ in range(3):
+        client.chat.completions.create(**ASK)
+    with house.client(house.admin_key) as admin:
+        _until(lambda: _requests_of(admin, team) == 3)
+        charged = admin.get("/v1/usage", params={"team_id": team}).json()
+
+    assert 0 < charged["cost_usd"] < 0.001
+    assert 0 <= charged["cached_input_tokens"] <= charged["input_tokens"] < 1_000
+
+
+def test_a_suspended_team_and_a_revoked_key_are_no_matter_of_limits(house: House) -> None:
+    """403 team_suspended and 401 invalid_api_key, without a word of limits or of waiting."""
+    client = client_of(house, "naughty", requests_per_minute=1).with_options(max_retries=0)
+    client.chat.completions.create(**ASK)
+    with house.client(house.admin_key) as admin:
+        admin.patch("/admin/teams/naughty", json={"suspended": True}).raise_for_status()
+        with pytest.raises(PermissionDeniedError) as suspended:
+            client.chat.completions.create(**ASK)
+        [key] = admin.get("/admin/keys", params={"team_id": "naughty"}).json()["data"]
+        admin.delete(f"/admin/keys/{key['key_id']}").raise_for_status()
+        with pytest.raises(AuthenticationError) as revoked:
+            client.chat.completions.create(**ASK)
+
+    assert (suspended.value.code, revoked.value.code) == ("team_suspended", "invalid_api_key")
+    for refused in (suspended, revoked):
+        assert "retry-after" not in refused.value.response.headers
+
+
 def test_a_call_that_ends_gives_its_place_to_the_next(house: House, upstream: ScriptedUpstream) -> None:
     """concurrent_requests counts running calls only: ten in a row pass where one at a time may run."""
     client = client_of(house, "single", concurrent_requests=1).with_options(max_retries=0)
@@ -102,3 +239,20 @@ def test_a_team_may_use_only_its_models(house: House) -> None:
 
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "model_not_allowed")
     assert "small" in names and "large" not in names
+
+
+def _requests_of(admin: httpx.Client, team: str) -> int:
+    return admin.get("/v1/usage", params={"team_id": team}).raise_for_status().json()["requests"]
+
+
+def _exceeded(house: House) -> float:
+    with house.client(house.admin_key) as admin:
+        text = admin.get("/metrics").raise_for_status().text
+    return float(text.split("\ntollgate_hold_exceeded_total ")[1].split()[0])
+
+
+def _until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
