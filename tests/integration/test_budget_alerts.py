@@ -76,6 +76,7 @@ class Books:
             "reason": "a test",
             "actor": "tests",
             "booked_on": self.clock.today(),
+            "created_at": datetime.fromtimestamp(self.clock.now(), UTC),
         }
         async with self.database.begin() as connection:
             await connection.execute(insert(corrections).values(**row))
