@@ -1,0 +1,140 @@
+# `tollgate usage` as finance types it, on a real Postgres.
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import gateway.cli
+from billing.ledger import write_records
+from billing.money import to_nano
+from gateway.audit_log import Act
+from gateway.clock import Clock
+from gateway.corrections import NewCorrection, book_correction
+from gateway.database import Database
+from gateway.team_inputs import NewTeam
+from gateway.teams import create_team
+from tests.support.clock import SetClock
+from tests.support.factories import make_record
+
+CONFIG = """\
+database_url: {database_url}
+redis_url: redis://127.0.0.1:1
+admin_keys: [tgadmin-tests]
+key_pepper: pepper of the tests
+providers:
+  own: {{format: openai, self_hosted: true, endpoints: [{{region: here, base_url: "http://gpu/v1"}}]}}
+  rented: {{format: openai, api_keys: [sk-x], endpoints: [{{region: us, base_url: "https://rented.example/v1"}}]}}
+models:
+  small: {{provider: own, price: {{input: 1, output: 2}}}}
+  large: {{provider: rented, price: {{input: 5, output: 20}}, context: 8192, max_output: 1024, abilities: [chat]}}
+routes: {{auto: {{small: [small], large: [large]}}}}
+"""
+DAY = ("--date", "2026-04-05")
+
+
+@pytest.fixture(autouse=True)
+def house(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A house with two teams and some calls, which every command finds; tables are printed without cutting lines."""
+    file = tmp_path / "tollgate.yaml"
+    file.write_text(CONFIG.format(database_url=database_url))
+    monkeypatch.setenv("TOLLGATE_CONFIG", str(file))
+    monkeypatch.setenv("COLUMNS", "300")
+    if not any(group.name == "teams" for group in gateway.cli.app.registered_groups):
+        gateway.cli._add_admin_commands()
+    asyncio.run(fill(database_url))
+
+
+async def fill(database_url: str) -> None:
+    database = Database(database_url)
+    clock = SetClock()
+    million = {"input_tokens": 1_000_000, "cached_input_tokens": 0, "output_tokens": 0, "cost_nanousd": to_nano(1)}
+    records = [
+        make_record(clock.new_id(), **million, model_used="small", user_tag="=ann"),
+        make_record(clock.new_id(), **million, model_used="small", model_asked="small"),
+        make_record(clock.new_id(), **million, model_used="small", team_id="team_b"),
+    ]
+    try:
+        async with database.begin() as connection:
+            for team in ("team_a", "team_b"):
+                await create_team(connection, NewTeam(id=team), Act("tests"))
+            await write_records(connection, records, today=clock.today())
+            refund = NewCorrection(team_id="team_a", date="2026-04-05", cost_usd=Decimal("-0.25"), reason="a test")
+            await book_correction(connection, refund, Act("tests"), Clock(), ["small"])
+    finally:
+        await database.close()
+
+
+def usage(*words: str, exits: int = 0) -> Result:
+    result = CliRunner().invoke(gateway.cli.app, ["usage", *words])
+    assert result.exit_code == exits, result.output
+    return result
+
+
+def test_usage_by_user_is_a_table() -> None:
+    """A line for each user and for the calls without one, the total, and what people booked."""
+    lines = [line.split() for line in usage("--team", "team_a", *DAY, "--group-by", "user").stdout.splitlines()]
+
+    assert ["=ann", "1", "1000000", "0", "0", "1.00"] in [line[:6] for line in lines]
+    assert ["total", "2"] in [line[:2] for line in lines]
+    assert any(line[:1] == ["(none)"] for line in lines)
+    assert "Corrections beside these: -0.25 USD (0 requests after the day was closed, 1 entries booked" in " ".join(
+        word for line in lines for word in line
+    )
+
+
+def test_comparison_is_said_in_words() -> None:
+    """Two million tokens at $5 instead of $1: the table, the difference and what auto saved."""
+    said = usage("--team", "team_a", *DAY, "--compare", "large").stdout
+
+    assert "At large the same tokens would have cost 10.00 USD: +8.25 USD." in said
+    assert "Automatic routes answered 1 requests for 1.00 USD instead of 5.00 USD" in said
+    assert "usd per million tokens" in said
+
+
+def test_house_is_shown_without_a_team() -> None:
+    """Every team has its lines, and there is a total."""
+    said = usage(*DAY, "--compare", "large").stdout
+    report = json.loads(usage(*DAY, "--format", "json").stdout)
+
+    assert "Usage of all teams, 2026-04-05 to 2026-04-05" in said
+    assert "At large the same tokens would have cost 15.00 USD" in said
+    assert [(line["team_id"], line["model"]) for line in report["results"]] == [
+        ("team_a", "small"),
+        ("team_a", None),
+        ("team_b", "small"),
+    ]
+
+
+def test_csv_is_as_over_http() -> None:
+    """RFC 4180 line ends, exact numbers, corrections in columns of their own, and no formulas."""
+    text = usage("--team", "team_a", *DAY, "--group-by", "user", "--format", "csv").stdout_bytes.decode()
+    house = usage(*DAY, "--format", "csv").stdout_bytes.decode()
+
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert text.count("\r\n") == len(rows) + 1
+    assert {row["user"] for row in rows} == {"'=ann", ""}
+    assert sum(Decimal(row["cost_usd"]) + Decimal(row["corrections_cost_usd"]) for row in rows) == Decimal("1.75")
+    assert sum(Decimal(row["cost_usd"]) for row in csv.DictReader(io.StringIO(house))) == Decimal("2.75")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--team", "team_a", "--compare", "small"), "is one of our own"),
+        (("--team", "team_a", "--group-by", "colour"), "'group_by' is one of"),
+        (("--group-by", "user"), "--group-by needs a --team"),
+        (("--team", "team_a", "--from", "2026-01-01", "--to", "2026-04-05", "--group-by", "user"), "at most 31 days"),
+    ],
+)
+def test_mistake_is_told_in_words(words: tuple[str, ...], says: str) -> None:
+    """A wrong option is named, with what would be right."""
+    assert says in " ".join(usage(*words, exits=2).stderr.replace("│", " ").split())
