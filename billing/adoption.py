@@ -7,12 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import structlog
 from msgspec import Struct
 
 from billing.edges import Clock
 from billing.records import Status, UsageRecord
 from billing.segments import SUFFIX, UNLOCKED, Kind, Segment
 from protocol.usage import Usage
+
+log = structlog.get_logger(__name__)
+
+
+class Settled(Struct, frozen=True):
+    """A call of an adopted segment as it ended: where its close lies, or the record where the disk had no room."""
+
+    request_id: str
+    place: int | None
+    record: UsageRecord | None = None
 
 
 def adopt(directory: Path, clock: Clock) -> Iterator[UsageRecord]:
@@ -21,8 +32,8 @@ def adopt(directory: Path, clock: Clock) -> Iterator[UsageRecord]:
     An interrupted call comes at its last progress: ``INTERRUPTED`` if it had any output, else ``FAILED`` at no cost.
     """
     for segment in seize_segments(directory, clock.now()):
-        for _, record in settle_segment(segment):
-            yield record
+        for settled in settle_segment(segment):
+            yield settled.record or close_at(segment, settled.place)[0]
         segment.free()
 
 
@@ -35,16 +46,19 @@ def seize_segments(directory: Path, now: float) -> Iterator[Segment]:
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         segment = Segment.seize(path)
         if segment is not None:
+            segment.is_adopted = True
             yield segment
 
 
-def settle_segment(segment: Segment) -> list[tuple[int | None, UsageRecord]]:
-    """Close, in the file, every call that its owner left open; return each call's close and its place.
+def settle_segment(segment: Segment) -> list[Settled]:
+    """Close, in the file, every call that its owner left open; return each call's close.
 
-    The place is ``None`` where the disk had no room for a close: the record is in our hands alone.
+    What damage leaves of a call is used: a close alone is enough, an open without its close ends at the last progress
+    that can be read. Progress alone says too little; it is logged for people.
     """
     opened: dict[str, UsageRecord] = {}
-    closed: dict[str, tuple[int | None, UsageRecord]] = {}
+    closed: dict[str, int] = {}
+    lost: dict[str, Progress] = {}
     for place, kind, body in segment.replay():
         match kind:
             case Kind.OPENED:
@@ -54,21 +68,33 @@ def settle_segment(segment: Segment) -> list[tuple[int | None, UsageRecord]]:
                 progress = _decode_progress(body)
                 if progress.request_id in opened:
                     opened[progress.request_id] = at_progress(opened[progress.request_id], progress)
+                else:
+                    lost[progress.request_id] = progress
             case Kind.CLOSED:
-                record = _decode_record(body)
-                opened.pop(record.request_id, None)
-                closed[record.request_id] = (place, record)
-            case Kind.DROPPED:
-                opened.pop(_decode_id(body), None)
-    for record in opened.values():
-        ended = interrupted(record)
-        try:
-            place = segment.append(Kind.CLOSED, _encode_record(ended))
-        except OSError:
-            closed[record.request_id] = (None, ended)
-        else:
-            closed[record.request_id] = (place, ended)
-    return list(closed.values())
+                request_id = _decode_name(body).request_id
+                opened.pop(request_id, None)
+                closed[request_id] = place
+    if segment.gaps:
+        log.error("journal_damaged", path=str(segment.path), gaps=segment.gaps, calls=len(closed) + len(opened))
+    for request_id in lost.keys() - closed.keys():
+        log.error("journal_call_lost", path=str(segment.path), progress=msgspec.to_builtins(lost[request_id]))
+    return [Settled(*each) for each in closed.items()] + [_end(segment, record) for record in opened.values()]
+
+
+def close_at(segment: Segment, place: int | None) -> tuple[UsageRecord, int]:
+    """Return the record of the close at ``place``, and its bytes. ``msgspec.DecodeError`` where there is none whole."""
+    found = None if place is None else segment.read(place)
+    if found is None:
+        raise msgspec.DecodeError(f"there is no whole record at {place}")
+    return _decode_record(found[1]), len(found[1])
+
+
+def _end(segment: Segment, record: UsageRecord) -> Settled:
+    ended = interrupted(record)
+    try:
+        return Settled(record.request_id, segment.append(Kind.CLOSED, _encode_record(ended)))
+    except OSError:
+        return Settled(record.request_id, None, ended)
 
 
 def at_progress(record: UsageRecord, progress: Progress) -> UsageRecord:
@@ -100,7 +126,11 @@ class Progress(Struct, frozen=True, array_like=True):
     cost_nanousd: int
 
 
+class _Name(Struct, frozen=True):
+    request_id: str
+
+
 _encode_record = msgspec.msgpack.Encoder().encode
 _decode_record = msgspec.msgpack.Decoder(UsageRecord).decode
 _decode_progress = msgspec.msgpack.Decoder(Progress).decode
-_decode_id = msgspec.msgpack.Decoder(str).decode
+_decode_name = msgspec.msgpack.Decoder(_Name).decode

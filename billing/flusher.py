@@ -9,7 +9,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from uuid import UUID
 
 import asyncpg
 import msgspec
@@ -101,16 +100,15 @@ class Flusher:
     async def flush_once(self) -> int:
         """Write one batch and return how many calls left the backlog. Raises what the database raises."""
         async with self._one_at_a_time:
-            records = self._journal.take_closed(BATCH)
-            if not records:
+            taken = self._journal.take_closed(BATCH)
+            if not taken:
                 return 0
-            new = await self._write(records)
-            ids = [record.request_id for record in records]
-            adopted = [record for record in new if self._journal.is_adopted(record.request_id)]
-            self._journal.mark_flushed(ids)
+            new = await self._write([closed.record for closed in taken])
+            adopted = {closed.record.request_id for closed in taken if closed.is_adopted}
+            self._journal.mark_flushed(taken)
             if adopted:
-                await self._book_adopted(adopted)
-        return len(records)
+                await self._book_adopted([record for record in new if record.request_id in adopted])
+        return len(taken)
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
@@ -152,7 +150,7 @@ class Flusher:
     async def _report(self) -> None:
         """Say how far this journal is carried: days close when every flusher has passed them."""
         now, oldest = self._clock.now(), self._journal.oldest
-        watermark = now if oldest is None else min(now, (UUID(oldest).int >> 80) / 1000)
+        watermark = now if oldest is None else min(now, oldest)
         row = {
             "id": self.id,
             "watermark": datetime.fromtimestamp(watermark, UTC),

@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import sys
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -18,14 +19,14 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from billing.adoption import Progress, adopt, seize_segments, settle_segment
+from billing.adoption import Progress, adopt, close_at, seize_segments, settle_segment
 from billing.edges import Clock
 from billing.errors import JournalFull
 from billing.records import UsageRecord, bounded, bounded_cost, bounded_usage
 from billing.segments import HEAD, SUFFIX, Fsync, Kind, Segment
 from protocol.usage import Usage
 
-__all__ = ["Journal", "adopt"]
+__all__ = ["Closed", "Journal", "adopt"]
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 TAKEN_BYTES = 8 * 1024 * 1024  # of records in one flush
@@ -35,12 +36,13 @@ log = structlog.get_logger(__name__)
 
 
 class Closed(Struct, frozen=True):
-    """A closed call that waits to be flushed: where its record lies, or the record itself if the disk failed."""
+    """A closed call that waits to be flushed, and where its close lies; ``place`` is None if the disk failed."""
 
+    record: UsageRecord
     segment: Segment | None
     place: int | None
-    record: UsageRecord | None = None
-    is_adopted: bool = False
+    size: int  # bytes, about
+    is_adopted: bool  # it was closed by another process, or on behalf of one that died
 
 
 class Journal:
@@ -49,14 +51,17 @@ class Journal:
     def __init__(self, directory: Path, *, fsync: Fsync, clock: Clock, segment_bytes: int) -> None:
         self.directory = directory
         self.fsync: Fsync = fsync
+        self.token = f"{os.getpid()}-{secrets.token_hex(4)}"  # in the name of every segment that we make
+        self.damaged = 0  # segments found with gaps
         self.on_closed: Callable[[], None] = lambda: None  # called whenever something waits to be flushed
         self._clock = clock
         self._segment_bytes = segment_bytes
         self._current: Segment | None = None
-        self._segments: set[Segment] = set()
+        self._segments: dict[Segment, None] = {}  # in the order in which they came
         self._open: dict[str, Segment] = {}  # calls that run, and where their records go
-        self._closed: dict[str, Closed] = {}  # in the order of their closing
-        self._refused: JournalFull | None = None  # why the last open was refused, until one is taken again
+        self._in_memory: dict[str, Closed] = {}  # closes that the disk did not take
+        self._waiting = 0  # closes that wait in segments
+        self._numbers = count()
         self._encode = msgspec.msgpack.Encoder().encode
 
     @classmethod
@@ -78,25 +83,22 @@ class Journal:
         try:
             segment.append(Kind.OPENED, body)
         except OSError as exc:
-            self._refused = _full(exc)
-            raise self._refused from exc
-        self._refused = None
+            raise _full(exc) from exc
         segment.promised += promise
         segment.calls[record.request_id] = promise
         self._open[record.request_id] = segment
 
     def check(self) -> Literal["ok", "full", "not writable"]:
-        """Say whether the next call could be opened, by making the room that it would use."""
-        refused = self._refused
+        """Say whether the next call could be opened, by making the room that it would use and writing there."""
         try:
-            if refused is None:
-                self._segment_for(2 * CLOSE_ROOM)
+            self._segment_for(2 * CLOSE_ROOM).probe()
+        except OSError as exc:
+            cause: BaseException | None = exc
         except JournalFull as exc:
-            refused = exc
-        if refused is None:
+            cause = exc.__cause__
+        else:
             return "ok"
-        cause = refused.__cause__
-        is_full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+        is_full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         return "full" if is_full else "not writable"
 
     def progress(self, request_id: str, usage: Usage, cost_nanousd: int) -> None:
@@ -114,104 +116,97 @@ class Journal:
     def closed(self, record: UsageRecord) -> None:
         """Write down how the call ended. Never fails: what the disk does not take waits in memory to be flushed."""
         record = bounded(record)
+        segment = self._open.pop(record.request_id, None)
         try:
-            closed = self._write_close(record)
+            self._write_close(record, segment)
         except (OSError, JournalFull, ValueError, TypeError, OverflowError) as exc:  # the disk's, or a value's
             log.error("journal_close_in_memory", request_id=record.request_id, error=str(exc))
-            closed = Closed(self._open.get(record.request_id), None, record)
-        self._open.pop(record.request_id, None)
-        self._closed[record.request_id] = closed
+            self._in_memory[record.request_id] = Closed(record, segment, None, CLOSE_ROOM, is_adopted=False)
         self.on_closed()
 
-    def dropped(self, request_id: str) -> None:
-        """Write down that an opened call never reached an upstream: it leaves no row."""
-        segment = self._open.pop(request_id, None)
-        if segment is None:
-            return
-        segment.promised -= segment.calls.pop(request_id)
-        try:
-            segment.append(Kind.DROPPED, self._encode(request_id))
-        except OSError as exc:
-            log.warning("journal_drop_lost", request_id=request_id, error=str(exc))
-        self._free(segment)
-
     def adopt(self) -> int:
-        """Take over the segments of dead processes and return how many of their calls now wait to be flushed.
+        """Take over the segments of dead processes and return how many of their calls now wait to be flushed."""
+        return sum(self.adopt_each())
 
-        A segment whose records we cannot decode, such as one of a later version, is kept under another name for people.
+    def adopt_each(self) -> Iterator[int]:
+        """Take over the segments of dead processes one by one, and tell of each how many of its calls now wait.
+
+        A segment whose records we cannot decode, such as one of a later version, is kept under another name for people,
+        and so is one with gaps, once what could be read of it is flushed.
         """
-        found = 0
         for segment in seize_segments(self.directory, self._clock.now()):
             try:
                 settled = settle_segment(segment)
             except msgspec.DecodeError as exc:
                 log.error("journal_unreadable", path=str(segment.path), error=str(exc))
                 segment.set_aside()
+                self.damaged += 1
                 continue
-            for place, record in settled:
-                segment.calls[record.request_id] = 0
-                kept = record if place is None else None
-                self._closed[record.request_id] = Closed(segment, place, kept, is_adopted=True)
-                found += 1
-            self._segments.add(segment)
+            except OSError as exc:
+                log.error("journal_unreadable", path=str(segment.path), error=str(exc))
+                segment.close()  # the disk may give it back another time
+                continue
+            for request_id, place, record in map(msgspec.structs.astuple, settled):
+                if place is None:
+                    segment.calls[request_id] = 0
+                    self._in_memory[request_id] = Closed(record, segment, None, CLOSE_ROOM, is_adopted=True)
+                else:
+                    segment.waiting.add(place, _moment_of(request_id))
+                    self._waiting += 1
+            self.damaged += segment.gaps > 0
+            self._segments[segment] = None
             self._free(segment)
-        if found:
-            self.on_closed()
-        return found
+            if settled:
+                self.on_closed()
+            yield len(settled)
 
-    def take_closed(self, limit: int, most_bytes: int = TAKEN_BYTES) -> list[UsageRecord]:
+    def take_closed(self, limit: int, most_bytes: int = TAKEN_BYTES) -> list[Closed]:
         """Return closed calls, oldest first: up to ``limit``, and up to ``most_bytes`` of records, but at least one.
 
         They stay until ``mark_flushed``. A close that the disk no longer gives back is logged and left out, and its
         segment is kept for people.
         """
-        taken: list[UsageRecord] = []
-        unreadable: list[str] = []
+        taken: list[Closed] = []
         size = 0
-        for request_id, closed in self._closed.items():
+        for closed in self._each_closed():
+            if taken and size + closed.size > most_bytes:
+                break
+            taken.append(closed)
+            size += closed.size
             if len(taken) == limit or size >= most_bytes:
                 break
-            try:
-                record, length = _read_record(closed)
-            except (OSError, msgspec.DecodeError) as exc:
-                log.error("journal_close_unreadable", request_id=request_id, segment=_path(closed), error=str(exc))
-                unreadable.append(request_id)
-                continue
-            if taken and size + length > most_bytes:
-                break
-            taken.append(record)
-            size += length
-        self._leave_out(unreadable)
         return taken
 
     def unflushed(self) -> list[UsageRecord]:
         """Return every closed call that waits to be flushed, adopted ones and those of a running flush too."""
-        return self.take_closed(len(self._closed), most_bytes=sys.maxsize)
+        return [closed.record for closed in self._each_closed()]
 
-    def is_adopted(self, request_id: str) -> bool:
-        """Whether a waiting call was closed by another process, or on behalf of one that died."""
-        return self._closed[request_id].is_adopted
-
-    def mark_flushed(self, request_ids: Iterable[str]) -> None:
+    def mark_flushed(self, flushed: Iterable[Closed]) -> None:
         """Forget calls that are safe in the ledger, and free the segments that hold nothing else."""
-        touched = set()
-        for request_id in request_ids:
-            segment = self._closed.pop(request_id).segment
-            if segment is not None:
-                segment.calls.pop(request_id, None)
-                touched.add(segment)
-        for segment in touched:
-            self._free(segment)
+        places: dict[Segment, set[int]] = defaultdict(set)
+        for closed in flushed:
+            if closed.segment is not None and closed.place is not None:
+                places[closed.segment].add(closed.place)
+            else:
+                self._in_memory.pop(closed.record.request_id, None)
+                if closed.segment is not None:
+                    closed.segment.promised -= closed.segment.calls.pop(closed.record.request_id, 0)
+                    self._free(closed.segment)
+        for segment, some in places.items():
+            self._forget(segment, some)
 
     @property
     def backlog(self) -> int:
         """Closed calls that wait to be flushed."""
-        return len(self._closed)
+        return self._waiting + len(self._in_memory)
 
     @property
-    def oldest(self) -> str | None:
-        """The oldest call that is not flushed yet, running or closed. Its id tells its time."""
-        return min((next(iter(segment.calls)) for segment in self._segments if segment.calls), default=None)
+    def oldest(self) -> float | None:
+        """When the oldest call that is not flushed yet began, running or closed; unix seconds."""
+        ids = min((min(calls, default="~") for calls in (self._open, self._in_memory)), default="~")
+        moments = [min(segment.waiting.moments) for segment in self._segments if segment.waiting]
+        moments += [_moment_of(ids)] if ids != "~" else []
+        return min(moments) / 1000 if moments else None
 
     def sync(self) -> None:
         """Force everything written so far to the disk; for ``fsync: interval``, from any thread."""
@@ -224,37 +219,59 @@ class Journal:
     def close(self) -> None:
         """Let go of every segment. Unflushed calls stay on disk for the next process."""
         for segment in self._segments:
-            if segment.calls:
-                segment.close()
-            else:
+            if segment.is_done:
                 segment.free()
+            else:
+                segment.close()
         self._segments.clear()
         self._current = None
 
-    def _leave_out(self, unreadable: Iterable[str]) -> None:
-        """Wait no longer for closes that cannot be read."""
-        for request_id in unreadable:
-            segment = self._closed[request_id].segment
-            if segment is not None:
-                segment.is_damaged = True
-        self.mark_flushed(unreadable)
+    def _each_closed(self) -> Iterator[Closed]:
+        """Yield what waits, as it lies on the disk; leave out for good what it no longer gives back."""
+        yield from tuple(self._in_memory.values())
+        for segment in tuple(self._segments):
+            unreadable = set()
+            try:
+                for place in tuple(segment.waiting.places):
+                    try:
+                        record, size = close_at(segment, place)
+                    except (OSError, msgspec.DecodeError) as exc:
+                        log.error("journal_close_unreadable", path=str(segment.path), place=place, error=str(exc))
+                        unreadable.add(place)
+                    else:
+                        yield Closed(record, segment, place, size, segment.is_adopted)
+            finally:
+                if unreadable:
+                    self.damaged += segment.gaps == 0
+                    segment.gaps += len(unreadable)
+                    self._forget(segment, unreadable)
 
-    def _write_close(self, record: UsageRecord) -> Closed:
+    def _forget(self, segment: Segment, places: set[int]) -> None:
+        before = len(segment.waiting)
+        segment.waiting.forget(places)
+        self._waiting -= before - len(segment.waiting)
+        self._free(segment)
+
+    def _write_close(self, record: UsageRecord, segment: Segment | None) -> None:
         body = self._encode(record)
         size = HEAD.size + len(body)
-        segment = self._open.get(record.request_id) or self._segment_for(size)
+        segment = segment or self._segment_for(size)
         promise = segment.calls.get(record.request_id, 0)
-        segment.calls[record.request_id] = 0
         segment.promised -= promise
+        if promise:
+            segment.calls[record.request_id] = 0
         if size > promise and not segment.has_room(size) and not segment.grow(size):
             body = self._encode(msgspec.structs.replace(record, attempts=(), metadata=None))
-        return Closed(segment, segment.append(Kind.CLOSED, body))
+        place = segment.append(Kind.CLOSED, body)
+        segment.calls.pop(record.request_id, None)
+        segment.waiting.add(place, _moment_of(record.request_id))
+        self._waiting += 1
 
     def _segment_for(self, size: int) -> Segment:
         """Return the current segment if ``size`` more bytes fit, else the next one."""
         if self._current is not None and self._current.has_room(size):
             return self._current
-        name = f"{self._clock.now() * 1000:015.0f}-{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
+        name = f"{self._clock.now() * 1000:015.0f}-{self.token}-{next(self._numbers)}{SUFFIX}"
         try:
             segment = Segment.create(
                 self.directory / name, max(self._segment_bytes, 2 * size), sync=self.fsync == "always"
@@ -262,19 +279,19 @@ class Journal:
         except OSError as exc:
             raise _full(exc) from exc
         previous, self._current = self._current, segment
-        self._segments.add(segment)
+        self._segments[segment] = None
         if previous is not None:
             self._free(previous)
         return segment
 
     def _free(self, segment: Segment) -> None:
-        if segment.calls or segment not in self._segments:
+        if not segment.is_done or segment not in self._segments:
             return
         if segment is self._current:
             if segment.end < segment.size // 2:
                 return  # most of it is still to be used
             self._current = None
-        self._segments.discard(segment)
+        del self._segments[segment]
         segment.free()
 
 
@@ -286,19 +303,6 @@ def _full(exc: OSError) -> JournalFull:
     )
 
 
-def _read_record(closed: Closed) -> tuple[UsageRecord, int]:
-    """Return a waiting record and its size in bytes."""
-    if closed.record is not None:
-        return closed.record, CLOSE_ROOM  # in memory: about as much as a close takes
-    assert closed.segment is not None and closed.place is not None
-    found = closed.segment.read(closed.place)
-    if found is None:
-        raise msgspec.DecodeError(f"there is no whole record at {closed.place}")
-    return _decode_record(found[1]), len(found[1])
-
-
-def _path(closed: Closed) -> str:
-    return str(closed.segment.path) if closed.segment is not None else ""
-
-
-_decode_record = msgspec.msgpack.Decoder(UsageRecord).decode
+def _moment_of(request_id: str) -> int:
+    """Return the milliseconds inside a UUIDv7."""
+    return int(request_id[:8] + request_id[9:13], 16)

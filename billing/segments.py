@@ -1,7 +1,8 @@
 # One file of the journal: checksummed records in room reserved ahead, owned by whoever holds its lock.
 #
 # The file is MAGIC, then records, then zeros up to its size. A record is a head (length of the body, CRC-32 over kind
-# and body, kind; little-endian) and a body. Each is one write; the first record that does not check ends the file.
+# and body, kind; little-endian) and a body. Each is one write. The CRC is seeded by the file's name, which has dice in
+# it: what a caller wrote into his metadata is never taken for a record, wherever damage makes us look for the next one.
 
 from __future__ import annotations
 
@@ -9,15 +10,18 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import struct
 import zlib
-from collections.abc import Iterator
+from array import array
+from collections.abc import Container, Iterator
 from enum import IntEnum
 from pathlib import Path
 from typing import Literal
 
-MAGIC = b"tollgj1\n"
+MAGIC = b"tollgj2\n"
 HEAD = struct.Struct("<IIB")
+LONGEST = 1 << 20  # bytes of a body that is believed behind damage
 GROWTH = 64 * 1024  # bytes by which a segment grows when progress has used up what was not promised to closes
 SUFFIX = ".journal"
 UNLOCKED = ".new"  # a segment being made
@@ -31,10 +35,33 @@ class Kind(IntEnum):
     OPENED = 1  # body: UsageRecord
     PROGRESS = 2  # body: Progress
     CLOSED = 3  # body: UsageRecord
-    DROPPED = 4  # body: the request id; no upstream was reached, there will be no row
 
 
 KINDS = {kind.value: kind for kind in Kind}
+# Where a record could begin: a length below 2^24, any checksum, a kind. Looked at from every byte.
+MAYBE = re.compile(rb"(?s)(?=...\x00....[\x01-\x03])")
+
+
+class Waiting:
+    """The closed calls of one segment that wait to be flushed, in the order of their closing: 16 bytes each."""
+
+    def __init__(self) -> None:
+        self.places = array("Q")
+        self.moments = array("Q")  # milliseconds inside the request ids
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def add(self, place: int, moment: int) -> None:
+        """Wait for the close at ``place``."""
+        self.places.append(place)
+        self.moments.append(moment)
+
+    def forget(self, places: Container[int]) -> None:
+        """Wait no longer for the closes at ``places``."""
+        left = [at for at, place in enumerate(self.places) if place not in places]
+        self.places = array("Q", [self.places[at] for at in left])
+        self.moments = array("Q", [self.moments[at] for at in left])
 
 
 class Segment:
@@ -47,8 +74,11 @@ class Segment:
         self.size = size  # bytes reserved on disk
         self.sync = sync
         self.promised = 0
-        self.is_damaged = False  # a record that was written cannot be read: the file is not deleted but set aside
-        self.calls: dict[str, int] = {}  # request id -> bytes promised to its close; neither flushed nor dropped yet
+        self.gaps = 0  # places where what was written cannot be read; such a file is not deleted but set aside
+        self.is_adopted = False  # it was another process's
+        self.calls: dict[str, int] = {}  # calls without a close in the file -> bytes promised to it
+        self.waiting = Waiting()
+        self._seed = zlib.crc32(path.stem.encode())
 
     @classmethod
     def create(cls, path: Path, size: int, *, sync: bool = False) -> Segment:
@@ -86,6 +116,11 @@ class Segment:
         size = os.fstat(fd).st_size
         return cls(path, fd, end=min(size, len(MAGIC)), size=size, sync=sync)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether everything in it has been flushed."""
+        return not self.calls and not self.waiting
+
     def has_room(self, size: int) -> bool:
         """Whether ``size`` more bytes fit beside what is promised."""
         return self.end + self.promised + size <= self.size
@@ -101,7 +136,7 @@ class Segment:
 
     def append(self, kind: Kind, body: bytes) -> int:
         """Write one record and return its place."""
-        place, record = self.end, HEAD.pack(len(body), _checksum(kind, body), kind) + body
+        place, record = self.end, HEAD.pack(len(body), self._checksum(kind, body), kind) + body
         if os.pwrite(self.fd, record, place) != len(record):
             raise OSError(errno.ENOSPC, "the journal took only a part of a record", str(self.path))
         self.end = place + len(record)
@@ -109,30 +144,58 @@ class Segment:
             os.fdatasync(self.fd)
         return place
 
+    def probe(self) -> None:
+        """Write one of the zeros that are there already. ``OSError`` when the disk takes nothing."""
+        os.pwrite(self.fd, b"\0", self.end)
+
     def read(self, place: int) -> tuple[Kind, bytes] | None:
         """Return the record at ``place``, or ``None`` where there is none whole."""
         head = os.pread(self.fd, HEAD.size, place)
         if len(head) < HEAD.size:
             return None
-        length, checksum, kind = HEAD.unpack(head)
-        if length == 0 or place + HEAD.size + length > self.size or kind not in KINDS:
-            return None
-        body = os.pread(self.fd, length, place + HEAD.size)
-        return (KINDS[kind], body) if len(body) == length and _checksum(kind, body) == checksum else None
+        length = HEAD.unpack(head)[0]
+        return self._record_in(head + os.pread(self.fd, min(length, self.size), place + HEAD.size), 0)
 
     def replay(self) -> Iterator[tuple[int, Kind, bytes]]:
-        """Yield every whole record with its place, and leave ``end`` behind the last; a torn tail is cut off."""
-        self.end = len(MAGIC)
-        if os.pread(self.fd, len(MAGIC), 0) != MAGIC:
-            return
-        while (record := self.read(self.end)) is not None:
-            kind, body = record
-            yield self.end, kind, body
-            self.end += HEAD.size + len(body)
+        """Yield every whole record with its place, and leave ``end`` behind the last; count the gaps on the way.
+
+        Behind a record that does not check, be it a bit flip or a torn tail, the search goes on at every byte.
+        """
+        data = os.pread(self.fd, self.size, 0)
+        written = len(data.rstrip(b"\0"))  # the last record's own zeros not counted
+        self.end = at = min(len(MAGIC), len(data))
+        self.gaps += written > 0 and not MAGIC.startswith(data[:at])
+        while at < written:
+            record = self._record_in(data, at)
+            if record is not None:
+                yield at, *record
+                at = self.end = at + HEAD.size + len(record[1])
+                continue
+            found = self._next_record(data, at, written)
+            self.gaps += data[at:found].strip(b"\0") != b""
+            at = found
+
+    def _record_in(self, data: bytes, at: int, longest: int | None = None) -> tuple[Kind, bytes] | None:
+        if len(data) < at + HEAD.size:
+            return None
+        length, checksum, kind = HEAD.unpack_from(data, at)
+        if not 0 < length <= (len(data) if longest is None else longest) or kind not in KINDS:
+            return None
+        body = data[at + HEAD.size : at + HEAD.size + length]
+        return (KINDS[kind], body) if len(body) == length and self._checksum(kind, body) == checksum else None
+
+    def _next_record(self, data: bytes, start: int, end: int) -> int:
+        for match in MAYBE.finditer(data, start + 1, end + HEAD.size):
+            if self._record_in(data, match.start(), LONGEST) is not None:
+                return match.start()
+        return end
+
+    def _checksum(self, kind: int, body: bytes) -> int:
+        return zlib.crc32(body, self._seed ^ kind)
 
     def free(self) -> None:
-        """Delete the file: all it knew has been flushed. A damaged one is set aside instead."""
-        if self.is_damaged:
+        """Delete the file: all it knew has been flushed. One with gaps is set aside instead."""
+        if self.gaps:
             self.set_aside()
             return
         with contextlib.suppress(OSError):
@@ -148,10 +211,6 @@ class Segment:
     def close(self) -> None:
         """Let go of the lock. What is left in the file is for whoever adopts it."""
         os.close(self.fd)
-
-
-def _checksum(kind: int, body: bytes) -> int:
-    return zlib.crc32(body, kind)
 
 
 def _sync_folder(folder: Path) -> None:
