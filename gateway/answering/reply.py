@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from msgspec.structs import replace
+
 from billing.holds import Settlement
 from billing.prices import cost_of
 from billing.records import CHARGED, Status, UsageRecord
@@ -188,6 +190,8 @@ class Reply:
             output_tokens=self._output_seen,
             gpu_seconds=sum(self._gpu_seconds.values()),
         )
+        if usage.output_tokens < self._output_seen:  # told at the beginning of a reply that has gone on since
+            usage = replace(usage, output_tokens=self._output_seen)
         self.account.used = Settlement(usage, self._cost(usage))
 
     def _cost(self, usage: Usage) -> int:
@@ -215,7 +219,11 @@ class Reply:
         return self._usage
 
     def _final_record(self, status: Status) -> UsageRecord:
-        usage = self._final_usage()
+        if status is Status.ANSWERED:
+            usage = self._final_usage()
+        else:  # what was told, if anything, may be less than what went past
+            self._count()
+            usage = self.account.used.usage
         return _usage_record(self, status, usage, self._cost(usage), self._services.clock.monotonic())
 
     def _end(self, status: Status) -> None:
