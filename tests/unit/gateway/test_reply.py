@@ -62,11 +62,15 @@ class Books:
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []
 
-    async def settle(self, hold: Hold, used: Settlement) -> None:
+    def close(self, hold: Hold) -> str:
+        """Return the epoch in which the call closed."""
+        return "epoch"
+
+    async def settle(self, hold: Hold, used: Settlement, epoch: str) -> None:
         """Remember the charge."""
         self.told.append(("settle", used.cost_nanousd))
 
-    async def release(self, hold: Hold) -> None:
+    async def release(self, hold: Hold, epoch: str) -> None:
         """Remember that nothing was charged."""
         self.told.append(("release", 0))
 
