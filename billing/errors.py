@@ -79,6 +79,11 @@ def refusal_error(refused: RefusedHold) -> ServiceError:
             headers=do_not_retry,
         )
     wait = max(1, math.ceil(refused.retry_after or 1))
+    if refused.is_unknown:
+        return RateLimited(
+            f"{limit} cannot be checked just now: what is used is not known. Try again in {wait} s.",
+            headers={"retry-after": str(wait)},
+        )
     return RateLimited(
         f"{limit} has no room for {wanted} now: {_amount(refused, refused.used)} are used and "
         f"{_amount(refused, refused.held)} held by running requests. Try again in {wait} s.",

@@ -103,10 +103,11 @@ class Rebuilder:
                 pass
             await asyncio.sleep(SOON)
 
-    async def lead(self, epoch: str, after: str) -> bool:
+    async def lead(self, epoch: str, after: str, why: str) -> bool:
         """Build ``epoch``, if it is our turn. False when it did not become ready: another has to follow."""
         if not await self._epochs.start(epoch, after, self.owner, TURN):
             return False
+        log.warning("rebuild_started", epoch=epoch, after=after, why=why)
         turn = asyncio.create_task(_survived(self._keep_turn(epoch)))
         work = asyncio.create_task(_survived(self._build(epoch)))
         try:

@@ -197,11 +197,10 @@ class Restorer:
     async def _start(self, present: str, why: str) -> None:
         """Begin a new epoch and see it through, if it is our turn. Without Postgres there is no use in it."""
         await owners_alive(self._database, self._clock)
-        log.warning("rebuild_started", why=why, after=present)
         self._joined = ""
         self._is_stale = False
         epoch = f"{int(self._clock.now() * 1000):x}-{secrets.token_hex(3)}"
-        await self._rebuilder.lead(epoch, present)
+        await self._rebuilder.lead(epoch, present, why)
 
     async def _find_fault(self) -> str:
         """Return why an epoch that seems in order has to be followed by another, or ""."""

@@ -272,6 +272,92 @@ async def test_without_redis_a_share_of_the_last_remainder_is_spent(redis: Redis
     assert (state.day_nanousd, state.day_nanousd_held) == (9_000, 1_000)
 
 
+async def test_a_freed_hold_takes_its_room_again_while_it_is_there(quotas: Quotas, clock: SetClock) -> None:
+    """An owner that slept beyond its lease renews: its hold comes back, settles in place, and cannot come back then."""
+    limits = Limits(nanousd_per_day=2500, tokens_per_minute=1000)
+    hold = await held(quotas, ask(clock, team=limits))
+    clock.move(31)
+    await quotas.sweep(TEAM)
+
+    assert await quotas.renew(hold, used(cost=1))
+    assert (await quotas.usage(TEAM)).day_nanousd_held == 1000
+    assert (await quotas.usage(TEAM)).tokens_per_minute == 100
+    await quotas.settle(hold, used(cost=300))
+    assert not await quotas.renew(hold, used(cost=1))
+
+    assert (await quotas.usage(TEAM)).day_nanousd == 300
+
+
+async def test_a_freed_hold_does_not_push_others_over_a_cap(quotas: Quotas, clock: SetClock) -> None:
+    """Its room was given to another call: it stays freed, and what it uses is settled late."""
+    limits = Limits(nanousd_per_day=1500)
+    hold = await held(quotas, ask(clock, team=limits))
+    clock.move(31)
+    await quotas.sweep(TEAM)
+    await held(quotas, ask(clock, team=limits))
+
+    assert not await quotas.renew(hold, used(cost=1))
+    assert (await quotas.usage(TEAM)).day_nanousd_held == 1000
+    await quotas.settle(hold, used(cost=1200))
+
+    assert (await quotas.usage(TEAM)).day_nanousd == 1200
+    assert quotas.exceeded == 1
+
+
+async def test_freed_calls_are_remembered_until_they_are_settled(quotas: Quotas, clock: SetClock) -> None:
+    """A row may come from a dead owner's journal long after its hold was freed: for an hour it is looked for."""
+    first, second = await held(quotas, ask(clock)), await held(quotas, ask(clock))
+    ids = {first.request.request_id, second.request.request_id}
+    clock.move(31)
+    freed, unsettled = await quotas.sweep_and_recall(TEAM)
+    assert set(freed) == set(unsettled) == ids
+
+    await quotas.book([make_record(first.request.request_id, cost_nanousd=400)])
+    assert await quotas.sweep_and_recall(TEAM) == ([], [second.request.request_id])
+    clock.move(3601)
+
+    assert await quotas.sweep_and_recall(TEAM) == ([], [])
+    assert (await quotas.usage(TEAM)).day_nanousd == 400
+
+
+async def test_sums_can_be_taken_before_a_minute(quotas: Quotas, clock: SetClock) -> None:
+    """What is settled of calls with older ids, over midnight too, is the total without the later minutes."""
+    clock.move(12 * 3600 - 150)
+    day = int(clock.now() // 86_400)
+    costs = {}
+    for cost in (1, 10, 100, 1000, 10_000):
+        hold = await held(quotas, ask(clock))
+        costs[clock.now()] = cost
+        clock.move(20)
+        await quotas.settle(hold, used(tokens=cost, cost=cost))
+        clock.move(40)
+    for ago in (0, 60, 120, 180, 240, 300):
+        before = clock.now() - ago
+        whole = before // 60 * 60
+        for of_day in (day, day + 1):
+            due = sum(cost for at, cost in costs.items() if at < whole and int(at // 86_400) == of_day)
+            month = sum(cost for at, cost in costs.items() if at < whole)
+
+            sums = await quotas.settled_before(TEAM, of_day, before)
+
+            assert sums is not None
+            assert (sums.tokens, sums.day_nanousd, sums.month_nanousd, sums.before) == (due, due, month, whole)
+    assert await quotas.settled_before(TEAM, day, clock.now() - 7300) is None
+
+
+async def test_a_correction_counts_once_and_opens_no_room_below_nothing(quotas: Quotas, clock: SetClock) -> None:
+    """Signed amounts, for team and key; a negative balance is exact in the books and no headroom beyond the cap."""
+    day, correction_id = int(clock.now() // 86_400), clock.new_id()
+    for _ in range(2):
+        await quotas.correct(correction_id, TEAM, "key_a", day, -50, -600)
+
+    state = await quotas.usage(TEAM, key_id="key_a")
+    assert (state.day_tokens, state.day_nanousd, state.month_nanousd) == (-50, -600, -600)
+    assert (await quotas.usage(TEAM)).day_nanousd == -600
+    assert isinstance(await quotas.open(ask(clock, team=Limits(nanousd_per_day=1000))), Hold)
+    assert isinstance(await quotas.open(ask(clock, team=Limits(nanousd_per_day=1000), cost=100)), RefusedHold)
+
+
 async def test_what_redis_refuses_holds_up_nobody(quotas: Quotas, clock: SetClock, redis: Redis) -> None:
     """A settlement that Redis itself will not take is counted and left; Redis is not away, and the next is booked."""
     first, second = await held(quotas, ask(clock)), await held(quotas, ask(clock))

@@ -85,11 +85,15 @@ class Owner:
             await asyncio.sleep(dice.expovariate(200))
             await account.settle()
 
-    async def stop(self) -> None:
-        """End as a process does that is asked to."""
+    async def pause_flushing(self) -> None:
+        """Flush nothing any more."""
         if self.flushing is not None:
             self.flushing.cancel()
             await asyncio.wait((self.flushing,))
+
+    async def stop(self) -> None:
+        """End as a process does that is asked to."""
+        await self.pause_flushing()
         await self.restorer.stop()
         self.journal.close()
         await self.redis.aclose()

@@ -1,0 +1,82 @@
+# The way to Redis, which a test can cut, or let only requests or nothing through.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from enum import Enum
+
+from sqlalchemy import make_url
+
+
+class Way(Enum):
+    """What passes."""
+
+    OPEN = "open"  # everything
+    CUT = "cut"  # connections break, and none is made
+    DEAF = "deaf"  # requests are executed, answers are lost
+    SILENT = "silent"  # connections stand, nothing passes
+
+
+class RedisProxy:
+    """A TCP proxy on a port of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.way = Way.OPEN
+        self._target = make_url(url)
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @property
+    def url(self) -> str:
+        """The URL of Redis by this way."""
+        assert self._server is not None
+        port = self._server.sockets[0].getsockname()[1]
+        return self._target.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
+
+    def turn(self, way: Way) -> None:
+        """Change what passes. Connections that lost something are broken when the way opens again."""
+        if way is Way.CUT or (way is Way.OPEN and self.way is not Way.OPEN):
+            for writer in self._writers:
+                writer.transport.abort()
+        self.way = way
+
+    async def start(self) -> None:
+        """Listen."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+
+    async def stop(self) -> None:
+        """Break everything."""
+        assert self._server is not None
+        self.turn(Way.CUT)
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.way is Way.CUT:
+            writer.transport.abort()
+            return
+        there_reader, there = await asyncio.open_connection(self._target.host, self._target.port)
+        self._writers |= {writer, there}
+        with suppress(OSError):
+            await asyncio.gather(
+                self._carry(reader, there, {Way.OPEN, Way.DEAF}), self._carry(there_reader, writer, {Way.OPEN})
+            )
+        self._writers -= {writer, there}
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passing: set[Way]) -> None:
+        try:
+            while piece := await reader.read(65536):
+                if self.way in passing:
+                    writer.write(piece)
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def redis_proxy(url: str) -> AsyncIterator[RedisProxy]:
+    """Run a proxy in front of ``url``."""
+    proxy = RedisProxy(url)
+    await proxy.start()
+    yield proxy
+    await proxy.stop()
