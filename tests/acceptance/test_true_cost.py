@@ -1,0 +1,194 @@
+# What self-hosted answers really cost: a gateway in front of two real engines, calls of every kind, an engine that goes
+# away, and books that come out at instance-hours x price.
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from openai import OpenAI
+from sqlalchemy import text
+
+from billing.instances import InstanceCost, idle_costs, price_of_time
+from gateway.clock import Clock
+from gateway.database import Database
+from gateway.embedded import temporary_postgres, temporary_valkey
+from gateway.instances import InstanceWatcher
+from gateway.providers.client import UpstreamClient
+from gateway.providers.registry import ProviderRegistry
+from gateway.services import Services
+from gateway.settings import ProviderSettings
+from router.targets import Endpoint
+from tests.support.engine_server import EngineServer, start_engine_server
+from tests.support.house import House, model, running_house, settings_for
+from tests.support.tiny_model import TinyModel, write_tiny_model
+
+PRICE = 3_500_000_000  # nano-dollars an hour
+ASK: Any = [{"role": "user", "content": "What does a toll gate cost?"}]
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> Iterator[list[EngineServer]]:
+    """Two replicas of one model."""
+    checkpoint = write_tiny_model(tmp_path / "tiny", TinyModel(max_position=4096), with_tokenizer=True)
+    servers = [start_engine_server(checkpoint) for _ in range(2)]
+    try:
+        for server in servers:
+            server.wait_until_ready()
+        yield servers
+    finally:
+        for server in servers:
+            server.process.kill()
+            server.process.wait()
+
+
+@pytest.fixture
+def own_house(engines: list[EngineServer], tmp_path: Path) -> Iterator[House]:
+    """A gateway in front of them: the second takes what the first does not."""
+    endpoints = tuple(Endpoint("local", server.url + "/v1") for server in engines)
+    own = ProviderSettings(name="own", format="openai", self_hosted=True, endpoints=endpoints)
+    llama = model("llama", provider="own", upstream_model="tiny", max_output=4000, gpu_hour_nanousd=PRICE)
+    with temporary_postgres() as postgres, temporary_valkey() as valkey:
+        settings = settings_for(
+            postgres.url,
+            valkey.url,
+            "",
+            tmp_path / "house",
+            providers={"own": own},
+            models={"llama": llama},
+            auto={},
+            aliases={},
+        )
+        with running_house(settings) as house:
+            yield house
+
+
+def test_calls_and_idle_time_make_instance_hours_times_the_price(own_house: House, engines: list[EngineServer]) -> None:
+    """Plain, streamed, several, embedded, and left in the middle; then a replica dies, and the other goes on."""
+    first, second = engines
+    with OpenAI(base_url=own_house.url + "/v1", api_key=own_house.team_key, max_retries=0, timeout=60) as client:
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(kind, client) for kind in (plain, streamed, left, embedded) for _ in range(3)]:
+                done.result()
+        wait_until(lambda: len(rows(own_house)) == 12 and has_told_all(own_house, first))
+        look(own_house)
+        first.process.kill()
+        for kind in (plain, left):
+            kind(client)
+        wait_until(lambda: len(rows(own_house)) == 14 and has_told_all(own_house, second))
+    look(own_house)
+    booked, (one, other) = rows(own_house), sorted(costs(own_house), key=lambda line: -line.attributed_nanousd)
+    with own_house.client(own_house.admin_key) as admin:
+        shown = {one["instance_id"]: one for one in admin.get("/admin/instances").json()["instances"]}
+
+    hours = hours_of(own_house)
+    assert one.cost_nanousd + other.cost_nanousd == sum(price_of_time(us, 1, PRICE) for us in hours)
+    assert sum(row.gpu_cost_nanousd for row in booked) == one.attributed_nanousd + other.attributed_nanousd
+    for line in (one, other):
+        assert line.attributed_nanousd + line.idle_nanousd == line.cost_nanousd
+        assert line.idle_nanousd == line.unused_nanousd + line.unattributed_nanousd
+        assert 0 < line.attributed_nanousd <= price_of_time(round(line.busy_hours * 3.6e9), 1, PRICE) + len(booked)
+    assert [row.status for row in booked].count("interrupted") == 4
+    assert all(row.gpu_cost_nanousd > 0 for row in booked)
+    assert shown[other.instance_id]["endpoint"] == f"local {second.url}/v1"
+    assert shown[other.instance_id]["status"] == "active"
+
+
+def plain(client: OpenAI) -> None:
+    """A whole answer, of two replies; no word of what it cost us."""
+    reply = client.chat.completions.create(model="llama", messages=ASK, max_tokens=20, n=2)
+    assert "gpu_seconds" not in reply.to_json()
+
+
+def streamed(client: OpenAI) -> None:
+    """A stream to its end."""
+    chunks = list(client.chat.completions.create(model="llama", messages=ASK, max_tokens=30, stream=True))
+    assert not any("gpu_seconds" in chunk.to_json() for chunk in chunks)
+
+
+def left(client: OpenAI) -> None:
+    """A stream whose reader leaves after a few tokens."""
+    with client.chat.completions.create(model="llama", messages=ASK, max_tokens=3000, stream=True) as chunks:
+        for _ in range(4):
+            next(chunks)
+
+
+def embedded(client: OpenAI) -> None:
+    """Two vectors."""
+    client.embeddings.create(model="llama", input=["a toll", "a gate"])
+
+
+def has_told_all(house: House, engine: EngineServer) -> bool:
+    """Whether an engine has nothing to do, and its report has caught up with what it told in its answers."""
+    load = engine.load()
+    told = sum(row.gpu_cost_nanousd for row in rows(house) if row.provider_endpoint == f"local {engine.url}/v1")
+    return load["running"] == 0 and price_of_time(round(load["busy_seconds"] * 1e6), 1, PRICE) >= told
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait for something that comes by itself."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def rows(house: House) -> list[Any]:
+    """Return the ledger."""
+    return ask(house, lambda connection: connection.execute(text("SELECT * FROM usage_records")), all)
+
+
+def hours_of(house: House) -> list[int]:
+    """Return the microseconds of each replica's days."""
+    query = text("SELECT alive_us FROM instance_days")
+    return [row.alive_us for row in ask(house, lambda connection: connection.execute(query), all)]
+
+
+def costs(house: House) -> list[InstanceCost]:
+    """Return what is reported, midnight or not."""
+    today = date.today()
+    return ask(house, lambda connection: idle_costs(connection, today - timedelta(2), today + timedelta(2)), None)
+
+
+def ask(house: House, question: Callable[[Any], Any], read: Any) -> Any:
+    """Ask the house's database."""
+
+    async def in_transaction() -> Any:
+        database = Database(house.settings.database_url)
+        try:
+            async with database.begin() as connection:
+                answer = await question(connection)
+                return answer.all() if read is all else answer
+        finally:
+            await database.close()
+
+    return asyncio.run(in_transaction())
+
+
+def look(house: House) -> None:
+    """Look at the replicas now, as a second gateway that has just started."""
+
+    async def as_second_gateway() -> None:
+        settings, database, client = house.settings, Database(house.settings.database_url), UpstreamClient()
+        services = SimpleNamespace(
+            settings=settings,
+            catalog=settings.catalog(),
+            providers=ProviderRegistry(settings.providers),
+            clock=Clock(),
+            database=database,
+            client=client,
+        )
+        try:
+            assert await InstanceWatcher(cast(Services, services)).look_once()
+        finally:
+            await client.close()
+            await database.close()
+
+    asyncio.run(as_second_gateway())
