@@ -9,13 +9,13 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.comparison import Use, share, sum_of, uses_of
+from billing.comparison import Use, sum_of, uses_of
 from billing.grouping import GroupBy
 from billing.instances import InstanceCost, idle_costs
 from billing.statements import Line, Totals, period
 from gateway.admin_views import dollars
 from gateway.csv_text import csv_of
-from gateway.usage_analysis import Analysis, choices, compare_view, mix_view, use_view
+from gateway.usage_analysis import Analysis, choices, compare_view, mix_view, shares_view, use_view
 from router.catalog import Catalog
 
 COLUMNS = (
@@ -51,11 +51,12 @@ async def house_report(
     by_model.sort(key=lambda use: (use.groups[0] is None, use.groups[0] or ""))
     mix = mix_view(by_model, for_house=True)
     whole = sum_of(by_team, is_compared=price is not None)
+    shared = sum_of([use for use in by_team if use.groups[-1] is not None], is_compared=False)
     late = _late(statement.lines)
     return {
         "from": first.isoformat(),
         "to": last.isoformat(),
-        "results": [_line(use, whole, late) for use in by_team],
+        "results": [_line(use, shared, late) for use in by_team],
         "models": mix["models"],
         "total": {**mix["total"], "corrections_usd": dollars(statement.corrections.cost_nanousd)},
         **compare_view(analysis, whole),
@@ -80,14 +81,13 @@ def report_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     return results + idle
 
 
-def _line(use: Use, whole: Use, late: Mapping[tuple[str | None, ...], Totals]) -> dict[str, Any]:
+def _line(use: Use, shared: Use, late: Mapping[tuple[str | None, ...], Totals]) -> dict[str, Any]:
     team_id, model = use.groups
     return {
         "team_id": team_id,
         "model": model,
         **use_view(use, for_house=True),
-        "share_of_requests": share(use.totals.requests, whole.totals.requests),
-        "share_of_cost": share(use.totals.cost_nanousd, whole.totals.cost_nanousd),
+        **shares_view(use, shared),
         "corrections_usd": dollars(late[use.groups].cost_nanousd),
     }
 

@@ -69,16 +69,18 @@ async def analyse(
 def mix_view(uses: Sequence[Use], *, for_house: bool) -> dict[str, Any]:
     """Return a line for each model, its share of the whole, and the whole."""
     whole = sum_of(uses, is_compared=any(use.compared_nanousd is not None for use in uses))
-    lines = [
-        {
-            "model": use.groups[0],
-            **use_view(use, for_house=for_house),
-            "share_of_requests": share(use.totals.requests, whole.totals.requests),
-            "share_of_cost": share(use.totals.cost_nanousd, whole.totals.cost_nanousd),
-        }
-        for use in uses
-    ]
+    shared = sum_of([use for use in uses if use.groups[0] is not None], is_compared=False)
+    lines = [{"model": use.groups[0], **use_view(use, for_house=for_house), **shares_view(use, shared)} for use in uses]
     return {"models": lines, "total": use_view(whole, for_house=for_house)}
+
+
+def shares_view(use: Use, whole: Use) -> dict[str, Any]:
+    """Return a use's shares of the whole, in which corrections that name no model have no part."""
+    has_part = use.groups[-1] is not None
+    return {
+        "share_of_requests": share(use.totals.requests, whole.totals.requests) if has_part else None,
+        "share_of_cost": share(use.totals.cost_nanousd, whole.totals.cost_nanousd) if has_part else None,
+    }
 
 
 def use_view(use: Use, *, for_house: bool) -> dict[str, Any]:
@@ -169,9 +171,8 @@ def _large_names(route: AutoRoute, catalog: Catalog, price: Price) -> dict[str, 
 
 def _commercial(said: str, settings: Settings, catalog: Catalog) -> ModelSpec:
     name = catalog.meaning(said)
-    rented = {
-        model.name: model for model in catalog.models.values() if not settings.providers[model.provider].self_hosted
-    }
+    own = {provider.name for provider in settings.providers.values() if provider.self_hosted}
+    rented = {model.name: model for model in catalog.models.values() if model.provider not in own}
     if name in rented:
         return rented[name]
     words = "is one of our own" if name in catalog.models else "does not exist"

@@ -100,8 +100,8 @@ def _show_house(settings: Settings, analysis: Analysis, first: Day, last: Day, f
     if format is Format.CSV:
         sys.stdout.write(report_csv(report))
         return
-    rows = [*report["results"], {"team_id": "total", **report["total"]}]
-    columns = ["team_id", "model", *OF_MODELS, *OF_GPUS, *_compared(report), *SHARES]
+    rows = [*(_named(line, ["model"]) for line in report["results"]), {"team_id": "total", **report["total"]}]
+    columns = ["team_id", "model", *OF_MODELS, *_gpus(report), *_compared(report), *SHARES]
     title = f"Usage of all teams, {first} to {last} (UTC){'' if report['is_closed'] else ', not closed yet'}"
     show(format, report, columns, rows, title)
     if format is Format.TABLE:
@@ -112,8 +112,8 @@ def _show_house(settings: Settings, analysis: Analysis, first: Day, last: Day, f
 
 
 def _show_analysis(analysis: Mapping[str, Any]) -> None:
-    rows = [*analysis["models"], {"model": "total", **analysis["total"]}]
-    columns = ["model", *OF_MODELS, *(OF_GPUS if "gpu_cost_usd" in rows[-1] else ()), *_compared(analysis), *SHARES]
+    rows = [*(_named(line, ["model"]) for line in analysis["models"]), {"model": "total", **analysis["total"]}]
+    columns = ["model", *OF_MODELS, *_gpus(analysis), *_compared(analysis), *SHARES]
     show(Format.TABLE, None, columns, rows, "By model, corrections included")
     if compare := analysis.get("compare"):
         say(
@@ -143,6 +143,10 @@ def _named(row: dict[str, Any], groups: list[str]) -> dict[str, Any]:
     """Return a row in which a line for many or for none says so."""
     words = f"{row['others']} others" if row.get("others") else "(none)"
     return row | {name: words for name in groups if row[name] is None}
+
+
+def _gpus(report: Mapping[str, Any]) -> tuple[str, ...]:
+    return OF_GPUS if report["total"].get("gpu_cost_usd") else ()
 
 
 def _compared(report: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
@@ -152,6 +153,16 @@ async def test_the_same_id_books_once(books: Database) -> None:
         with pytest.raises(Conflict) as refusal:
             await book(books, **{"id": ID, **other})
         assert (refusal.value.param, refusal.value.code) == ("id", "correction_exists")
+    async with books.begin() as connection:
+        assert len(await list_corrections(connection)) == 1
+        assert len(await list_acts(connection, action="correction.booked")) == 1
+
+
+async def test_repetitions_at_the_same_moment_book_once(books: Database) -> None:
+    """Whoever comes second waits for the first and hears of its entry."""
+    shown = await asyncio.gather(*(book(books, id=ID) for _ in range(8)))
+
+    assert all(one == shown[0] for one in shown)
     async with books.begin() as connection:
         assert len(await list_corrections(connection)) == 1
         assert len(await list_acts(connection, action="correction.booked")) == 1

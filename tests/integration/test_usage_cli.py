@@ -112,6 +112,7 @@ def test_house_is_shown_without_a_team() -> None:
         ("team_a", None),
         ("team_b", "small"),
     ]
+    assert [line["share_of_cost"] for line in report["results"]] == [0.666667, None, 0.333333]
 
 
 def test_csv_is_as_over_http() -> None:
