@@ -107,7 +107,7 @@ def _gpu_view(costs: Sequence[InstanceCost]) -> dict[str, Any]:
     """Return what each replica cost: what its calls account for, and what is idle; together its hours' price."""
     lines = [
         {
-            "instance_id": cost.instance_id,
+            "instance_id": cost.instance_id or None,
             "model": cost.model,
             "endpoint": cost.endpoint,
             "gpus": cost.gpus,
