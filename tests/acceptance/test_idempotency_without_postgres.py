@@ -1,0 +1,105 @@
+# An Idempotency-Key is a promise that needs Postgres: without it nothing is run, and nothing leaves before it is kept.
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.embedded import EmbeddedPostgres, temporary_postgres, temporary_valkey
+from gateway.processes import descendants_of
+from tests.support.fault_service import freeze
+from tests.support.house import House, running_house, settings_for
+from tests.support.scripted_upstream import ScriptedUpstream
+
+CHAT: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Say something."}]}
+CHAT_URL = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """A Postgres that can be hurt."""
+    with temporary_postgres() as postgres:
+        yield postgres
+
+
+@pytest.fixture(scope="module")
+def fragile(
+    postgres: EmbeddedPostgres, upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[House]:
+    """A house on it."""
+    with temporary_valkey() as valkey:
+        settings = settings_for(postgres.url, valkey.url, upstream.url, tmp_path_factory.mktemp("fragile"))
+        with running_house(settings) as house:
+            yield house
+
+
+@pytest.fixture(autouse=True)
+def _quiet(upstream: ScriptedUpstream) -> Iterator[None]:
+    upstream.forget()
+    yield
+    upstream.forget()
+
+
+def ask(house: House, headers: dict[str, str], **more: Any) -> httpx.Response:
+    with house.client() as client:
+        return client.post(CHAT_URL, json=CHAT | more, headers=headers)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_an_answer_waits_for_postgres_before_its_last_bytes_leave(
+    fragile: House, postgres: EmbeddedPostgres, upstream: ScriptedUpstream, stream: bool
+) -> None:
+    """Frozen when the answer is to be stored: the client gets its end when it is, and only then."""
+    headers = {"idempotency-key": str(uuid.uuid4())}
+    upstream.script("tokens=5,pace=0.05,first_token=0.3")
+    assert postgres.pid is not None
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, fragile, headers, stream=stream)
+        upstream.wait_until(lambda: upstream.requests)
+        frozen = freeze([postgres.pid, *descendants_of(postgres.pid)], 2.5)
+        upstream.wait_until(lambda: upstream.requests[0].answered_at)
+        time.sleep(0.5)
+        is_early = answer.done()
+        frozen.wait()
+        first = answer.result()
+    again = ask(fragile, headers, stream=stream)
+
+    assert not is_early
+    assert first.status_code == 200 and again.content == first.content and len(upstream.requests) == 1
+
+
+def test_without_postgres_a_call_with_a_key_does_not_run(
+    fragile: House, postgres: EmbeddedPostgres, upstream: ScriptedUpstream
+) -> None:
+    """503 with retry-after, and the upstream hears of nothing. A call without a key goes on as ever."""
+    headers = {"idempotency-key": str(uuid.uuid4())}
+    assert ask(fragile, {}).status_code == 200  # the key of the team is known
+    upstream.requests.clear()
+    postgres.stop()
+    try:
+        refused = ask(fragile, headers)
+        asked_upstream = len(upstream.requests)
+        plain = ask(fragile, {})
+    finally:
+        postgres.start()
+
+    assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+    assert "Idempotency-Key" in json.loads(refused.content)["error"]["message"]
+    assert asked_upstream == 0 and plain.status_code == 200
+
+
+def test_with_postgres_back_the_same_key_runs(fragile: House, upstream: ScriptedUpstream) -> None:
+    """Nothing is left behind of the time without it."""
+    headers = {"idempotency-key": str(uuid.uuid4())}
+    deadline = time.monotonic() + 20
+    while (answer := ask(fragile, headers)).status_code == 503 and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+    assert answer.status_code == 200 and ask(fragile, headers).content == answer.content

@@ -1,0 +1,136 @@
+# kill -9 of a gateway under calls with Idempotency-Keys, each repeated until it is answered: every key is paid once,
+# for the answer that its caller has, and every later answer under it is the same.
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from billing.audit import audit
+from billing.quotas import Quotas
+from gateway.clock import Clock
+from gateway.database import Database
+from tests.support.fault_house import FaultHouse, running_fault_house
+
+CALLERS = 10
+CALLS = 5  # keys of each caller
+MODELS = ("steady", "lengthy", "instant")
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 21))]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultHouse]:
+    """Two gateways and a worker."""
+    folder: Path = tmp_path_factory.mktemp("idempotency")
+    with running_fault_house(folder) as house:
+        yield house
+
+
+async def ask(house: FaultHouse, team_key: str, key: str, first: int) -> tuple[str, bytes]:
+    """Ask until a whole answer comes, each time the other gateway; return its request id and its bytes."""
+    dice = random.Random(key)
+    body = {"model": dice.choice(MODELS), "stream": dice.random() < 0.5, "max_tokens": 50, "user": key}
+    body |= {"messages": [{"role": "user", "content": "hi"}]}
+    headers = {"authorization": f"Bearer {team_key}", "idempotency-key": key}
+    deadline = time.monotonic() + 60
+    async with httpx.AsyncClient(headers=headers, timeout=30) as client:
+        for turn in itertools.count(first):
+            assert time.monotonic() < deadline, "nobody answers"
+            try:
+                answer = await client.post(house.gateways[turn % 2].url + "/v1/chat/completions", json=body)
+            except httpx.HTTPError:
+                await asyncio.sleep(0.05)
+                continue
+            if answer.status_code == 200 and (not body["stream"] or answer.content.endswith(b"data: [DONE]\n\n")):
+                break
+            assert answer.status_code in (200, 502, 503), answer.text
+        return answer.headers["x-request-id"], answer.content
+
+
+async def calls_run(database_url: str, at_least: int) -> None:
+    """Wait until so many calls run."""
+    connection = await asyncpg.connect(database_url)
+    deadline = time.monotonic() + 20
+    while await connection.fetchval("SELECT count(*) FROM idempotency WHERE lease_until IS NOT NULL") < at_least:
+        assert time.monotonic() < deadline, "nothing runs"
+        await asyncio.sleep(0.02)
+    await connection.close()
+
+
+async def rows_of(database_url: str, prefix: str, expected: int) -> dict[str, list[asyncpg.Record]]:
+    """Return the rows of each key, once those of the dead were carried over and no more come."""
+    connection = await asyncpg.connect(database_url)
+    query = "SELECT user_tag, request_id::text, status, cost_nanousd FROM usage_records WHERE user_tag LIKE $1"
+    deadline, before = time.monotonic() + 30, -1
+    while True:
+        rows = await connection.fetch(query, prefix + "%")
+        if (len(rows) >= expected and len(rows) == before) or time.monotonic() > deadline:
+            break
+        before = len(rows)
+        await asyncio.sleep(1.0)
+    await connection.close()
+    found: dict[str, list[asyncpg.Record]] = defaultdict(list)
+    for row in rows:
+        found[row["user_tag"]].append(row)
+    return found
+
+
+async def books_differ(house: FaultHouse) -> list[Any]:
+    """Return where ledger, statements and counters differ, once the holds of the dead are swept."""
+    database = Database(house.postgres.url)
+    redis: Redis = Redis.from_url(house.redis.url, socket_timeout=2.0)
+    quotas = Quotas(redis, Clock())
+    deadline = time.monotonic() + 60
+    while (differences := await audit(database, quotas, datetime.now(UTC).date())) and time.monotonic() < deadline:
+        await asyncio.sleep(1.0)
+    await database.close()
+    await redis.aclose()
+    return differences
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_key_is_paid_once_whoever_is_killed(house: FaultHouse, seed: int) -> None:
+    """After a kill at a random moment each key has one charged row, that of the answer; other tries cost nothing."""
+    (team_key,) = house.make_team(f"team-{seed}", {}, [{}]).values()
+    dice = random.Random(seed)
+    victim = house.gateways[dice.randrange(2)]
+    got: dict[str, list[tuple[str, bytes]]] = defaultdict(list)
+
+    async def call(number: int, first: int) -> None:
+        for turn in range(CALLS):
+            key = f"seed {seed} call {number}-{turn}"
+            got[key].append(await ask(house, team_key, key, first))
+
+    async def kill() -> None:
+        await calls_run(house.postgres.url, CALLERS // 2)
+        await asyncio.sleep(dice.uniform(0.0, 1.0))
+        victim.kill()
+
+    async def everybody(*others: Awaitable[None], first: int) -> None:
+        await asyncio.gather(*others, *(call(number, first + number) for number in range(CALLERS)))
+
+    asyncio.run(everybody(kill(), first=0))
+    victim.start()
+    asyncio.run(everybody(first=1))
+    rows = asyncio.run(rows_of(house.postgres.url, f"seed {seed} ", len(got)))
+
+    assert len(got) == CALLERS * CALLS
+    for key, answers in got.items():
+        assert len(set(answers)) == 1, f"{key} has two answers"
+        charged = [row for row in rows[key] if row["cost_nanousd"]]
+        assert [(row["request_id"], row["status"]) for row in charged] == [(answers[0][0], "answered")]
+        assert {row["status"] for row in rows[key] if not row["cost_nanousd"]} <= {"failed", "superseded"}
+    assert asyncio.run(books_differ(house)) == []
+    assert house.ill_words() == []
