@@ -47,7 +47,7 @@ export function count(value) {
 export function usd(value) {
   const amount = Number(value);
   const digits = amount !== 0 && Math.abs(amount) < 1 ? 6 : 2;
-  return "$" + amount.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: digits });
+  return (amount < 0 ? "-$" : "$") + Math.abs(amount).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: digits });
 }
 
 export function day(text) {

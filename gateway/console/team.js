@@ -33,19 +33,29 @@ export async function showTeam(api, view, guarded) {
 
 function figureCards(key, today, month) {
   return [
-    figure("Cost today", usd(today.cost_usd)),
-    figure("Cost this month", usd(month.cost_usd)),
+    figure("Cost today", usd(today.cost_usd), corrected(today)),
+    figure("Cost this month", usd(month.cost_usd), corrected(month)),
     figure("Requests today", count(today.requests)),
     figure("Key", key.name || key.key_id, key.expires_at ? `expires ${day(key.expires_at)}` : "does not expire"),
   ];
 }
 
+// What was booked beside the calls, if anything was.
+function corrected(total) {
+  return total.corrections ? `and ${usd(total.corrections.cost_usd)} of corrections` : null;
+}
+
+function owed(total) {
+  return total.cost_usd + (total.corrections?.cost_usd ?? 0);
+}
+
 function limitLines(team, today, month, left) {
   const limits = team.limits;
-  const tokens = today.input_tokens + today.output_tokens;
+  const late = today.corrections ?? { input_tokens: 0, output_tokens: 0 };
+  const tokens = today.input_tokens + today.output_tokens + late.input_tokens + late.output_tokens;
   const lines = [
-    ["Dollars today", limits.usd_per_day, today.cost_usd, usd],
-    ["Dollars this month", limits.usd_per_month, month.cost_usd, usd],
+    ["Dollars today", limits.usd_per_day, owed(today), usd],
+    ["Dollars this month", limits.usd_per_month, owed(month), usd],
     ["Tokens today", limits.tokens_per_day, tokens, count],
     ["Requests a minute", limits.requests_per_minute, used(limits.requests_per_minute, left.requests), count],
     ["Tokens a minute", limits.tokens_per_minute, used(limits.tokens_per_minute, left.tokens), count],

@@ -15,6 +15,7 @@ import pytest
 
 import gateway.console
 from tests.support.house import House
+from tests.support.paying_team import PayingTeam
 
 FOLDER = Path(gateway.console.__file__).parent
 IN_NODE = Path(__file__).parents[1] / "support" / "console_in_node.mjs"
@@ -111,6 +112,19 @@ def test_team_sees_itself(house: House) -> None:
     assert seen["faults"] == []
     assert "$7.00 of $7.00" in seen["text"]
     assert "60 of 60" in seen["text"]
+
+
+def test_team_sees_what_was_corrected(house: House) -> None:
+    """Booked corrections stand beside the cost, and what is left of the limits follows them."""
+    team = PayingTeam(house, usd_per_day=7)
+    team.correct(cost_usd="2").raise_for_status()
+    team.correct(cost_usd="-3.5").raise_for_status()
+
+    seen = in_node(house, team.key, "team")
+
+    assert seen["faults"] == []
+    assert "and -$1.50 of corrections" in seen["text"]
+    assert "$8.50 of $7.00" in seen["text"]
 
 
 def test_chat_box_streams_an_answer(house: House) -> None:
