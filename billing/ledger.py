@@ -1,24 +1,22 @@
 # The ledger: one row per finished call, written once however often it is delivered, and the daily sums beside it.
+#
+# A batch goes to Postgres as one JSON document, and one statement does the rest: an array for each column cost the
+# gateway ten times the time (docs/experiments.md).
 
 from __future__ import annotations
 
-import datetime as dt
-from collections import defaultdict
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
-from typing import Any
-from uuid import UUID
+from datetime import date, timedelta
 
 import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.instances import add_gpu_costs
-from billing.partitions import ensure_partitions
+from billing.partitions import coming_partitions, ensure_partitions
 from billing.records import UsageRecord, bounded, day_of
 
 EPOCH = date(1970, 1, 1)
-MOMENT_ZERO = datetime(1970, 1, 1, tzinfo=UTC)
 
 COLUMNS = {
     "day": "date",
@@ -54,15 +52,15 @@ COLUMNS = {
     "created_at": "timestamptz",
     "booked_on": "date",
 }
-FIELDS = tuple(name for name in COLUMNS if name in UsageRecord.__struct_fields__)
+# How a key of usage_daily is made of a row.
 ROLLUP_KEY = {
-    "team_id": "text",
-    "day": "date",
-    "booked_on": "date",
-    "key_id": "text",
-    "model_used": "text",
-    "tier": "text",
-    "status": "text",
+    "team_id": "team_id",
+    "day": "day",
+    "booked_on": "coalesce(booked_on, day)",
+    "key_id": "key_id",
+    "model_used": "model_used",
+    "tier": "tier",
+    "status": "status",
 }
 SUMS = (
     "calls",
@@ -75,21 +73,50 @@ SUMS = (
     "gpu_cost_nanousd",
 )
 
+# How a column is made of a record's JSON, r, and of the day and the milliseconds inside its id, d. What is left out of
+# the JSON has its default.
+MADE = {
+    "day": "d.day",
+    "created_at": "to_timestamp(coalesce(nullif(r.created_at, 0), d.ms / 1000.0))",
+    "booked_on": "CASE WHEN d.day <= (SELECT max(day) FROM closed_days) THEN CAST(:today AS date) END",
+    "attempts": "coalesce(r.attempts, '[]')",
+    "tier": "coalesce(r.tier, 'interactive')",
+    "priority": "coalesce(r.priority, 'normal')",
+    "route_reason": "coalesce(r.route_reason, '')",
+    "total_ms": "coalesce(r.total_ms, 0)",
+} | {name: f"coalesce(r.{name}, 0)" for name in SUMS if name != "calls"}
+IN_JSON = {name: kind for name, kind in COLUMNS.items() if name in UsageRecord.__struct_fields__} | {
+    "created_at": "double precision"
+}
 
-def _arrays(types: dict[str, str]) -> str:
-    return ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in types.items())
-
-
-INSERT = text(
-    f"INSERT INTO usage_records ({', '.join(COLUMNS)}) SELECT * FROM unnest({_arrays(COLUMNS)}) "  # noqa: S608
-    "ON CONFLICT (day, request_id) DO NOTHING RETURNING request_id"
+# Nobody closes a day while this transaction runs; the statement after this one sees every day that was closed before.
+BEGIN = text(
+    "SELECT pg_advisory_xact_lock_shared(hashtext('closed_days')),"
+    " EXISTS (SELECT FROM unnest(CAST(:names AS text[])) AS name WHERE to_regclass(name) IS NULL) AS is_missing"
 )
-ROLL_UP = text(
-    f"INSERT INTO usage_daily ({', '.join((*ROLLUP_KEY, *SUMS))}) "  # noqa: S608
-    f"SELECT * FROM unnest({_arrays(ROLLUP_KEY | dict.fromkeys(SUMS, 'bigint'))}) "
-    f"ON CONFLICT ({', '.join(ROLLUP_KEY)}) DO UPDATE SET "
-    + ", ".join(f"{name} = usage_daily.{name} + excluded.{name}" for name in SUMS)
-)
+# In the order of their keys, by bytes: two writers with rows in common wait for each other instead of locking up.
+INSERT = text(f"""
+    WITH new AS (
+        INSERT INTO usage_records ({", ".join(COLUMNS)})
+        SELECT {", ".join(MADE.get(name, f"r.{name}") for name in COLUMNS)}
+        FROM json_to_recordset(CAST(:records AS json)) AS r ({", ".join(map(" ".join, IN_JSON.items()))}),
+             LATERAL (SELECT CAST(CAST('x' || left(replace(CAST(r.request_id AS text), '-', ''), 12) AS bit(48))
+                                  AS bigint) AS ms) AS t,
+             LATERAL (SELECT t.ms, CAST('1970-01-01' AS date) + CAST(t.ms / 86400000 AS integer) AS day) AS d
+        ORDER BY d.day, r.request_id
+        ON CONFLICT (day, request_id) DO NOTHING
+        RETURNING *
+    ), summed AS (
+        INSERT INTO usage_daily ({", ".join((*ROLLUP_KEY, *SUMS))})
+        SELECT {", ".join(ROLLUP_KEY.values())}, count(*), {", ".join(f"sum({name})" for name in SUMS[1:])}
+        FROM new
+        GROUP BY {", ".join(ROLLUP_KEY.values())}
+        ORDER BY {", ".join(f'{made} COLLATE "C"' if "day" not in made else made for made in ROLLUP_KEY.values())}
+        ON CONFLICT ({", ".join(ROLLUP_KEY)}) DO UPDATE
+        SET {", ".join(f"{name} = usage_daily.{name} + excluded.{name}" for name in SUMS)}
+    )
+    SELECT CAST(request_id AS text) FROM new
+""")  # noqa: S608  (columns are ours)
 
 
 async def write_records(connection: AsyncConnection, records: Sequence[UsageRecord], *, today: date) -> int:
@@ -106,17 +133,14 @@ async def insert_records(
     """Write records into the ledger and the daily sums, and return those that were new."""
     if not records:
         return []
-    await ensure_partitions(connection, today)
-    closed = await _closed_days(connection, {day_in(record) for record in records}, today)
-    # In key order, so that two writers with rows in common wait for each other instead of locking up.
-    by_id = {UUID(record.request_id): bounded(record) for record in records}
-    rows = {key: _row(key, by_id[key], today if day_in(by_id[key]) in closed else None) for key in sorted(by_id)}
-    columns = {name: [row[name] for row in rows.values()] for name in COLUMNS}
-    inserted = (await connection.execute(INSERT, columns)).scalars().all()
-    new = [rows[key] for key in inserted]
-    await _roll_up(connection, new)
-    await add_gpu_costs(connection, new)
-    return [by_id[key] for key in inserted]
+    begun = (await connection.execute(BEGIN, {"names": list(coming_partitions(today))})).one()
+    if begun.is_missing:
+        await ensure_partitions(connection, today)
+    by_id = {record.request_id: bounded(record) for record in records}
+    rows = {"records": _to_json(list(by_id.values())), "today": today}
+    new = [by_id[request_id] for request_id in (await connection.execute(INSERT, rows)).scalars()]
+    await add_gpu_costs(connection, [_cost_row(record) for record in new if record.gpu_cost_nanousd])
+    return new
 
 
 def day_in(record: UsageRecord) -> date:
@@ -124,56 +148,31 @@ def day_in(record: UsageRecord) -> date:
     return EPOCH + timedelta(days=day_of(record.request_id))
 
 
-async def _closed_days(connection: AsyncConnection, days: set[date], today: date) -> set[date]:
-    """Return which of ``days`` are closed, and keep the others open until this transaction ends."""
-    past = sorted(day for day in days if day < today)
-    if not past:
-        return set()
-    await connection.execute(text("SELECT pg_advisory_xact_lock_shared(hashtext('closed_days'))"))
-    query = text("SELECT day FROM closed_days WHERE day = ANY(CAST(:days AS date[]))")
-    return set((await connection.execute(query, {"days": past})).scalars())
+def _to_json(records: Sequence[UsageRecord]) -> str:
+    """Return records as one JSON list. What callers wrote loses its NULs: Postgres knows none in text."""
+    encoded = msgspec.json.encode(records)
+    if b"\\u0000" in encoded:
+        encoded = msgspec.json.encode([_clean(record) for record in records])
+    return encoded.decode()
 
 
-def _row(request_id: UUID, record: UsageRecord, booked_on: date | None) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(record, name) for name in FIELDS}
-    created_at = record.created_at or (request_id.int >> 80) / 1000
-    return row | {
+def _clean(record: UsageRecord) -> UsageRecord:
+    return msgspec.structs.replace(
+        record,
+        model_asked=_without_nul(record.model_asked),
+        client_request_id=record.client_request_id and _without_nul(record.client_request_id),
+        user_tag=record.user_tag and _without_nul(record.user_tag),
+        metadata=record.metadata and {_without_nul(key): _without_nul(value) for key, value in record.metadata.items()},
+    )
+
+
+def _without_nul(words: str) -> str:
+    return words.replace("\0", "")
+
+
+def _cost_row(record: UsageRecord) -> dict[str, object]:
+    return {
         "day": day_in(record),
-        "request_id": request_id,
-        "status": record.status.value,
-        "model_asked": _clean(record.model_asked),
-        "attempts": msgspec.json.encode(record.attempts).decode(),
-        "client_request_id": _clean(record.client_request_id),
-        "user_tag": _clean(record.user_tag),
-        "metadata": _metadata(record.metadata),
-        "created_at": MOMENT_ZERO + timedelta(seconds=created_at),
-        "booked_on": booked_on,
+        "provider_endpoint": record.provider_endpoint,
+        "gpu_cost_nanousd": record.gpu_cost_nanousd,
     }
-
-
-def _clean(words: str | None) -> str | None:
-    """Return what a caller wrote as Postgres can store it: it knows no NUL in text."""
-    return None if words is None else words.replace("\0", "")
-
-
-def _metadata(metadata: dict[str, str] | None) -> str | None:
-    if metadata is None:
-        return None
-    return msgspec.json.encode({_clean(key): _clean(value) for key, value in metadata.items()}).decode()
-
-
-async def _roll_up(connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -> None:
-    """Add exactly these rows to the daily sums."""
-    if not rows:
-        return
-    sums: dict[tuple[str | dt.date, ...], list[int]] = defaultdict(lambda: [0] * len(SUMS))
-    for row in rows:
-        key = tuple((row["booked_on"] or row["day"]) if name == "booked_on" else row[name] for name in ROLLUP_KEY)
-        total = sums[key]
-        total[0] += 1
-        for position, name in enumerate(SUMS[1:], 1):
-            total[position] += row[name]
-    ordered = sorted(sums)
-    columns: dict[str, list[Any]] = {name: [key[place] for key in ordered] for place, name in enumerate(ROLLUP_KEY)}
-    columns |= {name: [sums[key][place] for key in ordered] for place, name in enumerate(SUMS)}
-    await connection.execute(ROLL_UP, columns)

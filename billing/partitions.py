@@ -9,10 +9,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 DAYS_AHEAD = 7
 
-MISSING = text("SELECT name FROM unnest(CAST(:names AS text[])) AS name WHERE to_regclass(name) IS NULL")
 LOCK = text("SELECT pg_advisory_xact_lock(hashtext('usage_records'))")
 CANNOT_MAKE = text("SELECT to_regclass(:name) IS NOT NULL OR EXISTS (SELECT FROM usage_records_rest WHERE day = :day)")
 PARTITIONS = text("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'usage_records'::regclass")
+
+
+def coming_partitions(today: date) -> dict[str, date]:
+    """Return the partitions that there have to be: today's and those of the days ahead, by name."""
+    days = [today + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)]
+    return {_name(day): day for day in days}
 
 
 async def ensure_partitions(connection: AsyncConnection, today: date) -> None:
@@ -20,11 +25,9 @@ async def ensure_partitions(connection: AsyncConnection, today: date) -> None:
 
     A day that already has rows in the default partition stays there.
     """
-    days = [today + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)]
-    names = {_name(day): day for day in days}
-    missing = (await connection.execute(MISSING, {"names": list(names)})).scalars().all()
-    for name in sorted(missing):
-        day = names[name]
+    for name, day in coming_partitions(today).items():
+        if (await connection.execute(text("SELECT to_regclass(:name)"), {"name": name})).scalar_one() is not None:
+            continue
         # One maker at a time, and a second look under the lock: the others find the partition made.
         await connection.execute(LOCK)
         if not (await connection.execute(CANNOT_MAKE, {"name": name, "day": day})).scalar_one():
