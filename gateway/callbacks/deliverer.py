@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -23,6 +24,8 @@ from gateway.database import Database
 from gateway.sealing import Sealer
 
 EVERY = 1.0  # seconds between looks at the outbox
+WHILE_BUSY = 0.1  # seconds, after one that found something
+SHARE = 0.1  # of one connection's time that looking may take: a long queue is looked at less often
 AT_ONCE = 64  # tries, by one worker
 KEEP_FOR = 30 * 86400.0  # seconds that a finished callback stays to be looked at
 TIDY_EVERY = 3600.0  # seconds
@@ -58,14 +61,16 @@ class Deliverer:
         """Deliver what is due, for ever; being cancelled leaves what runs to ``finish``."""
         tidied_at = -TIDY_EVERY
         while True:
+            began, pause = time.monotonic(), EVERY
             try:
-                await self.start_due()
+                if await self.start_due():
+                    pause = WHILE_BUSY
                 if self._clock.monotonic() - tidied_at >= TIDY_EVERY:
                     tidied_at = self._clock.monotonic()
                     await self._tidy()
             except DATABASE_AWAY as exc:
                 log.warning("outbox_unreachable", error=repr(exc))
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(max(pause, (time.monotonic() - began) / SHARE))
 
     async def start_due(self) -> int:
         """Claim what is due and may run now, and start trying; return how many."""
