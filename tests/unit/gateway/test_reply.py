@@ -20,7 +20,7 @@ from gateway.answering.attempts import Answering, AttemptLog
 from gateway.answering.call import Call, record_for
 from gateway.answering.hooks import HookMaker, ReplyHook
 from gateway.answering.keeper import Keeper
-from gateway.answering.reply import Reply
+from gateway.answering.reply import Ending, Reply
 from gateway.background import Background
 from gateway.errors import UpstreamError
 from gateway.providers.openai import OpenAIFormat
@@ -228,6 +228,47 @@ def test_the_engines_own_count_has_the_last_word(folder: Path, gpu_hour: int | N
         await scene.finish()
 
         assert (scene.reply.record.status, scene.reply.record.gpu_cost_nanousd) == (Status.ANSWERED, cost)
+
+    asyncio.run(scene())
+
+
+def test_an_ending_is_kept_before_the_books_close(folder: Path) -> None:
+    """Whoever keeps it knows the final record; the journal hears of it after, and the client last."""
+    kept: list[tuple[bool, int, list[Event]]] = []
+
+    async def keep(reply: Reply, ending: Ending) -> None:
+        assert isinstance(ending, list)
+        kept.append((reply.account.is_closed, reply.record.output_tokens, ending))
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", FINISH + USAGE + DONE)
+        scene.reply.keep_ending = keep
+        out = [events async for events in scene.reply.pieces()]
+        await scene.finish()
+
+        assert kept == [(False, 2, out[-1])]
+        assert scene.account.is_closed and scene.reply.record.status is Status.ANSWERED
+
+    asyncio.run(scene())
+
+
+def test_an_ending_that_is_not_kept_is_no_answer(folder: Path) -> None:
+    """It never leaves, and the call ends as one that broke."""
+
+    async def refuse(reply: Reply, ending: Ending) -> None:
+        raise UpstreamError("not now")
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", FINISH + USAGE + DONE)
+        scene.reply.keep_ending = refuse
+        out: list[Event] = []
+        with pytest.raises(UpstreamError):
+            async for events in scene.reply.pieces():
+                out += events
+        await scene.finish()
+
+        assert not any(isinstance(event, ReplyEnd) for event in out)
+        assert scene.reply.record.status is Status.INTERRUPTED
 
     asyncio.run(scene())
 
