@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 
 import pytest
@@ -127,6 +128,29 @@ async def test_a_refused_request_consumes_nothing(quotas: Quotas, clock: SetCloc
         await refusal(quotas, ask(clock, limit, kind))
 
     assert [await quotas.usage("team_a"), await quotas.usage("team_a", key_id="key_a")] == before
+
+
+@every_limit
+async def test_500_callers_at_once_share_a_cap_of_100_to_the_last(
+    redis: Redis, clock: SetClock, limit: LimitName
+) -> None:
+    """Through two gateways: a hundred are held and not one more, and what ends makes room for exactly as many."""
+    unit = COST if "usd" in limit else TOKENS if "tokens" in limit else 1
+    limits = Limits(**{limit.value.replace("usd_", "nanousd_"): 100 * unit})
+    gateways = [Quotas(redis, clock, uses_server_time=False, deadline=20.0) for _ in range(2)]
+
+    async def ask_all() -> list[tuple[Quotas, Hold]]:
+        turns = [gateways[number % 2] for number in range(500)]
+        answers = await asyncio.gather(*(quotas.open(request_of(clock, team=limits)) for quotas in turns))
+        return [pair for pair in zip(turns, answers, strict=True) if isinstance(pair[1], Hold)]
+
+    held = await ask_all()
+    await asyncio.gather(*(quotas.release(hold) for quotas, hold in held[::3]))
+    again = await ask_all()
+    state = await gateways[0].usage("team_a")
+
+    assert (len(held), len(again)) == (100, 34)
+    assert sum(state.used_and_held(limit)) == 100 * unit
 
 
 @every_limit
