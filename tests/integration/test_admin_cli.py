@@ -89,6 +89,19 @@ def test_team_can_be_suspended_and_let_in_again() -> None:
     assert as_json("teams", "show", "paused")["suspended"] is False
 
 
+def test_team_has_a_webhook() -> None:
+    """`--webhook-url` says where its events go, `none` that they go nowhere; other options leave it as it is."""
+    shown = []
+    tollgate("teams", "create", "told", "--webhook-url", "https://93.184.216.34:443/hook")
+    for words in (("--weight", "2"), ("--webhook-url", "https://93.184.216.34/other"), ("--webhook-url", "none")):
+        shown.append(as_json("teams", "show", "told")["webhook_url"])
+        tollgate("teams", "set", "told", *words)
+    shown.append(as_json("teams", "show", "told")["webhook_url"])
+
+    first, other = "https://93.184.216.34/hook", "https://93.184.216.34/other"
+    assert shown == [first, first, other, None]
+
+
 def test_key_is_printed_once() -> None:
     """`create` prints the key, in words and as JSON; `list` never does."""
     tollgate("teams", "create", "keys")
@@ -174,6 +187,8 @@ def test_example_sets_ten_teams_up(config: Path, monkeypatch: pytest.MonkeyPatch
         (("teams", "create", "Not An Id"), "lower-case"),
         (("teams", "create", "x", "--usd-per-day", "lots"), "expected a number or none"),
         (("teams", "create", "x", "--models", "smal"), "Did you mean 'small'?"),
+        (("teams", "create", "x", "--webhook-url", "https://10.0.0.1/"), "a private address"),
+        (("teams", "set", "nobody", "--webhook-url", "ftp://x"), "must begin with https://"),
         (("teams", "set", "nobody", "--weight", "1"), "no team 'nobody'"),
         (("teams", "set", "nobody"), "nothing to change"),
         (("keys", "create", "--team", "nobody"), "no team 'nobody'"),
