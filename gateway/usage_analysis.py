@@ -22,8 +22,6 @@ from protocol.errors import BadRequest
 from router.catalog import AutoRoute, Catalog
 from router.targets import ModelSpec
 
-CHOICES_WITHIN = 5  # seconds
-
 
 class Analysis(Struct, frozen=True):
     """What is asked for beside the report. ``compared``: the model to compare with, if any."""
@@ -125,7 +123,7 @@ async def choices(
         return unknown
     alternatives = alternatives_in(catalog, last)
     try:
-        async with added_up_by_call(connection, CHOICES_WITHIN):
+        async with added_up_by_call(connection):
             sums = await asked_sums(connection, team_id, first, last, alternatives) if alternatives else []
     except BadRequest:
         return unknown
