@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-waiting", type=int, default=front["max_waiting"].default, metavar="N", help="requests in the queue")
     add("--drain-seconds", type=float, default=front["drain_seconds"].default, metavar="S", help="after SIGTERM")
     add("--num-threads", type=int, metavar="N", help="of torch on the CPU; torch's own choice if not given")
-    add("--instance-id", metavar="ID", help="name in /load, with a suffix of each start; host name and port if not given")
+    add("--instance-id", metavar="ID", help="name in /load, before a suffix for each start; host and port if not given")
     return parser
 
 
