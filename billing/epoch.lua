@@ -28,6 +28,7 @@ local function look() return {text(now), redis.call('HGETALL', key)} end
 -- ARGV: new id, the id that it follows ("" for none), who, turn in seconds. Returns 1 when it is our turn to rebuild.
 local function start()
   local id, state, who, late, since = unpack(redis.call('HMGET', key, 'id', 'state', 'who', 'until', 'since'))
+  if id == ARGV[3] and state == 'gathering' and who == ARGV[5] then return 1 end -- said twice
   if (id or '') ~= ARGV[4] then return 0 end
   if state == 'gathering' and who ~= ARGV[5] and now < tonumber(late) then return 0 end
   redis.call('DEL', key)
@@ -47,6 +48,7 @@ end
 -- ARGV: id, owner, until. Said before the first call is put back; an owner begins once in an epoch. Returns 1 if it may.
 local function begin()
   local id, state, known = unpack(redis.call('HMGET', key, 'id', 'state', 'owner:' .. ARGV[4]))
+  if known == 'PUTTING ' .. ARGV[5] then return 1 end -- said twice
   if id ~= ARGV[3] or state ~= 'gathering' or known or now >= tonumber(ARGV[5]) then return 0 end
   redis.call('HSET', key, 'owner:' .. ARGV[4], 'PUTTING ' .. ARGV[5])
   return 1

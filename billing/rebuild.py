@@ -10,27 +10,24 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from billing.edges import Clock, Database
 from billing.epochs import Epochs
 from billing.flusher import Flusher
 from billing.holds import Hold
 from billing.journal import Journal
-from billing.ledger_sums import LedgerSums, Sums, read_ledger_sums
+from billing.ledger_sums import LedgerSums, Sums
 from billing.quotas import Quotas
+from billing.rebuild_store import RebuildStore
 from billing.records import CHARGED, UsageRecord
 from billing.script import UNREACHABLE
 
 STILL = 10.0  # seconds that an owner keeps still for a rebuild, at most
 TURN = 5.0  # seconds after which somebody else takes a rebuild over
-ALIVE = 30.0  # seconds since an owner was last seen, after which nobody waits for it
 PATIENCE = 35.0  # seconds for an owner that lives and does not put back; it heals the books when it turns up
 READ_WITHIN = 8.0  # seconds for the statements
 LOAD_WITHIN = 1.0  # seconds after which a load is too late
@@ -53,9 +50,8 @@ class Rebuilder:
         quotas: Quotas,
         journal: Journal,
         flusher: Flusher,
-        database: Database,
+        store: RebuildStore,
         epochs: Epochs,
-        clock: Clock,
         *,
         still: float = STILL,
     ) -> None:
@@ -63,9 +59,8 @@ class Rebuilder:
         self._quotas = quotas
         self._journal = journal
         self._flusher = flusher
-        self._database = database
+        self._store = store
         self._epochs = epochs
-        self._clock = clock
         self._still = still
 
     async def put_back(self, epoch: str, is_over: Callable[[], bool] = lambda: False) -> None:
@@ -112,7 +107,7 @@ class Rebuilder:
         work = asyncio.create_task(_survived(self._build(epoch)))
         try:
             await self.put_back(epoch, work.done)
-            return bool(await work)
+            return work.done() and bool(work.result())  # else our own promise has ended
         finally:
             turn.cancel()
             work.cancel()
@@ -132,7 +127,7 @@ class Rebuilder:
             owners = seen.epoch.owners
             if any(seen.now >= until for _, until in owners.values()):
                 return False  # a promise has ended before we could read
-            alive = await owners_alive(self._database, self._clock) if seen.now < seen.epoch.since + PATIENCE else set()
+            alive = await self._store.owners_alive() if seen.now < seen.epoch.since + PATIENCE else set()
             if all(owners.get(each, (False, 0.0))[0] for each in alive | owners.keys() | {self.owner}):
                 break
             await asyncio.sleep(SOON)
@@ -142,20 +137,17 @@ class Rebuilder:
         is_ready = await self._epochs.finish(epoch, self.owner, sums.read_at, server)
         if is_ready:
             log.warning("counters_rebuilt", epoch=epoch, teams=len(sums.teams), owners=sorted(owners))
-            async with self._database.begin() as connection:
-                await connection.execute(FORGIVE, {"since": _moment(self._clock.now() - ALIVE)})
+            await self._store.forgive_dead()
         return is_ready
 
     async def _read(self, epoch: str) -> LedgerSums:
         async with asyncio.timeout(READ_WITHIN):
-            async with self._database.begin() as connection:
-                teams = (await connection.execute(text("SELECT id FROM teams"))).scalars().all()
+            teams = await self._store.teams()
             put_back: list[str] = []
             for some in _batches(teams, AT_ONCE):
                 found = await asyncio.gather(*(self._quotas.calls_put_back(epoch, team_id) for team_id in some))
                 put_back += [request_id for ids in found for request_id in ids]
-            async with self._database.begin() as connection:
-                return await read_ledger_sums(connection, self._clock.now(), put_back)
+            return await self._store.ledger_sums(put_back)
 
     async def _load(self, epoch: str, sums: LedgerSums) -> None:
         for some in _batches(sums.by_team(), AT_ONCE):
@@ -163,12 +155,6 @@ class Rebuilder:
             loads = [self._quotas.load(epoch, team_id, each, valid_until) for team_id, each in some]
             if not all(await asyncio.gather(*loads)):
                 raise TimeoutError("the sums were loaded too late")
-
-
-async def owners_alive(database: Database, clock: Clock) -> set[str]:
-    """Return everybody who may know what the statements do not: all that were seen within 30 s."""
-    async with database.begin() as connection:
-        return set((await connection.execute(OWNERS, {"since": _moment(clock.now() - ALIVE)})).scalars())
 
 
 def nothing() -> Sums:
@@ -207,11 +193,3 @@ async def _survived(work: Coroutine[Any, Any, Any]) -> Any:
     except LOST as exc:
         log.warning("rebuild_broken_off", error=repr(exc))
         return None
-
-
-def _moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
-
-
-OWNERS = text("SELECT id FROM flushers WHERE seen_at >= :since")
-FORGIVE = text("UPDATE flushers SET unsettled = 0 WHERE unsettled > 0 AND seen_at < :since")

@@ -6,22 +6,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from datetime import UTC, datetime
 from enum import StrEnum
 
 import structlog
 from redis.asyncio import Redis
-from sqlalchemy import text
 
-from billing.edges import Clock, Database
+from billing.edges import Clock
 from billing.epochs import DEADLINE, Epochs, Seen
 from billing.flusher import Flusher
-from billing.holds import Scope
 from billing.journal import Journal
-from billing.ledger_sums import read_scope_sums
 from billing.quotas import Quotas
-from billing.rebuild import ALIVE, LOAD_WITHIN, LOST, STILL, Rebuilder, nothing, owners_alive
-from billing.standalone import ScopeSums
+from billing.rebuild import LOAD_WITHIN, LOST, STILL, Rebuilder, nothing
+from billing.rebuild_store import RebuildStore
 
 LOOK_EVERY = 1.0  # seconds between looks at the epoch
 LOOK_SOON = 0.05  # seconds after an alarm, doubled until LOOK_EVERY as long as it lasts
@@ -75,7 +71,7 @@ class Restorer:
         quotas: Quotas,
         journal: Journal,
         flusher: Flusher,
-        database: Database,
+        store: RebuildStore,
         redis: Redis,
         clock: Clock,
         *,
@@ -86,10 +82,10 @@ class Restorer:
         self.owner = flusher.id
         self._quotas = quotas
         self._flusher = flusher
-        self._database = database
+        self._store = store
         self._clock = clock
         self._epochs = Epochs(redis, clock, uses_server_time=uses_server_time, deadline=deadline)
-        self._rebuilder = Rebuilder(quotas, journal, flusher, database, self._epochs, clock, still=still)
+        self._rebuilder = Rebuilder(quotas, journal, flusher, store, self._epochs, still=still)
         self._joined = FRESH
         self._put_back_in = ""
         self._is_stale = False
@@ -99,7 +95,7 @@ class Restorer:
         self._noting: asyncio.Task[None] | None = None
         self._is_noted = False  # Postgres knows that we have something unsaid
         self._task: asyncio.Task[None] | None = None
-        quotas.attach(self, self._ask_statements)
+        quotas.attach(self, store.scope_sums)
 
     async def start(self) -> None:
         """Begin to look; return when the quotas count in Redis, or after two seconds.
@@ -119,10 +115,12 @@ class Restorer:
         for task in (self._task, self._noting, *self._welcomes.values()):
             if task is not None:
                 task.cancel()
-        query = {"id": self.owner, "unsettled": self._quotas.unsaid, "gone": self._moment(ALIVE + 1)}
         try:
-            async with asyncio.timeout(LEAVE_WITHIN), self._database.begin() as connection:
-                await connection.execute(LEAVE if self._quotas.unsaid or self._flusher.backlog else FORGET, query)
+            async with asyncio.timeout(LEAVE_WITHIN):
+                if self._quotas.unsaid or self._flusher.backlog:
+                    await self._store.leave(self.owner, self._quotas.unsaid)
+                else:
+                    await self._store.forget(self.owner)
         except LOST as exc:
             log.warning("owner_not_taken_off", error=repr(exc))
 
@@ -196,7 +194,7 @@ class Restorer:
 
     async def _start(self, present: str, why: str) -> None:
         """Begin a new epoch and see it through, if it is our turn. Without Postgres there is no use in it."""
-        await owners_alive(self._database, self._clock)
+        await self._store.owners_alive()
         self._joined = ""
         self._is_stale = False
         epoch = f"{int(self._clock.now() * 1000):x}-{secrets.token_hex(3)}"
@@ -210,8 +208,7 @@ class Restorer:
             return ""
         self._dead_due = self._clock.now() + ASK_FOR_DEAD_EVERY
         try:
-            async with self._database.begin() as connection:
-                dead = (await connection.execute(DEAD, {"gone": self._moment(ALIVE)})).scalars().all()
+            dead = await self._store.dead_with_unsettled()
         except LOST:
             return ""  # nothing can be rebuilt now either
         return f"somebody died and left calls unsettled: {', '.join(dead)}" if dead else ""
@@ -222,9 +219,8 @@ class Restorer:
             epoch = seen.epoch
             if epoch is None or not epoch.is_ready or epoch.id != self._quotas.epoch:
                 return False
-            async with self._database.begin() as connection:
-                created_at = (await connection.execute(CREATED, {"id": team_id})).scalar_one_or_none()
-            if created_at is not None and float(created_at) <= epoch.read_at:
+            created_at = await self._store.created_at(team_id)
+            if created_at is not None and created_at <= epoch.read_at:
                 await self._epochs.want(epoch.id, f"the books of {team_id} were lost")
                 return False
             # A team made later began with nothing: all of its calls are told in this epoch.
@@ -246,17 +242,8 @@ class Restorer:
                     await asyncio.sleep(0.5)
 
     async def _note(self, unsettled: int) -> None:
-        query = {"id": self.owner, "unsettled": unsettled, "seen_at": self._moment(0.0)}
-        async with self._database.begin() as connection:
-            await connection.execute(NOTE, query)
+        await self._store.note_unsettled(self.owner, unsettled)
         self._is_noted = unsettled > 0
-
-    async def _ask_statements(self, scope: Scope, team_id: str, day: int) -> ScopeSums:
-        async with self._database.begin() as connection:
-            return await read_scope_sums(connection, scope, team_id, day)
-
-    def _moment(self, ago: float) -> datetime:
-        return datetime.fromtimestamp(self._clock.now() - ago, UTC)
 
 
 async def request_rebuild(redis: Redis, clock: Clock, why: str) -> bool:
@@ -280,14 +267,3 @@ async def _until(is_so: Callable[[], bool], seconds: float) -> None:
 async def _want(epochs: Epochs, why: str) -> bool:
     present = (await epochs.look()).epoch
     return present is not None and await epochs.want(present.id, why)
-
-
-DEAD = text("SELECT id FROM flushers WHERE unsettled > 0 AND seen_at < :gone")
-CREATED = text("SELECT extract(epoch FROM created_at) FROM teams WHERE id = :id")
-FORGET = text("DELETE FROM flushers WHERE id = :id")
-LEAVE = text("UPDATE flushers SET unsettled = :unsettled, seen_at = least(seen_at, :gone) WHERE id = :id")
-NOTE = text(
-    "INSERT INTO flushers (id, watermark, backlog, seen_at, unsettled) "
-    "VALUES (:id, to_timestamp(0), 0, :seen_at, :unsettled) "
-    "ON CONFLICT (id) DO UPDATE SET unsettled = excluded.unsettled"
-)

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.quotas import Quotas
+from billing.rebuild_store import PostgresStore
 from billing.restore import Restorer
 from billing.sweep import Sweeper
 from gateway.answering.keeper import Keeper
@@ -109,7 +110,7 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
             hooks=(metrics.watch,),
             started_at=clock.now(),
         )
-        restorer = Restorer(quotas, journal, services.flusher, database, redis, clock)
+        restorer = Restorer(quotas, journal, services.flusher, PostgresStore(database, clock), redis, clock)
         stack.push_async_callback(restorer.stop)
         await restorer.start()  # before anything is adopted, flushed or held
         sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)

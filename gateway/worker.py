@@ -22,6 +22,7 @@ from billing.audit import audit
 from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.quotas import Quotas
+from billing.rebuild_store import PostgresStore
 from billing.restore import Restorer
 from billing.sweep import Sweeper
 from gateway.background import stop_all
@@ -73,7 +74,7 @@ async def _work(settings: Settings, clock: Clock) -> int:
         journal = Journal.open(settings.data_dir / "journal", fsync=settings.journal_fsync, clock=clock)
         stack.callback(journal.close)
         flusher = Flusher(journal, database, clock, book_adopted=quotas.book)
-        restorer = Restorer(quotas, journal, flusher, database, redis, clock)
+        restorer = Restorer(quotas, journal, flusher, PostgresStore(database, clock), redis, clock)
         stack.push_async_callback(restorer.stop)
         log.info("worker_started", owner=flusher.id)
         await restorer.start()  # before anything is adopted, flushed or held

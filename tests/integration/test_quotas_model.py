@@ -32,6 +32,9 @@ LIMITS = {
 }
 
 
+PER_MINUTE = {LimitName.REQUESTS_PER_MINUTE, LimitName.TOKENS_PER_MINUTE}
+
+
 @dataclass
 class Account:
     """What the model knows of one scope."""
@@ -132,15 +135,18 @@ class Books(RuleBasedStateMachine):
     @precondition(lambda self: self.known)
     @rule(pick=st.integers(0, 10**6))
     def renew(self, pick: int) -> None:
-        """A living hold lives on; one that is over does not come back."""
+        """A living hold lives on; a reaped one takes its room again where it is; one that is over does not come back."""
         hold = self.known[pick % len(self.known)]
         request_id = hold.request.request_id
+        is_reaped = self.graves.get(request_id) == "reaped"
+        has_room = not {limit for _, limit in self.full_limits(hold.request)} - PER_MINUTE
 
         is_alive = self.runner.run(self.quotas.renew(hold, Settlement(Usage(1), 1)))
 
-        assert is_alive == (request_id in self.live)
+        assert is_alive == (request_id in self.live or (is_reaped and has_room))
         if is_alive:
             self.live[request_id] = (hold, self.clock.now() + LEASE)
+            self.graves.pop(request_id, None)
 
     @rule()
     def sweep(self) -> None:
@@ -151,7 +157,7 @@ class Books(RuleBasedStateMachine):
 
         for request_id in expired:
             del self.live[request_id]
-            self.graves[request_id] = "freed"
+            self.graves[request_id] = "reaped"
 
     @rule(seconds=st.floats(0, 70) | st.sampled_from([0.5, 1.0, 1.0, 29.0, 30.0, 59.0, 59.0, 60.0, 28_800.0]))
     def wait(self, seconds: float) -> None:

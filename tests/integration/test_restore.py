@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import text
 
-from billing import rebuild, restore
+from billing import rebuild, rebuild_store, restore
 from billing.epochs import EPOCH_KEY
 from billing.holds import Hold, Limits, RefusedHold
 from billing.ledger import write_records
@@ -175,7 +175,7 @@ async def test_with_nothing_known_nothing_is_spent(
     async def lost(*_: object) -> None:
         raise OSError("connection refused")
 
-    monkeypatch.setattr(restore, "read_scope_sums", lost)
+    monkeypatch.setattr(rebuild_store, "read_scope_sums", lost)
     refused = await owner.quotas.open(owner.ask(team=Limits(nanousd_per_day=100_000_000)))
     unlimited = await owner.quotas.open(owner.ask())
 

@@ -13,6 +13,7 @@ from billing.flusher import Flusher
 from billing.holds import Hold, HoldRequest, Leg, Limits, Scope
 from billing.journal import Journal
 from billing.quotas import Quotas
+from billing.rebuild_store import PostgresStore
 from billing.records import Status
 from billing.restore import Restorer
 from gateway.answering.account import Account
@@ -124,7 +125,7 @@ async def open_owner(
     journal = Journal.open(data_dir / "journal", clock=clock)
     quotas = Quotas(redis, clock, standalone_share=share)
     flusher = Flusher(journal, database, clock, book_adopted=quotas.book)
-    restorer = Restorer(quotas, journal, flusher, database, redis, clock, still=still)
+    restorer = Restorer(quotas, journal, flusher, PostgresStore(database, clock), redis, clock, still=still)
     await restorer.start()
     owner = Owner(clock, redis, quotas, journal, flusher, restorer)
     owner.flushing = asyncio.create_task(flusher.run())
