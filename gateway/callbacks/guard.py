@@ -38,45 +38,50 @@ class Destination(Struct, frozen=True):
     addresses: tuple[Address, ...]
 
 
-async def look_up(host: str, port: int) -> list[str]:
-    """Return the addresses of a name, as the system's resolver orders them. Raises OSError.
+class SystemResolver:
+    """Looks names up as the system does, each in a thread of its own that the end of the process does not wait for.
 
-    In a thread of its own that the end of the process does not wait for: a slow name server holds up nobody else.
+    A name server that hangs holds up whoever asked it, and ``at_once`` bounds how many threads can be stuck there.
     """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[list[str]] = loop.create_future()
 
-    def settle(addresses: list[str], error: OSError | None) -> None:
-        if answer.done():  # nobody waits any more
-            return
-        if error is None:
-            answer.set_result(addresses)
-        else:
-            answer.set_exception(error)
+    def __init__(self, at_once: int = 256) -> None:
+        self._places = asyncio.Semaphore(at_once)
 
-    def ask() -> None:
-        addresses: list[str] = []
-        error: OSError | None = None
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
-        except UnicodeError as exc:  # a label of more than 63 characters
-            error = socket.gaierror(socket.EAI_NONAME, str(exc))
-        except OSError as exc:
-            error = exc
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, addresses, error)
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        """Return the addresses of a name, in the system's order. Raises OSError."""
+        await self._places.acquire()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[str]] = loop.create_future()
 
-    threading.Thread(target=ask, name="callback-look-up", daemon=True).start()
-    return await answer
+        def settle(addresses: list[str], error: OSError | None) -> None:
+            self._places.release()
+            if answer.done():  # nobody waits any more
+                return
+            if error is None:
+                answer.set_result(addresses)
+            else:
+                answer.set_exception(error)
+
+        def ask() -> None:
+            addresses: list[str] = []
+            error: OSError | None = None
+            try:
+                addresses = _look_up(host, port)
+            except OSError as exc:
+                error = exc
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, addresses, error)
+
+        threading.Thread(target=ask, name="callback-look-up", daemon=True).start()
+        return await answer
 
 
 class Guard:
     """Decides where callbacks may go. ``allow``: ranges that are open though they are not public."""
 
-    def __init__(self, allow: Sequence[Network] = (), resolve: Resolve = look_up) -> None:
+    def __init__(self, allow: Sequence[Network] = (), resolve: Resolve | None = None) -> None:
         self._allow = tuple(allow)
-        self._resolve = resolve
+        self._resolve = resolve or SystemResolver()
 
     async def find(self, url: CallbackUrl) -> Destination:
         """Return where ``url`` leads, every address checked. Raises Unreachable."""
@@ -84,7 +89,7 @@ class Guard:
         for address in addresses:
             kind = why_forbidden(address, self._allow)
             if kind is not None:
-                where = "is" if url.address is not None else f"leads to {address},"
+                where = "is" if url.address is not None else "leads to"  # which one is none of a team's business
                 raise Unreachable(f"{where} {kind} address, where callbacks may not go")
             if is_allowed(address, self._allow):
                 continue
@@ -124,3 +129,11 @@ class Guard:
         if not addresses:
             raise Unreachable(f"names {url.host}, which has no address")
         return addresses
+
+
+def _look_up(host: str, port: int) -> list[str]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as exc:  # a label of more than 63 characters
+        raise socket.gaierror(socket.EAI_NONAME, str(exc)) from exc
+    return list(dict.fromkeys(str(each[4][0]) for each in found))

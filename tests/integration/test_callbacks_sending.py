@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from email.utils import formatdate
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,16 @@ async def test_the_connection_goes_where_the_first_answer_led(receiver: Receiver
 
     assert outcome.is_delivered
     assert receiver.deliveries[0].headers["host"] == f"rebinding.example:{receiver.port}"
+
+
+async def test_no_socket_is_opened_for_another_address() -> None:
+    """Whatever the client library comes up with, only what was checked is connected to."""
+    pinned = sender_module._Pinned((ip_address("127.0.0.1"),))
+    family, kind = socket.AF_INET, socket.SOCK_STREAM
+
+    pinned.open_socket((family, kind, 6, "", ("127.0.0.1", 80))).close()
+    with pytest.raises(OSError, match="not an address that was checked"):
+        pinned.open_socket((family, kind, 6, "", ("127.0.0.2", 80)))
 
 
 async def test_tls_is_for_the_name_though_the_address_is_pinned(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
 from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 
 import pytest
 
-from gateway.callbacks.guard import Guard, Unreachable
+from gateway.callbacks.guard import Guard, SystemResolver, Unreachable
 from gateway.callbacks.urls import read_url
 from protocol.errors import BadRequest
 
@@ -122,6 +124,44 @@ async def test_an_unknown_http_name_does_not_pass() -> None:
 
 
 async def test_the_system_resolver_answers() -> None:
-    """localhost is a name like any other: looked up, and closed."""
+    """localhost is a name like any other: looked up, and closed; a label that is too long is no name."""
+    guard = Guard()
+
     with pytest.raises(Unreachable, match="loopback"):
-        await Guard().find(read_url("https://localhost/"))
+        await guard.find(read_url("https://localhost/"))
+    with pytest.raises(Unreachable, match="does not exist"):
+        await guard.find(read_url(f"https://{'a' * 64}.example/"))
+
+
+async def test_look_ups_that_hang_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many threads may be stuck and no more; each place is free again when its thread comes back."""
+    stuck, asked = threading.Event(), []
+
+    def getaddrinfo(host: str, port: int, **_: object) -> list[object]:
+        asked.append(host)
+        stuck.wait(30)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    resolver = SystemResolver(at_once=2)
+    looks = [asyncio.create_task(resolver(f"host-{number}", 443)) for number in range(5)]  # type: ignore[arg-type]
+    while len(asked) < 2:
+        await asyncio.sleep(0.01)
+    looks[0].cancel()  # whoever asked gives up; the thread is still stuck
+    await asyncio.wait(looks[:1])
+    held = len(asked)
+    stuck.set()
+    rest = await asyncio.gather(*looks[1:])
+
+    assert held == 2
+    assert rest == [["93.184.216.34"]] * 4
+
+
+def test_a_name_that_leads_inside_is_not_told_where() -> None:
+    """What addresses our names have is none of a team's business."""
+    guard = Guard(resolve=Names(["10.1.2.3"]))
+
+    with pytest.raises(BadRequest) as refusal:
+        asyncio.run(guard.check("https://database.internal/", "callback_url"))
+
+    assert "10.1.2.3" not in refusal.value.message and "private" in refusal.value.message
