@@ -142,6 +142,11 @@ WHOLE = (
     Whole("more cached than asked", CHAT,
           body(usage={"prompt_tokens": 3, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 9}}),
           Said(("Grüezi 🚪",), usage=Usage(input_tokens=3, cached_input_tokens=3, output_tokens=7))),
+    *(Whole(f"written to the cache: {written}", CHAT,
+            body(usage={"prompt_tokens": 9, "completion_tokens": 7,
+                        "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": written}}),
+            Said(("Grüezi 🚪",), usage=Usage(9, 4, 7, cache_write_tokens=counted)))
+      for written, counted in ((3, 3), (99, 5), (-3, 0), (None, 0))),
     Whole("counts as floats", CHAT, body(usage={"prompt_tokens": 3.0, "completion_tokens": 7.0}),
           Said(("Grüezi 🚪",), usage=Usage(input_tokens=3, output_tokens=7))),
     *(Whole(f"no count: {counts}", CHAT, body(usage=counts), Said(("Grüezi 🚪",), usage=None))
