@@ -91,10 +91,11 @@ class IdempotencyStore:
         was = Claim(wanted.place, wanted.digest, row.request_id)
         return Answered(row.request_id, await unseal(self._sealer, was, row.answer or b""))
 
-    async def store(self, claim: Claim, answer: StoredAnswer, record: UsageRecord) -> bool:
-        """Keep the answer and book its usage record, both or neither; return False if the call was taken over.
+    async def store(self, claim: Claim, answer: StoredAnswer, record: UsageRecord | None) -> bool:
+        """Keep the answer and book its usage record, if it has one; return False if the call was taken over.
 
-        Doing it again changes nothing, so it may be tried until Postgres has said that it is done.
+        Both are done or neither is. Doing it again changes nothing, so it may be tried until Postgres has said that it
+        is done.
         """
         sealed = await seal(self._sealer, claim, answer)
         values = _where(claim.place) | {
@@ -226,6 +227,15 @@ PURGE = text("""
 
 def _where(place: Place) -> dict[str, object]:
     return {"team_id": place.team_id, "endpoint": place.endpoint, "key": place.key}
+
+
+def is_refusal(exc: BaseException) -> bool:
+    """Whether Postgres has answered and does not want this: then it has not been done, and may never be."""
+    cause = exc.orig.__cause__ if isinstance(exc, DBAPIError) and exc.orig is not None else None
+    if isinstance(cause, asyncpg.QueryCanceledError):
+        return True
+    is_away = isinstance(cause, asyncpg.PostgresConnectionError | asyncpg.OperatorInterventionError)
+    return isinstance(cause, asyncpg.PostgresError) and not is_away
 
 
 def _is_about_a_value(exc: DBAPIError) -> bool:

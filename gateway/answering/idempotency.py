@@ -30,7 +30,7 @@ from billing.records import UsageRecord
 from gateway.answering.call import Call
 from gateway.answering.tape import Send, Tape
 from gateway.errors import CallTakenOver, IdempotencyKeyInUse, IdempotencyKeyReused, Unavailable
-from gateway.idempotency_store import UNREACHABLE, Answered, Found, Reused, Running
+from gateway.idempotency_store import UNREACHABLE, Answered, Found, Reused, Running, is_refusal
 from gateway.services import Services
 from gateway.stored_answers import Claim, Place, StoredAnswer
 from gateway.telemetry.metrics import counter_of
@@ -39,6 +39,7 @@ from protocol.errors import ServiceError
 LARGEST_KEPT = 16 * 1024 * 1024  # bytes; a longer answer passes through and is not kept
 ASK_WITHIN = 5.0  # seconds for Postgres to say whether a call may run
 CLIENT_WAITS = 30.0  # seconds that a client waits for its answer to be stored while Postgres is away
+MOST_REFUSALS = 5  # times that Postgres may refuse to store an answer before it is given up
 FIRST_LOOK, LAST_LOOK = 0.05, 0.5  # seconds between looks at a call that runs elsewhere
 
 # Stores an answer and books its record, before the books close; ``None`` is an answer too long to keep.
@@ -99,7 +100,7 @@ def digest_of(call: Call, pepper: str) -> bytes:
     """Return a digest of everything that decides the answer: 32 bytes of HMAC-SHA-256, so that nobody who reads the
     table can try prompts against it. Whitespace, the order of keys, and nulls for what was not said don't matter.
     """
-    asked = msgspec.to_builtins(call.request) | dict(call.extra)
+    asked = msgspec.to_builtins(call.native or call.request) | dict(call.extra)
     wish = call.wish
     said = {"priority": call.priority, "quality": wish.quality, "most": wish.max_cost_nanousd, "tier": wish.tier.value}
     canonical = msgspec.json.encode([asked, said], order="deterministic")
@@ -145,6 +146,8 @@ async def _run_to_the_end(services: Services, call: Call, claim: Claim, run: Run
             await run(call, tape.send, keep)
     except Exception as exc:
         error = exc
+        if not (tape.is_heard or isinstance(exc, ServiceError)):
+            log.exception("unexpected_error", request_id=call.request_id)
     except asyncio.CancelledError:
         tape.end(Unavailable("The gateway is closing. Send the call again with the same Idempotency-Key."))
         raise
@@ -154,22 +157,28 @@ async def _run_to_the_end(services: Services, call: Call, claim: Claim, run: Run
 
 
 async def _store(services: Services, claim: Claim, answer: StoredAnswer, record: UsageRecord, tape: Tape) -> bool:
-    """Store an answer; return False if the call was taken over.
+    """Store an answer; return False if the call was taken over. Raises Unavailable when Postgres refuses it.
 
-    While Postgres is away it is not known whether it has been stored, so this goes on until Postgres says. The client
-    is sent away after a while: it may come back for the answer.
+    While Postgres is away nobody knows whether it was stored, so this goes on until Postgres says. The client is sent
+    away after a while: it may come back for the answer.
     """
-    pause = 0.1
-    gives_up = services.clock.monotonic() + CLIENT_WAITS
-    while True:
-        try:
-            return await services.idempotency.store(claim, answer, record)
-        except UNREACHABLE as exc:
-            log.warning("idempotent_answer_not_stored_yet", request_id=claim.request_id, error=repr(exc))
-        if services.clock.monotonic() > gives_up:
-            tape.end(Unavailable("The answer cannot be stored right now. Ask again with the same Idempotency-Key."))
-        await asyncio.sleep(pause)
-        pause = min(2.0, 2 * pause)
+    away = Unavailable("The answer cannot be stored right now. Ask again with the same Idempotency-Key.")
+    patience = asyncio.get_running_loop().call_later(CLIENT_WAITS, tape.end, away)
+    pause, refusals = 0.1, 0
+    try:
+        while True:
+            try:
+                return await services.idempotency.store(claim, answer, record)
+            except UNREACHABLE as exc:
+                log.warning("idempotent_answer_not_stored_yet", request_id=claim.request_id, error=repr(exc))
+                refusals += is_refusal(exc)
+                if refusals == MOST_REFUSALS:
+                    log.error("idempotent_answer_refused", request_id=claim.request_id, error=repr(exc))
+                    raise Unavailable("The answer could not be stored. It costs nothing. Try again.") from exc
+            await asyncio.sleep(pause)
+            pause = min(2.0, 2 * pause)
+    finally:
+        patience.cancel()
 
 
 async def _release(services: Services, claim: Claim) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
@@ -12,11 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.answering import idempotency
 from gateway.embedded import EmbeddedPostgres, temporary_postgres, temporary_valkey
 from gateway.processes import descendants_of
 from tests.support.fault_service import freeze
 from tests.support.house import House, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.servers import execute
 
 CHAT: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Say something."}]}
 CHAT_URL = "/v1/chat/completions"
@@ -73,6 +76,57 @@ def test_an_answer_waits_for_postgres_before_its_last_bytes_leave(
 
     assert not is_early
     assert first.status_code == 200 and again.content == first.content and len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_a_client_is_sent_away_when_storing_takes_too_long(
+    fragile: House,
+    postgres: EmbeddedPostgres,
+    upstream: ScriptedUpstream,
+    stream: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It never hangs, and its answer is not lost: asked again, it is there, and paid once."""
+    monkeypatch.setattr(idempotency, "CLIENT_WAITS", 0.3)
+    headers = {"idempotency-key": str(uuid.uuid4())}
+    upstream.script("tokens=5,pace=0.05,first_token=0.3")
+    assert postgres.pid is not None
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, fragile, headers, stream=stream)
+        upstream.wait_until(lambda: upstream.requests)
+        frozen = freeze([postgres.pid, *descendants_of(postgres.pid)], 2.5)
+        sent_away = answer.result()
+        frozen.wait()
+    again = ask(fragile, headers, stream=stream)
+
+    assert sent_away.status_code == (200 if stream else 503)
+    assert "Ask again with the same Idempotency-Key" in sent_away.text and "[DONE]" not in sent_away.text
+    assert again.status_code == 200 and again.headers["idempotent-replayed"] == "true"
+    assert not stream or again.text.endswith("data: [DONE]\n\n")
+    assert len(upstream.requests) == 1
+
+
+def test_an_answer_that_postgres_refuses_is_none(
+    fragile: House, postgres: EmbeddedPostgres, upstream: ScriptedUpstream
+) -> None:
+    """What cannot be stored is not delivered and not charged; nobody waits for it for ever."""
+    headers = {"idempotency-key": str(uuid.uuid4())}
+    asyncio.run(
+        execute(postgres.url, "ALTER TABLE idempotency ADD CONSTRAINT full_up CHECK (status IS NULL) NOT VALID")
+    )
+    try:
+        refused = ask(fragile, headers)
+    finally:
+        asyncio.run(execute(postgres.url, "ALTER TABLE idempotency DROP CONSTRAINT full_up"))
+    answered = ask(fragile, headers)
+
+    assert (refused.status_code, answered.status_code) == (503, 200) and len(upstream.requests) == 2
+    with fragile.client(fragile.admin_key) as admin:
+        records = [
+            admin.get(f"/admin/usage-records/{answer.headers['x-request-id']}").json() for answer in (refused, answered)
+        ]
+    assert [record["status"] for record in records] == ["failed", "answered"]
+    assert records[0]["cost_usd"] == 0
 
 
 def test_without_postgres_a_call_with_a_key_does_not_run(
