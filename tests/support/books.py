@@ -122,35 +122,43 @@ async def compare_statements(connection: asyncpg.Connection, rows: Sequence[Row]
 
 async def compare_counters(redis: Redis, rows: Sequence[Row], teams: Sequence[str]) -> list[str]:
     """Add the rows up by team, key, day and month, and hold the sums against the counters; look for what is held."""
+    complaints = []
+    for team in teams:
+        base = await base_of(redis, team)
+        owed = _owed([row for row in rows if row["team_id"] == team])
+        counted = {str(key, "utf-8").removeprefix(base) async for key in redis.scan_iter(match=f"{base}:*", count=1000)}
+        for counter in sorted(owed.keys() | {key for key in counted if re.match(":[dm]:", key)}):
+            found = {str(name, "utf-8"): int(value) for name, value in (await redis.hgetall(base + counter)).items()}
+            if any(found.get(name, 0) != owed[counter][name] for name in ("t", "c")):
+                complaints.append(f"{team}: counter {counter} says {found}, the ledger {dict(owed[counter])}")
+            if any(found.get(name) for name in ("ht", "hc")):
+                complaints.append(f"{team}: counter {counter} still holds something: {found}")
+        for which in sorted(counted & {":holds", ":leases", ":live"}):
+            kind = await redis.type(base + which)
+            left = await (redis.zrange(base + which, 0, -1) if kind == b"zset" else redis.hkeys(base + which))
+            complaints.append(f"{team}: {which} is not empty: {left}")
+    return complaints
+
+
+async def base_of(redis: Redis, team: str) -> str:
+    """Return what the names of a team's counters begin with in the epoch that counts now."""
+    prefix = f"tollgate:{{{team}}}"
+    epoch = await redis.get(f"{prefix}:epoch")
+    return f"{prefix}:{(epoch or b'').decode()}"
+
+
+def _owed(rows: Sequence[Row]) -> dict[str, Counter[str]]:
+    """Return what a team's counters should say, by their names."""
     owed: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         if row["status"] not in CHARGED:
             continue
         day = EPOCH + timedelta(milliseconds=int(row["request_id"].replace("-", "")[:12], 16))
-        month = day.year * 12 + day.month
         for scope in ("team", f"key:{row['key_id']}"):
-            prefix = f"tollgate:{{{row['team_id']}}}"
-            used = {"t": row["input_tokens"] + row["output_tokens"], "c": row["cost_nanousd"]}
-            owed[f"{prefix}:d:{scope}:{(day - EPOCH).days}"].update(used)
-            owed[f"{prefix}:m:{scope}:{month}"].update({"c": used["c"]})
-    complaints = []
-    for team in teams:
-        prefix = f"tollgate:{{{team}}}"
-        counted = {key.decode() async for key in redis.scan_iter(match=f"{prefix}:*", count=1000)}
-        for key in sorted(counted | {key for key in owed if key.startswith(prefix)}):
-            if re.match(r":[dm]:", key.removeprefix(prefix)):
-                found = {name.decode(): int(value) for name, value in (await redis.hgetall(key)).items()}
-                if any(found.get(name, 0) != owed[key][name] for name in ("t", "c")):
-                    complaints.append(f"counter {key} says {found}, the ledger {dict(owed[key])}")
-                if any(found.get(name) for name in ("ht", "hc")):
-                    complaints.append(f"counter {key} still holds something: {found}")
-        for name in ("holds", "leases", "live"):
-            key = f"{prefix}:{name}"
-            if await redis.exists(key):
-                kind = await redis.type(key)
-                left = await (redis.zrange(key, 0, -1) if kind == b"zset" else redis.hkeys(key))
-                complaints.append(f"{key} is not empty: {left}")
-    return complaints
+            tokens = row["input_tokens"] + row["output_tokens"]
+            owed[f":d:{scope}:{(day - EPOCH).days}"].update({"t": tokens, "c": row["cost_nanousd"]})
+            owed[f":m:{scope}:{day.year * 12 + day.month}"].update({"c": row["cost_nanousd"]})
+    return owed
 
 
 async def check_journals(connection: asyncpg.Connection, directory: Path) -> list[str]:
@@ -187,6 +195,4 @@ def _calls_in(path: Path) -> tuple[set[str], set[str]]:
                 case Kind.CLOSED:
                     opened.discard(record["request_id"])
                     closed.add(record["request_id"])
-                case Kind.DROPPED:
-                    opened.discard(record)
     return opened, closed

@@ -52,6 +52,8 @@ class CapWatch:
 
     def _look(self, team: str, caps: Mapping[str, int]) -> None:
         prefix, day = f"tollgate:{{{team}}}", int(time.time() // 86_400)
+        epoch = self._redis.get(f"{prefix}:epoch")
+        prefix = f"{prefix}:{epoch.decode() if isinstance(epoch, bytes) else ''}"
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hgetall(f"{prefix}:d:team:{day}")
             pipe.hget(f"{prefix}:live", "team")

@@ -28,6 +28,7 @@ class Run(Struct, frozen=True, kw_only=True):
     faults: str  # all that happened in it
     calls: dict[str, int]  # by how they ended, as their clients saw it
     rows: int
+    away: float  # seconds that the longest of its faults lasted, the restart included
     recovered: float  # seconds from the last call until all books agreed and nothing was held
     seconds: float
     has_passed: bool
