@@ -317,6 +317,29 @@ async def test_two_workers_never_try_the_same_at_once(
     assert sorted(receiver.paths()) == sorted(paths)
 
 
+async def test_many_who_claim_at_once_share(database: Database, clock: SetClock, secret: str) -> None:
+    """What another worker took between our look and our lock is not taken again."""
+    async with database.begin() as connection:
+        await connection.execute(
+            text("INSERT INTO teams (id, name) SELECT 'team_' || n, 'x' FROM generate_series(1, 200) n")
+        )
+    for number in range(1, 201):
+        await put(database, clock, f"https://host-{number}.example/", team_id=f"team_{number}")
+    claimed: list[str] = []
+
+    async def claim_all(owner: str) -> None:
+        while True:
+            async with database.begin() as connection:
+                found = await claim_due(connection, owner=owner, now=clock.now(), running=[], at_most=3)
+            if not found:
+                return
+            claimed.extend(each.id for each in found)
+
+    await asyncio.gather(*(claim_all(f"worker-{number}") for number in range(8)))
+
+    assert len(claimed) == len(set(claimed)) == 200
+
+
 async def test_a_callback_of_a_dead_worker_is_tried_by_another(
     database: Database, clock: SetClock, secret: str, receiver: Receiver, worker: Callable[[], Deliverer]
 ) -> None:
