@@ -27,8 +27,9 @@ class Alternative(Struct, frozen=True, kw_only=True):
 
 
 class AskedSum(Struct, frozen=True, kw_only=True):
-    """The sum of charged calls that asked for one name. ``suffices``: whether a small model would do; None: unknown."""
+    """A team's charged calls that asked for one name. ``suffices``: whether a small model would do; None: unknown."""
 
+    team_id: str
     asked: str
     tier: str
     suffices: bool | None
@@ -68,6 +69,7 @@ async def asked_sums(
     query = OF_HOUSE if team_id is None else OF_TEAM
     return [
         AskedSum(
+            team_id=row["team_id"],
             asked=row["asked"],
             tier=row["tier"],
             suffices=row["suffices"],
@@ -122,7 +124,7 @@ def missed_saving(sums: Iterable[AskedSum], alternatives: Sequence[Alternative])
 
 
 QUERY = """
-    SELECT asked.name AS asked, tier, complexity >= asked.quality AS suffices, count(*) AS requests,
+    SELECT team_id, asked.name AS asked, tier, complexity >= asked.quality AS suffices, count(*) AS requests,
            sum(input_tokens) AS input_tokens, sum(cached_input_tokens) AS cached_input_tokens,
            sum(cache_write_tokens) AS cache_write_tokens, sum(output_tokens) AS output_tokens,
            sum(reasoning_tokens) AS reasoning_tokens, sum(cost_nanousd) AS cost_nanousd
@@ -130,7 +132,7 @@ QUERY = """
     JOIN unnest(CAST(:names AS text[]), CAST(:qualities AS double precision[])) AS asked (name, quality)
       ON model_asked = asked.name
     WHERE {team} day BETWEEN :first AND :last AND status = ANY(CAST(:charged AS text[])) AND endpoint <> 'embeddings'
-    GROUP BY 1, 2, 3
+    GROUP BY 1, 2, 3, 4
 """
 OF_TEAM = text(QUERY.format(team="team_id = :team_id AND"))
 OF_HOUSE = text(QUERY.format(team=""))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
 
+from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.comparison import Use, sum_of, uses_of
@@ -15,7 +16,7 @@ from billing.instances import InstanceCost, idle_costs
 from billing.statements import Line, Totals, period
 from gateway.admin_views import dollars
 from gateway.csv_text import csv_of
-from gateway.usage_analysis import Analysis, choices, compare_view, mix_view, shares_view, use_view
+from gateway.usage_analysis import Analysis, Choices, compare_view, mix_view, read_choices, shares_view, use_view
 from router.catalog import Catalog
 
 COLUMNS = (
@@ -51,16 +52,18 @@ async def house_report(
     by_model.sort(key=lambda use: (use.groups[0] is None, use.groups[0] or ""))
     mix = mix_view(by_model, for_house=True)
     whole = sum_of(by_team, is_compared=price is not None)
+    choices = await read_choices(connection, catalog, None, first, last)
     shared = sum_of([use for use in by_team if use.groups[-1] is not None], is_compared=False)
     late = _late(statement.lines)
     return {
         "from": first.isoformat(),
         "to": last.isoformat(),
         "results": [_line(use, shared, late) for use in by_team],
+        "teams": [_team(team, by_team, shared, choices) for team in dict.fromkeys(use.groups[0] for use in by_team)],
         "models": mix["models"],
         "total": {**mix["total"], "corrections_usd": dollars(statement.corrections.cost_nanousd)},
         **compare_view(analysis, whole),
-        **await choices(connection, catalog, None, first, last),
+        **choices.view(),
         **_gpu_view(await idle_costs(connection, first, last)),
         "is_closed": statement.is_closed,
     }
@@ -90,6 +93,13 @@ def _line(use: Use, shared: Use, late: Mapping[tuple[str | None, ...], Totals]) 
         **shares_view(use, shared),
         "corrections_usd": dollars(late[use.groups].cost_nanousd),
     }
+
+
+def _team(team_id: str | None, uses: Sequence[Use], shared: Use, choices: Choices) -> dict[str, Any]:
+    whole = sum_of([use for use in uses if use.groups[0] == team_id], is_compared=uses[0].compared_nanousd is not None)
+    whole = replace(whole, groups=(team_id,))
+    view = {"team_id": team_id, **use_view(whole, for_house=True), **shares_view(whole, shared)}
+    return {**view, **choices.of_team(team_id).view()}
 
 
 def _late(lines: Sequence[Line]) -> dict[tuple[str | None, ...], Totals]:

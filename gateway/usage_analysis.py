@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.choices import Alternative, asked_sums, missed_saving, saving_of_auto
+from billing.choices import Alternative, AskedSum, asked_sums, missed_saving, saving_of_auto
 from billing.comparison import Use, price_on, share, sum_of, usd_per_million, uses_of
 from billing.grouping import LONGEST_BY_CALL, GroupBy
 from billing.prices import Price
@@ -60,7 +60,7 @@ async def analyse(
     return {
         **mix_view(uses, for_house=for_house),
         **compare_view(analysis, sum_of(uses, is_compared=price is not None)),
-        **await choices(connection, catalog, team_id, first, last),
+        **(await read_choices(connection, catalog, team_id, first, last)).view(),
     }
 
 
@@ -114,34 +114,53 @@ def compare_view(analysis: Analysis, whole: Use) -> dict[str, Any]:
     }
 
 
-async def choices(
+class Choices(Struct, frozen=True):
+    """What calls that left the model to a route, or could have, cost. ``sums`` None: too many to be added up."""
+
+    sums: list[AskedSum] | None
+    alternatives: list[Alternative]
+
+    def view(self) -> dict[str, Any]:
+        """Return what automatic routes saved and would have saved; null where that is not known."""
+        if self.sums is None:
+            return {"auto": None, "would_have_saved": None}
+        saved = saving_of_auto(self.sums, self.alternatives)
+        missed = missed_saving(self.sums, self.alternatives)
+        return {
+            "auto": {
+                "requests": saved.requests,
+                "cost_usd": dollars(saved.cost_nanousd),
+                "large_cost_usd": dollars(saved.alternative_nanousd),
+                "saved_usd": dollars(saved.saved_nanousd),
+            },
+            "would_have_saved": {
+                "requests": missed.requests,
+                "cost_usd": dollars(missed.cost_nanousd),
+                "sample_requests": missed.sample_requests,
+                "estimated_usd": None if missed.saved_nanousd is None else dollars(missed.saved_nanousd),
+            },
+        }
+
+    def of_team(self, team_id: str | None) -> Choices:
+        """Return one team's part."""
+        sums = None if self.sums is None else [one for one in self.sums if one.team_id == team_id]
+        return Choices(sums, self.alternatives)
+
+
+async def read_choices(
     connection: AsyncConnection, catalog: Catalog, team_id: str | None, first: date, last: date
-) -> dict[str, Any]:
-    """Return what automatic routes saved and would have saved: null where too many calls would have to be added up."""
-    unknown = {"auto": None, "would_have_saved": None}
-    if (last - first).days + 1 > LONGEST_BY_CALL:
-        return unknown
+) -> Choices:
+    """Add up the calls that left the model to a route or could have; ``team_id`` None: of all teams."""
     alternatives = alternatives_in(catalog, last)
+    if (last - first).days + 1 > LONGEST_BY_CALL:
+        return Choices(None, alternatives)
+    if not alternatives:
+        return Choices([], alternatives)
     try:
         async with added_up_by_call(connection):
-            sums = await asked_sums(connection, team_id, first, last, alternatives) if alternatives else []
+            return Choices(await asked_sums(connection, team_id, first, last, alternatives), alternatives)
     except BadRequest:
-        return unknown
-    saved, missed = saving_of_auto(sums, alternatives), missed_saving(sums, alternatives)
-    return {
-        "auto": {
-            "requests": saved.requests,
-            "cost_usd": dollars(saved.cost_nanousd),
-            "large_cost_usd": dollars(saved.alternative_nanousd),
-            "saved_usd": dollars(saved.saved_nanousd),
-        },
-        "would_have_saved": {
-            "requests": missed.requests,
-            "cost_usd": dollars(missed.cost_nanousd),
-            "sample_requests": missed.sample_requests,
-            "estimated_usd": None if missed.saved_nanousd is None else dollars(missed.saved_nanousd),
-        },
-    }
+        return Choices(None, alternatives)
 
 
 def alternatives_in(catalog: Catalog, day: date) -> list[Alternative]:

@@ -58,5 +58,11 @@ async def test_calls_are_added_up_by_name_tier_and_verdict(database: Database) -
     ]
     assert found[3].usage == Usage(20, 8, 4)
     assert found[3].cost_nanousd == 800_000
-    assert sum(one.requests for one in await asked(database, None)) == 7
+    assert sorted((one.team_id, one.requests) for one in await asked(database, None) if one.asked == "large") == [
+        ("team_a", 1),
+        ("team_a", 1),
+        ("team_a", 1),
+        ("team_a", 2),
+        ("team_b", 1),
+    ]
     assert await asked(database, day=TODAY - timedelta(days=1)) == []

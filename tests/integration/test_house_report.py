@@ -18,7 +18,7 @@ from billing.prices import Price
 from gateway.database import Database
 from gateway.house_report import house_report, report_csv
 from gateway.usage_analysis import Analysis
-from router.catalog import Catalog
+from router.catalog import AutoRoute, Catalog
 from tests.support.clock import NOON, SetClock
 from tests.support.factories import make_record
 from tests.support.house import model, settings_for
@@ -92,11 +92,28 @@ async def test_each_team_and_model_has_its_line(database: Database) -> None:
     assert (first["input_tokens"], first["output_tokens"], first["cost_usd"]) == (2_000_000, 500_000, Decimal("1.20"))
     assert (first["usd_per_million_tokens"], first["gpu_usd_per_million_tokens"]) == (Decimal("0.48"), Decimal("0.6"))
     assert first["compared_cost_usd"] == Decimal(10)  # 2 x $2.50 and half of $10
+    assert [(line["team_id"], line["cost_usd"], line["compared_cost_usd"]) for line in report["teams"]] == [
+        ("team_a", Decimal("1.20"), Decimal(10)),
+        ("team_b", Decimal("5.4002"), Decimal("7.5002")),
+    ]
     assert [line["model"] for line in report["models"]] == ["gpt-4o", "llama"]
     assert [line["share_of_requests"] for line in report["models"]] == [Decimal("0.25"), Decimal("0.75")]
     assert report["total"]["compared_cost_usd"] == report["compare"]["cost_usd"] == Decimal("17.5002")
     assert report["compare"]["difference_usd"] == Decimal("17.5002") - Decimal("6.6002")
     assert report["auto"]["requests"] == 0
+
+
+async def test_each_team_hears_what_auto_saved_it(database: Database) -> None:
+    """A team's saving is of its own calls, and the teams' savings make the house's."""
+    await fill(database)
+    routes = {"auto": AutoRoute(small=("llama",), large=("gpt-4o",))}  # every call of these books asked for auto
+
+    async with database.begin() as connection:
+        report = await house_report(connection, Analysis(None), replace(catalog(), auto=routes), TODAY, TODAY)
+
+    saved = {line["team_id"]: line["auto"]["saved_usd"] for line in report["teams"]}
+    assert saved == {"team_a": Decimal("8.80"), "team_b": Decimal("2.10")}  # $10 - $1.20, and $2.50 - $0.40
+    assert report["auto"]["saved_usd"] == Decimal("10.90")
 
 
 async def test_csv_has_the_idle_time_of_each_replica(database: Database) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import date, timedelta
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from billing.ledger import write_records
 from billing.money import to_nano, to_text
 from billing.prices import Price, cost_of
 from billing.records import Status, UsageRecord
-from billing.statements import GroupBy, Totals, daily, period
+from billing.statement_queries import STATUSES, query_for
+from billing.statements import MOST_TAGS, GroupBy, Totals, daily, period
 from billing.sweep import close_days
 from gateway.database import Database
 from protocol.usage import Usage
@@ -81,6 +82,24 @@ async def test_lines_add_up_to_the_total(books: Database, group_by: GroupBy, gro
 
     assert {line.groups[0]: line.total.requests for line in statement.lines} == groups
     assert sum((line.total for line in statement.lines), Totals()) == statement.total
+
+
+async def test_the_daily_report_asks_once(books: Database) -> None:
+    """One question to Postgres, answered by the daily sums and an index: no call is read."""
+    asked: list[str] = []
+    event.listen(books.engine.sync_engine, "before_cursor_execute", lambda *words: asked.append(words[2]))
+    async with books.begin() as connection:
+        await connection.execute(text("SET LOCAL enable_seqscan = off"))
+        asked.clear()
+        await daily(connection, "team_a", TODAY)
+        [question] = asked
+        values = {"team_id": "team_a", "first": TODAY, "last": TODAY, "most": MOST_TAGS, **STATUSES}
+        plan = "\n".join(
+            (await connection.execute(text(f"EXPLAIN {query_for((), is_house=False).text}"), values)).scalars()
+        )
+
+    assert "usage_records" not in question
+    assert "Index Cond: ((team_id = " in plan and "Seq Scan on usage_daily" not in plan
 
 
 async def test_only_charged_calls_count(database: Database) -> None:

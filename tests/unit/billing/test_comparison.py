@@ -108,6 +108,7 @@ LARGE = Alternative(asked="large", is_auto=False, price=Price(input=to_nano(1), 
 
 def asked(name: str, suffices: bool | None, requests: int, tokens: int, cost: str) -> AskedSum:
     return AskedSum(
+        team_id="team_a",
         asked=name,
         tier="interactive",
         suffices=suffices,
