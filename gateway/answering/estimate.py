@@ -28,8 +28,8 @@ def tokens_of(delta: Delta) -> int:
     return int(delta.has_content) if size <= LONGEST_USUAL_TOKEN else -(-size // BYTES_PER_TOKEN)
 
 
-def probable_usage(request: Request, whole: WholeReply) -> Usage:
-    """Return about what a whole reply without a usage report used."""
+def probable_usage(request: Request, whole: WholeReply, most: int) -> Usage:
+    """Return about what a whole reply without a usage report used; ``most``: output tokens that its hold covers."""
     size = 0
     match whole:
         case ChatReply():
@@ -40,4 +40,5 @@ def probable_usage(request: Request, whole: WholeReply) -> Usage:
                     size += len(call.function.name) + len(call.function.arguments.encode())
         case CompletionReply():
             size = sum(len(choice.text.encode()) for choice in whole.choices)
-    return Usage(input_tokens=probable_prompt_tokens(request), output_tokens=-(-size // BYTES_PER_TOKEN))
+    output = min(most, -(-size // BYTES_PER_TOKEN))
+    return Usage(input_tokens=probable_prompt_tokens(request), output_tokens=output)

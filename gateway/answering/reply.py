@@ -22,6 +22,7 @@ from gateway.providers.base import WholeReply
 from gateway.services import Services
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.usage import Usage
+from router.bounds import output_tokens_most
 from router.targets import Route, Target, Tier
 
 # How a whole reply ends: the last events of a stream, or all of it.
@@ -61,6 +62,7 @@ class Reply:
         self._usage = answering.usage
         self._output_seen = 0  # tokens, by what went past
         self._prompt_seen: int | None = None
+        self._most = 0  # output tokens that the hold covers; known with the prompt
         self._gpu_seconds: dict[int, float] = {}  # by choice: what our own engine told as it went
         self._choices = _replies_asked(call)
         self._finished: set[int] = set()  # choices that have said why they ended
@@ -96,7 +98,7 @@ class Reply:
     async def collect(self) -> tuple[WholeReply, Usage]:
         """Return the whole reply once the journal knows it. Raises UpstreamFailure when the upstream breaks."""
         if (whole := self._answering.whole) is not None:
-            self._usage = self._usage or probable_usage(self.call.request, whole)
+            self._usage = self._usage or probable_usage(self.call.request, whole, self._output_most())
         else:
             collector = Collector(self.call.request)
             async for events in self._events():
@@ -185,14 +187,19 @@ class Reply:
         """Tell the books what was used so far."""
         if self._prompt_seen is None:
             self._prompt_seen = probable_prompt_tokens(self.call.request)
+            self._most = self._output_most()
+        seen = min(self._output_seen, self._most)  # what is only estimated never exceeds the hold
         usage = self._usage or Usage(
             input_tokens=self._prompt_seen,
-            output_tokens=self._output_seen,
+            output_tokens=seen,
             gpu_seconds=sum(self._gpu_seconds.values()),
         )
-        if usage.output_tokens < self._output_seen:  # told at the beginning of a reply that has gone on since
-            usage = replace(usage, output_tokens=self._output_seen)
+        if usage.output_tokens < seen:  # told at the beginning of a reply that has gone on since
+            usage = replace(usage, output_tokens=seen)
         self.account.used = Settlement(usage, self._cost(usage))
+
+    def _output_most(self) -> int:
+        return output_tokens_most(self.call.request, self.target.model)
 
     def _cost(self, usage: Usage) -> int:
         batch = self.call.wish.tier is Tier.BATCH

@@ -179,6 +179,21 @@ def test_a_reply_that_breaks_after_text_is_interrupted_and_charged(folder: Path)
     asyncio.run(scene())
 
 
+def test_what_is_only_estimated_never_exceeds_the_hold(folder: Path) -> None:
+    """An upstream that sends letter by letter and no usage: more pieces than tokens it was allowed are no tokens."""
+
+    async def scene() -> None:
+        letters = [TEXT % b"a"] * 3_000  # the model may say 1024 tokens
+        scene = Scene(folder, *letters, FINISH, DONE)
+        async for _ in scene.reply.pieces():
+            pass
+        await scene.finish()
+
+        assert (scene.reply.record.status, scene.reply.record.output_tokens) == (Status.ANSWERED, 1024)
+
+    asyncio.run(scene())
+
+
 def test_a_reply_nobody_read_costs_nothing(folder: Path) -> None:
     """The client left before anything was sent: the hold goes back whole, the row says failed."""
 
