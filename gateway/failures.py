@@ -12,6 +12,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gateway.errors import Unavailable
+from gateway.messages_dialect import error_body
 from protocol.errors import NotFound, ServiceError, TooLarge
 
 log = structlog.get_logger()
@@ -39,9 +40,10 @@ def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[by
     headers = dict(error.headers)
     if error.status in (429, 503) and "retry-after" not in headers and "x-should-retry" not in headers:
         headers["retry-after"] = "1"
-    return Response(
-        msgspec.json.encode(error.body()), status_code=error.status, media_type="application/json", headers=headers
-    )
+    # Each API's own shape: whoever speaks Anthropic's dialect gets its errors, from a missing key on.
+    is_anthropic = request.scope["path"].startswith("/v1/messages")
+    body = error_body(error, request.scope["state"].get("request_id", "")) if is_anthropic else error.body()
+    return Response(msgspec.json.encode(body), status_code=error.status, media_type="application/json", headers=headers)
 
 
 def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> ServiceError:

@@ -148,12 +148,21 @@ class ChatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
 
+class Reasoning(Struct, frozen=True):
+    """One stretch of what a model thought, as it wants it back in its next turn: in words, or withheld."""
+
+    text: str = ""
+    signature: str = ""
+    redacted: str = ""
+
+
 class ReplyMessage(Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
     refusal: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = field(default=None)
     reasoning_content: str | None = None
+    reasoning: tuple[Reasoning, ...] = ()  # where the upstream signs it
 
 
 class Choice(Struct, frozen=True, kw_only=True):

@@ -29,11 +29,13 @@ class Delta(Struct, frozen=True, tag="delta"):
     logprobs: Raw | None = None
     token_ids: tuple[int, ...] = ()
     gpu_seconds: float = 0.0  # device time of this choice so far, told by our own engine only
+    signature: str = ""  # of the reasoning before it; the model takes that back only with it
+    redacted: str = ""  # reasoning that is withheld: opaque, for the model alone
 
     @property
     def has_content(self) -> bool:
         """Whether this is a first token: a role alone, a ping or a comment is not."""
-        return bool(self.text or self.tool_calls or self.refusal or self.reasoning)
+        return bool(self.text or self.tool_calls or self.refusal or self.reasoning or self.redacted)
 
 
 class UsageReport(Struct, frozen=True, tag="usage"):

@@ -88,6 +88,7 @@ async def send_once(services: Services, call: Call, target: Target) -> Answering
         api_key=registry.next_key(target.model.provider),
         streams=streams,
         self_hosted=provider.self_hosted,
+        native=call.native,
         extra=_allowed_extra(call, provider),
         tenant=call.caller.team.id,
         weight=call.caller.team.weight,

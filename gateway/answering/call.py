@@ -11,6 +11,7 @@ from billing.holds import Scope
 from billing.records import Status, UsageRecord
 from gateway.access import Caller
 from gateway.providers.base import Request
+from protocol.messages import MessagesRequest
 from router.choose import Wish
 from router.targets import Route, Target
 
@@ -22,8 +23,9 @@ class Call(Struct, frozen=True, kw_only=True):
 
     request_id: str  # UUIDv7; the ledger's, to the letter
     caller: Caller
-    endpoint: str  # "chat.completions", "completions", "embeddings"
+    endpoint: str  # "chat.completions", "completions", "embeddings", "messages"
     request: Request
+    native: MessagesRequest | None = None  # the same request in Anthropic's form, where it came so
     wish: Wish
     priority: Priority = "normal"
     extra: Mapping[str, Any] = {}  # top-level fields that we do not know

@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Struct
 
 from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused
-from gateway.providers.anthropic_request import Unsayable, message_body
+from gateway.providers.anthropic_request import Unsayable, message_body, native_body
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
 from gateway.providers.openai import read_retry_after
-from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
+from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, Reasoning, ReplyMessage, ToolCall
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.sse import EventReader, EventStreamTooLong
 from protocol.usage import Usage
@@ -39,7 +39,10 @@ class AnthropicFormat:
         request, model = asking.request, asking.target.model
         if not isinstance(request, ChatRequest):
             raise Unsayable("The model that answers here takes chat completions alone.", param="model")
-        body = message_body(request, model.upstream_model, model.max_output, streams=asking.streams)
+        if asking.native is not None:
+            body = native_body(asking.native, request, model.upstream_model, streams=asking.streams)
+        else:
+            body = message_body(request, model.upstream_model, model.max_output, streams=asking.streams)
         headers = {
             "content-type": "application/json",
             "accept-encoding": "identity",
@@ -159,8 +162,8 @@ class AnthropicEvents:
             self._tools[event.index] = index = len(self._tools)
             self._unsaid.add(event.index)
             events.append(Delta(tool_calls=(ToolCallDelta(index, "", block.id, block.name),)))
-        elif block.text or block.thinking:
-            events.append(Delta(text=block.text, reasoning=block.thinking))
+        elif block.text or block.thinking or block.data:
+            events.append(Delta(text=block.text, reasoning=block.thinking, redacted=block.data))
 
     def _read_delta(self, event: _Event, events: list[Event]) -> None:
         delta = event.delta
@@ -168,6 +171,8 @@ class AnthropicEvents:
             events.append(Delta(text=delta.text))
         elif delta.thinking:
             events.append(Delta(reasoning=delta.thinking))
+        elif delta.signature:
+            events.append(Delta(signature=delta.signature))
         elif delta.partial_json and event.index in self._tools:
             self._unsaid.discard(event.index)
             events.append(Delta(tool_calls=(ToolCallDelta(self._tools[event.index], delta.partial_json),)))
@@ -232,6 +237,8 @@ class _Block(Struct, frozen=True):
     type: str = ""
     text: str = ""
     thinking: str = ""
+    signature: str = ""
+    data: str = ""  # of thinking that is withheld
     id: str = ""
     name: str = ""
     input: dict[str, Any] = {}
@@ -254,6 +261,11 @@ class _Message(Struct, frozen=True):
             content="".join(block.text for block in self.content if block.type == "text") or (None if calls else ""),
             tool_calls=calls or None,
             reasoning_content="".join(block.thinking for block in self.content) or None,
+            reasoning=tuple(
+                Reasoning(block.thinking, block.signature, block.data)
+                for block in self.content
+                if block.signature or block.data
+            ),
         )
         reason = STOP_REASONS.get(self.stop_reason, FinishReason.STOP)
         return ChatReply(id=self.id, created=0, choices=(Choice(index=0, message=said, finish_reason=reason),))
@@ -266,6 +278,7 @@ class _EventMessage(Struct, frozen=True):
 class _EventDelta(Struct, frozen=True):
     text: str = ""
     thinking: str = ""
+    signature: str = ""
     partial_json: str = ""
     stop_reason: str | None = None
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.errors import UpstreamRefused
 from protocol.chat import (
@@ -22,6 +23,7 @@ from protocol.chat import (
     Tool,
     ToolCall,
 )
+from protocol.messages import MessagesRequest, ThinkingBlock, Turn
 
 Block = dict[str, Any]
 
@@ -67,6 +69,26 @@ def message_body(request: ChatRequest, model: str, max_output: int, *, streams: 
     body |= _thinking_and_format(request)
     _mark_stable_prefixes(body)
     return body
+
+
+def native_body(asked: MessagesRequest, request: ChatRequest, model: str, *, streams: bool) -> Block:
+    """Return the body for a request that came in this very dialect: as it was decoded, with thinking and cache marks.
+
+    ``request`` is the same as a chat, whose output limit may have been lowered to what the model can do.
+    """
+    limit = asked.max_tokens if request.output_limit is None else request.output_limit
+    turns = tuple(turn for turn in map(_signed_alone, asked.messages) if turn.content)
+    mine = replace(asked, model=model, max_tokens=limit, stream=streams or None, messages=turns)
+    body: Block = msgspec.to_builtins(mine)
+    return body
+
+
+def _signed_alone(turn: Turn) -> Turn:
+    """Return a turn without the thinking of another maker's models, which is not signed and would be refused."""
+    if isinstance(turn.content, str):
+        return turn
+    kept = tuple(block for block in turn.content if not isinstance(block, ThinkingBlock) or block.signature)
+    return replace(turn, content=kept)
 
 
 def _refuse_unsayable(request: ChatRequest) -> None:

@@ -13,6 +13,7 @@ from protocol.chat import ChatReply, ChatRequest
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.events import Event
+from protocol.messages import MessagesRequest
 from protocol.usage import Usage
 from router.targets import Target
 
@@ -28,6 +29,7 @@ class Asking(Struct, frozen=True, kw_only=True):
     api_key: str | None
     streams: bool
     self_hosted: bool = False
+    native: MessagesRequest | None = None  # the same request in Anthropic's form, where it came so
     extra: Mapping[str, Any] = {}
     tenant: str = ""  # told to our own engine only, as are the three below
     weight: float = 1.0

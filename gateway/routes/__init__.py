@@ -1,7 +1,32 @@
 # Decode, call one use case, encode: one file per resource.
 
 from gateway import console
-from gateway.routes import admin, chat, completions, corrections, embeddings, health, instances, models, usage, webhooks
+from gateway.routes import (
+    admin,
+    chat,
+    completions,
+    corrections,
+    embeddings,
+    health,
+    instances,
+    messages,
+    models,
+    usage,
+    webhooks,
+)
 
-MODULES = (chat, completions, embeddings, models, usage, admin, corrections, instances, webhooks, health, console)
+MODULES = (
+    chat,
+    completions,
+    embeddings,
+    messages,
+    models,
+    usage,
+    admin,
+    corrections,
+    instances,
+    webhooks,
+    health,
+    console,
+)
 HANDLERS = [handler for module in MODULES for handler in module.handlers]

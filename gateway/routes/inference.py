@@ -18,14 +18,22 @@ from gateway.errors import Forbidden
 from gateway.services import Services
 from protocol.decoding import decode_with_extra
 from protocol.errors import BadRequest, UnsupportedParameter
+from protocol.messages import MessagesRequest
 from router import Wish
 from router.targets import Tier
 
 T = TypeVar("T", bound=Struct)
 
 # Fields that change what an answer costs in ways no price of ours covers. Refused, never dropped in silence.
-UNPRICED = frozenset({"service_tier", "web_search_options", "prediction", "audio", "modalities", "functions"})
-HARMLESS: Mapping[str, tuple[object, ...]] = {"service_tier": ("auto", "default", None), "modalities": (["text"], None)}
+UNPRICED = frozenset(
+    {"service_tier", "web_search_options", "prediction", "audio", "modalities", "functions"}
+    | {"mcp_servers", "container", "speed", "inference_geo"}  # Anthropic's
+)
+HARMLESS: Mapping[str, tuple[object, ...]] = {
+    "service_tier": ("auto", "default", "standard_only", None),
+    "modalities": (["text"], None),
+    "speed": ("standard", None),
+}
 LONGEST_TAG = 512  # characters
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 OPTIONS = ("tier", "team_id", "priority", "quality", "max_cost_usd")
@@ -48,9 +56,20 @@ def services_of(request: Request[Any, Any, Any]) -> Services:
 
 async def read_call(request: Request[Any, Any, Any], kind: type[T], endpoint: str) -> Call:
     """Decode a request's body as ``kind`` and return the call that it makes. Raises BadRequest and its kin."""
+    asked, extra = decode_with_extra(await request.body(), kind)
+    return call_of(request, asked, extra, endpoint)
+
+
+def call_of(
+    request: Request[Any, Any, Any],
+    asked: Any,
+    extra: dict[str, Any],
+    endpoint: str,
+    native: MessagesRequest | None = None,
+) -> Call:
+    """Return the call that a decoded request makes; ``extra`` are its fields unknown to us. Raises BadRequest."""
     services = services_of(request)
     caller: Caller = request.scope["state"]["caller"]
-    asked, extra = decode_with_extra(await request.body(), kind)
     options = read_options(request.headers, extra)
     if options.team_id is not None and options.team_id != caller.team.id:
         raise Forbidden("The request names another team than the key's own.", param="team_id")
@@ -60,7 +79,8 @@ async def read_call(request: Request[Any, Any, Any], kind: type[T], endpoint: st
         request_id=request.scope["state"]["request_id"],
         caller=caller,
         endpoint=endpoint,
-        request=asked,  # type: ignore[arg-type]
+        request=asked,
+        native=native,
         wish=Wish(
             tier=Tier(options.tier),
             allowed_models=caller.team.allowed_models,

@@ -45,7 +45,10 @@ class Telemetry:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), (b"x-request-id", state["request_id"].encode())]
+                ident = state["request_id"].encode()
+                headers = [*message.get("headers", ()), (b"x-request-id", ident)]
+                if scope["path"].startswith("/v1/messages"):
+                    headers.append((b"request-id", ident))  # as Anthropic calls it
                 if client_id is not None:
                     headers.append((b"x-client-request-id", client_id))
                 message = {**message, "headers": headers}

@@ -1,0 +1,198 @@
+# Replies in the shapes of Anthropic's Messages API: one message, or a stream of events that build it block by block.
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from billing.money import to_text
+from gateway.answering.reply import Reply
+from gateway.providers.base import WholeReply
+from protocol.chat import ChatReply, FinishReason, ReplyMessage
+from protocol.errors import ServiceError
+from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
+from protocol.usage import Usage
+
+STOP_REASONS = {
+    FinishReason.STOP: "end_turn",
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.TOOL_CALLS: "tool_use",
+    FinishReason.CONTENT_FILTER: "refusal",
+}
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class MessagesDialect:
+    """Writes messages and their events. One object per call."""
+
+    def __init__(self, asked: str, request_id: str) -> None:
+        self._asked = asked
+        self._request_id = request_id
+        self._blocks = -1  # index of the newest block
+        self._open = ""  # kind of the block that is open
+        self._tool = -1  # index of the tool call whose block is open
+        self._later: dict[int, list[ToolCallDelta]] = {}  # pieces of calls that have to wait for the open one's end
+        self._is_begun = False
+        self._stop_reason = "end_turn"
+
+    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
+        """Return a ``message`` object."""
+        assert isinstance(whole, ChatReply)
+        choice = whole.choices[0]
+        message = self._message(reply) | {
+            "content": _content(choice.message),
+            "stop_reason": STOP_REASONS[choice.finish_reason],
+            "usage": usage_object(usage) | {"cost_usd": to_text(reply.record.cost_nanousd)},
+        }
+        return msgspec.json.encode(message)
+
+    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
+        """Return the events for what came together, and message_stop at the end."""
+        out: list[bytes] = []
+        if not self._is_begun:
+            self._is_begun = True
+            # What the prompt counts for is known at the end; until then, what the books believe.
+            begun = self._message(reply) | {"usage": usage_object(reply.account.used.usage)}
+            out.append(_event({"type": "message_start", "message": begun}))
+        for event in events:
+            match event:
+                case Delta():
+                    self._add(event, out)
+                case UsageReport(usage):
+                    counted = usage_object(usage) | {"cost_usd": to_text(reply.record.cost_nanousd)}
+                    delta = {"stop_reason": self._stop_reason, "stop_sequence": None}
+                    out.append(_event({"type": "message_delta", "delta": delta, "usage": counted}))
+                case ReplyEnd():
+                    out.append(_event({"type": "message_stop"}))
+        return b"".join(out)
+
+    def error(self, error: ServiceError) -> bytes:
+        """Return the error event that SDKs raise for."""
+        return _event(error_body(error, self._request_id))
+
+    def _message(self, reply: Reply) -> dict[str, Any]:
+        return {
+            "id": "msg_" + reply.call.request_id.replace("-", ""),
+            "type": "message",
+            "role": "assistant",
+            "model": self._asked,
+            "model_used": reply.target.model.name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+
+    def _add(self, delta: Delta, out: list[bytes]) -> None:
+        if delta.reasoning or delta.signature:
+            self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""}, out)
+            if delta.reasoning:
+                self._put({"type": "thinking_delta", "thinking": delta.reasoning}, out)
+            if delta.signature:
+                self._put({"type": "signature_delta", "signature": delta.signature}, out)
+        if delta.redacted:
+            self._end(out)
+            self._begin("redacted_thinking", {"type": "redacted_thinking", "data": delta.redacted}, out)
+        if text := delta.text or delta.refusal:
+            self._begin("text", {"type": "text", "text": ""}, out)
+            self._put({"type": "text_delta", "text": text}, out)
+        for piece in delta.tool_calls:
+            self._add_call(piece, out)
+        if delta.finish_reason is not None:
+            for index in sorted(self._later):
+                self._end(out)
+                for piece in self._later[index]:
+                    self._write_call(piece, out)
+            self._end(out)
+            self._stop_reason = STOP_REASONS[delta.finish_reason]
+
+    def _add_call(self, piece: ToolCallDelta, out: list[bytes]) -> None:
+        """Write a piece of a call. Blocks come one after the other: another call waits until the first is whole."""
+        if self._open == "tool_use" and piece.index != self._tool:
+            self._later.setdefault(piece.index, []).append(piece)
+        else:
+            self._write_call(piece, out)
+
+    def _write_call(self, piece: ToolCallDelta, out: list[bytes]) -> None:
+        if self._open != "tool_use":
+            self._end(out)
+            self._tool = piece.index
+            head = {"type": "tool_use", "id": piece.id or "", "name": piece.name or "", "input": {}}
+            self._begin("tool_use", head, out)
+        if piece.arguments:
+            self._put({"type": "input_json_delta", "partial_json": piece.arguments}, out)
+
+    def _begin(self, kind: str, head: dict[str, Any], out: list[bytes]) -> None:
+        if self._open != kind:
+            self._end(out)
+            self._blocks += 1
+            self._open = kind
+            out.append(_event({"type": "content_block_start", "index": self._blocks, "content_block": head}))
+
+    def _put(self, delta: dict[str, Any], out: list[bytes]) -> None:
+        out.append(_event({"type": "content_block_delta", "index": self._blocks, "delta": delta}))
+
+    def _end(self, out: list[bytes]) -> None:
+        if self._open:
+            self._open = ""
+            out.append(_event({"type": "content_block_stop", "index": self._blocks}))
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Return Anthropic's usage object: the parts of the prompt that a cache was read or written for stand apart."""
+    counted: dict[str, Any] = {
+        "input_tokens": usage.input_tokens - usage.cached_input_tokens - usage.cache_write_tokens,
+        "cache_creation_input_tokens": usage.cache_write_tokens,
+        "cache_read_input_tokens": usage.cached_input_tokens,
+        "output_tokens": usage.output_tokens,
+    }
+    if usage.reasoning_tokens:
+        counted["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    return counted
+
+
+def error_body(error: ServiceError, request_id: str) -> dict[str, Any]:
+    """Return Anthropic's error object."""
+    kind = ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    names_it = error.param is None or error.param in error.message
+    message = error.message if names_it else f"{error.param}: {error.message}"
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def _content(message: ReplyMessage) -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = []
+    for stretch in message.reasoning:
+        if stretch.redacted:
+            content.append({"type": "redacted_thinking", "data": stretch.redacted})
+        else:
+            content.append({"type": "thinking", "thinking": stretch.text, "signature": stretch.signature})
+    if message.reasoning_content and not message.reasoning:
+        content.append({"type": "thinking", "thinking": message.reasoning_content, "signature": ""})
+    if text := message.content or message.refusal:
+        content.append({"type": "text", "text": text})
+    for call in message.tool_calls or ():
+        arguments = _object(call.function.arguments)
+        content.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments})
+    return content
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Return a call's arguments as the object that this dialect has; a model may have written something else."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError:
+        return {"arguments": arguments}
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), msgspec.json.encode(data))

@@ -1,0 +1,55 @@
+# POST /v1/messages and its count_tokens, in Anthropic's shapes, for any of our models.
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, post
+from litestar.types import ASGIApp
+
+from gateway.answering.estimate import probable_prompt_tokens
+from gateway.auth import team_guard
+from gateway.messages_dialect import MessagesDialect
+from gateway.replies import ReplyResponse
+from gateway.routes.inference import call_of, require, require_between, services_of
+from protocol.decoding import decode_with_extra
+from protocol.messages import CountRequest, MessagesRequest
+from router.errors import UnknownModel
+
+
+@post("/v1/messages", guards=[team_guard], status_code=200, summary="Answer a conversation, in Anthropic's shapes")
+async def create_message(request: Request[Any, Any, Any]) -> ASGIApp:
+    """Answer the last turn of a conversation, whole or as a stream of events."""
+    asked, extra = decode_with_extra(await request.body(), MessagesRequest)
+    check_message(asked)
+    if asked.top_k is not None:
+        extra["top_k"] = asked.top_k  # our own engine knows it; it has no place in a chat completion
+    call = call_of(request, asked.as_chat(), extra, "messages", native=asked)
+    return ReplyResponse(services_of(request), call, MessagesDialect(asked.model, call.request_id))
+
+
+@post("/v1/messages/count_tokens", guards=[team_guard], status_code=200, summary="Count the tokens of a conversation")
+async def count_tokens(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Tell about how many tokens a conversation has: by its bytes, since each model has a tokenizer of its own."""
+    asked, _ = decode_with_extra(await request.body(), CountRequest)
+    check_message(asked)
+    if asked.model not in services_of(request).catalog.names():
+        raise UnknownModel(f"The model '{asked.model}' does not exist or you do not have access to it.", param="model")
+    body = msgspec.json.encode({"input_tokens": probable_prompt_tokens(asked.as_chat())})
+    return Response(body, media_type="application/json")
+
+
+def check_message(asked: MessagesRequest) -> None:
+    """Refuse what the types let through and Anthropic's API does not. Raises BadRequest."""
+    require(bool(asked.messages), "messages", "'messages' must hold at least one turn.")
+    require_between(asked.max_tokens, 1, 2**31, "max_tokens")
+    require_between(asked.temperature, 0, 1, "temperature")
+    require_between(asked.top_p, 0, 1, "top_p")
+    require_between(asked.top_k, 0, 2**31, "top_k")
+    require(asked.tool_choice is None or bool(asked.tools), "tool_choice", "'tool_choice' needs 'tools'.")
+    blank = any(not stop.strip() for stop in asked.stop_sequences or ())
+    require(not blank, "stop_sequences", "A stop sequence must hold more than white space.")
+
+
+handlers = [create_message, count_tokens]
