@@ -446,9 +446,10 @@ local function settled_before()
   return {marker or '', unpack(sums)}
 end
 
--- ARGV: the most to free. Returns {those freed now, those freed within the last hour whose calls are still unsettled}.
+-- ARGV: the most to free. Returns {those freed now, those freed within the last hour whose calls are still unsettled},
+-- UNKNOWN, STALE.
 local function sweep()
-  if believed ~= marker then return {{}, {}} end
+  if believed ~= marker then return marker and STALE or UNKNOWN end
   redis.call('ZREMRANGEBYSCORE', reaped, '-inf', now - KEEP_REAPED)
   local expired = reap(tonumber(ARGV[5]))
   return {expired, redis.call('ZRANGE', reaped, 0, tonumber(ARGV[5]))}

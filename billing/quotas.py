@@ -257,7 +257,10 @@ class Quotas:
 
     async def sweep_and_recall(self, team_id: str, most: int = 1000) -> tuple[list[str], list[str]]:
         """Free as ``sweep`` does; return also every call freed in the last hour that nobody has settled since."""
-        freed, unsettled = await self._speak(Words("sweep", team_id, "", (most,)), self.epoch)
+        answer = await self._speak(Words("sweep", team_id, "", (most,)), self.epoch)
+        if answer in (Said.UNKNOWN, Said.STALE):
+            return [], []
+        freed, unsettled = answer
         return [which.decode() for which in freed], [which.decode() for which in unsettled]
 
     def begin_epoch(self, epoch: str) -> list[Hold]:
