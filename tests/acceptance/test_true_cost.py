@@ -78,12 +78,12 @@ def test_calls_and_idle_time_make_instance_hours_times_the_price(own_house: Hous
             for done in [pool.submit(kind, client) for kind in (plain, streamed, left, embedded) for _ in range(3)]:
                 done.result()
         wait_until(lambda: len(rows(own_house)) == 12 and has_told_all(own_house, first))
-        look(own_house)
+        wait_until(lambda: f"local {first.url}/v1" in look(own_house))
         first.process.kill()
         for kind in (plain, left):
             kind(client)
         wait_until(lambda: len(rows(own_house)) == 14 and has_told_all(own_house, second))
-    look(own_house)
+    wait_until(lambda: f"local {second.url}/v1" in look(own_house))
     booked, (one, other) = rows(own_house), sorted(costs(own_house), key=lambda line: -line.attributed_nanousd)
     with own_house.client(own_house.admin_key) as admin:
         shown = {one["instance_id"]: one for one in admin.get("/admin/instances").json()["instances"]}
@@ -172,10 +172,10 @@ def ask(house: House, question: Callable[[Any], Any], read: Any) -> Any:
     return asyncio.run(in_transaction())
 
 
-def look(house: House) -> None:
-    """Look at the replicas now, as a second gateway that has just started."""
+def look(house: House) -> set[str]:
+    """Look at the replicas now, as a second gateway that has just started; return those of which that was news."""
 
-    async def as_second_gateway() -> None:
+    async def as_second_gateway() -> set[str]:
         settings, database, client = house.settings, Database(house.settings.database_url), UpstreamClient()
         services = SimpleNamespace(
             settings=settings,
@@ -186,9 +186,9 @@ def look(house: House) -> None:
             client=client,
         )
         try:
-            assert await InstanceWatcher(cast(Services, services)).look_once()
+            return {look.endpoint for look in await InstanceWatcher(cast(Services, services)).look_once()}
         finally:
             await client.close()
             await database.close()
 
-    asyncio.run(as_second_gateway())
+    return asyncio.run(as_second_gateway())
