@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import asyncpg
 import msgspec
@@ -19,22 +18,31 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 from billing.edges import Clock, Database
 from billing.journal import Journal
 from billing.ledger import insert_records
+from billing.owners import carried, claim
 from billing.records import UsageRecord
 
-BATCH = 2000  # rows in one transaction
+BATCH = 2000  # rows in one transaction, at most
+LEAST_BATCH = 20  # rows, while Postgres is too slow for more in the time that a statement has
 GATHER = 0.05  # seconds to wait for more, once something closed
 REPORT_EVERY = 10.0  # seconds between reports of the watermark, and between looks for dead journals
 LONGEST_PAUSE = 5.0  # seconds between tries while Postgres is away
+FLUSH_WITHIN = 30.0  # seconds for one batch, whatever it hangs on; it is tried again
+SYNC_EVERY = 1.0  # seconds, with ``fsync: interval``
 
 # What a record raises that cannot be made a row. Anything else is about the process or Postgres and is tried again.
 UNWRITABLE = (StatementError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, AssertionError)
 UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)  # asyncpg's own errors arrive as SQLAlchemy's or as these
 
-REPORT = text(
-    "INSERT INTO flushers (id, watermark, backlog, seen_at) VALUES (:id, :watermark, :backlog, :seen_at) "
-    "ON CONFLICT (id) DO UPDATE "
-    "SET watermark = excluded.watermark, backlog = excluded.backlog, seen_at = excluded.seen_at"
-)
+# ``watermark`` is in the time of the request ids, which our own clock makes; when we were seen is Postgres's to say.
+REPORT = text("""
+    INSERT INTO flushers (id, watermark, backlog, seen_at)
+    VALUES (:id, :watermark, :backlog, coalesce(CAST(:now AS timestamptz), clock_timestamp()))
+    ON CONFLICT (id) DO UPDATE
+    SET watermark = excluded.watermark, backlog = excluded.backlog, seen_at = excluded.seen_at
+    RETURNING extract(epoch FROM seen_at)
+""")
+TAKE_OFF = text("DELETE FROM flushers WHERE id = ANY(CAST(:ids AS text[])) AND unsettled = 0 RETURNING id")
+LISTED = text("SELECT id FROM flushers WHERE id = ANY(CAST(:ids AS text[]))")
 
 log = structlog.get_logger(__name__)
 
@@ -56,13 +64,18 @@ class Flusher:
         clock: Clock,
         *,
         book_adopted: Callable[[Sequence[UsageRecord]], Awaitable[None]] = _book_nothing,
+        uses_server_time: bool = True,
     ) -> None:
-        self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.id = f"{socket.gethostname()}:{journal.token}"
+        self._uses_server_time = uses_server_time
+        self._server_ahead = 0.0  # seconds; what Postgres's clock shows more than ours
+        self._claim: int | None = None  # our own file in the journal folder, locked
         self._journal = journal
         self._database = database
         self._clock = clock
         self._book_adopted = book_adopted
         self._one_at_a_time = asyncio.Lock()
+        self._batch = BATCH
         self._wake = asyncio.Event()
 
     @property
@@ -70,18 +83,32 @@ class Flusher:
         """Closed calls that are not in the ledger yet."""
         return self._journal.backlog
 
+    @property
+    def damaged(self) -> int:
+        """Segments found with places that could not be read."""
+        return self._journal.damaged
+
     async def run(self) -> None:
         """Flush whenever something closes, until cancelled. A lost database only makes it wait."""
         self._journal.on_closed = self._wake.set
         self._wake.set()
+        syncing = asyncio.create_task(self._sync_for_ever()) if self._journal.fsync == "interval" else None
+        try:
+            await self._flush_for_ever()
+        finally:
+            if syncing is not None:
+                syncing.cancel()
+
+    async def _flush_for_ever(self) -> None:
         pause, chores_due = 0.0, 0.0
         while True:
             try:
-                if self._clock.now() >= chores_due:
-                    chores_due = self._clock.now() + REPORT_EVERY
-                    self._journal.adopt()
-                    await self._report()
-                while self.backlog and await self.flush_once():
+                if time.monotonic() >= chores_due:
+                    chores_due = time.monotonic() + REPORT_EVERY
+                    for _ in self._journal.adopt_each():
+                        await asyncio.sleep(0)  # a segment takes some 50 ms: let calls go on between two
+                    await self.report()
+                while time.monotonic() < chores_due and await self.flush_once():
                     pass
                 pause = 0.0
             except Exception as exc:  # whatever it is: as long as this loop lives, nothing is lost
@@ -90,20 +117,23 @@ class Flusher:
                 log.error(
                     "ledger_unreachable", error=repr(exc), backlog=self.backlog, pause=pause, exc_info=not is_known
                 )
-            if self._journal.fsync == "interval":
-                await asyncio.to_thread(self._journal.sync)
             if pause:
                 await asyncio.sleep(pause)
-            else:
+            elif not self.backlog or time.monotonic() < chores_due:
                 await self._something_closed()
 
     async def flush_once(self) -> int:
         """Write one batch and return how many calls left the backlog. Raises what the database raises."""
         async with self._one_at_a_time:
-            taken = self._journal.take_closed(BATCH)
+            taken = self._journal.take_closed(self._batch)
             if not taken:
                 return 0
-            new = await self._write([closed.record for closed in taken])
+            try:
+                new = await self._write([closed.record for closed in taken])
+            except Exception:
+                self._batch = max(LEAST_BATCH, self._batch // 2)
+                raise
+            self._batch = min(BATCH, 2 * self._batch)
             adopted = {closed.record.request_id for closed in taken if closed.is_adopted}
             self._journal.mark_flushed(taken)
             if adopted:
@@ -119,6 +149,39 @@ class Flusher:
         async with self._one_at_a_time:
             yield
 
+    async def report(self) -> None:
+        """Say how far this journal is carried: days close when every flusher has passed them.
+
+        The dead whose journals are carried to the end are taken off the list.
+        """
+        if self._claim is None:
+            try:
+                self._claim = claim(self._journal.directory, self._journal.token, self.id)
+            except OSError as exc:  # a full disk; without it our row only stays listed longer when we are dead
+                log.warning("flusher_not_claimed", error=str(exc))
+        now, oldest = self._clock.now(), self._journal.oldest
+        row = {
+            "id": self.id,
+            "watermark": datetime.fromtimestamp(now if oldest is None else min(now, oldest), UTC),
+            "backlog": self.backlog,
+            "now": None if self._uses_server_time else datetime.fromtimestamp(now, UTC),
+        }
+        dead = carried(self._journal.directory)
+        async with asyncio.timeout(FLUSH_WITHIN), self._database.begin() as connection:
+            seen_at = (await connection.execute(REPORT, row)).scalar_one()
+            if dead:
+                await connection.execute(TAKE_OFF, {"ids": list(dead)})
+                for listed in (await connection.execute(LISTED, {"ids": list(dead)})).scalars():
+                    del dead[listed]  # the counters have yet to hear of its last calls
+        self._server_ahead = float(seen_at) - now
+        for path in dead.values():
+            path.unlink(missing_ok=True)
+
+    async def _sync_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(SYNC_EVERY)
+            await asyncio.to_thread(self._journal.sync)
+
     async def _something_closed(self) -> None:
         try:
             await asyncio.wait_for(self._wake.wait(), 1.0)
@@ -130,8 +193,8 @@ class Flusher:
     async def _write(self, records: Sequence[UsageRecord]) -> list[UsageRecord]:
         """Write records in one transaction; if one of them cannot be stored, find it and put it aside."""
         try:
-            async with self._database.begin() as connection:
-                return await insert_records(connection, records, today=self._clock.today())
+            async with asyncio.timeout(FLUSH_WITHIN), self._database.begin() as connection:
+                return await insert_records(connection, records, today=self._today())
         except UNWRITABLE as exc:
             if isinstance(exc, DBAPIError) and not _is_about_a_value(exc):
                 raise
@@ -147,18 +210,9 @@ class Flusher:
             file.write(_line(record) + b"\n")
         log.error("ledger_record_rejected", request_id=record.request_id, file=file.name, error=repr(exc))
 
-    async def _report(self) -> None:
-        """Say how far this journal is carried: days close when every flusher has passed them."""
-        now, oldest = self._clock.now(), self._journal.oldest
-        watermark = now if oldest is None else min(now, oldest)
-        row = {
-            "id": self.id,
-            "watermark": datetime.fromtimestamp(watermark, UTC),
-            "backlog": self.backlog,
-            "seen_at": datetime.fromtimestamp(now, UTC),
-        }
-        async with self._database.begin() as connection:
-            await connection.execute(REPORT, row)
+    def _today(self) -> date:
+        """Return the UTC day by Postgres's clock, as far as we know it."""
+        return datetime.fromtimestamp(self._clock.now() + self._server_ahead, UTC).date()
 
 
 def _line(record: UsageRecord) -> bytes:

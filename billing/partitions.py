@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date, timedelta
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 DAYS_AHEAD = 7
+DELETED_AT_ONCE = 10_000  # rows: a statement that takes a fraction of its timeout
 
+NAME = re.compile(r"usage_records_\d{8}")
 LOCK = text("SELECT pg_advisory_xact_lock(hashtext('usage_records'))")
 CANNOT_MAKE = text("SELECT to_regclass(:name) IS NOT NULL OR EXISTS (SELECT FROM usage_records_rest WHERE day = :day)")
 PARTITIONS = text("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'usage_records'::regclass")
+
+DELETE = text("""
+    DELETE FROM usage_records_rest
+    WHERE (day, request_id) IN (SELECT day, request_id FROM usage_records_rest WHERE day < :before LIMIT :most)
+""")
 
 
 def coming_partitions(today: date) -> dict[str, date]:
@@ -35,18 +43,25 @@ async def ensure_partitions(connection: AsyncConnection, today: date) -> None:
             await connection.execute(text(f"CREATE TABLE {name} PARTITION OF usage_records FOR VALUES {bounds}"))
 
 
-async def drop_partitions(connection: AsyncConnection, before: date) -> list[str]:
-    """Drop the rows of every day before ``before``, and return the names of the partitions that went.
-
-    The daily sums stay: statements outlive the rows.
-    """
-    await connection.execute(LOCK)
+async def old_partitions(connection: AsyncConnection, before: date) -> list[str]:
+    """Return the partitions of days before ``before``, oldest first."""
     names = (await connection.execute(PARTITIONS)).scalars().all()
-    old = sorted(name for name in names if name.startswith("usage_records_2") and name < _name(before))
-    for name in old:
-        await connection.execute(text(f"DROP TABLE {name}"))
-    await connection.execute(text("DELETE FROM usage_records_rest WHERE day < :before"), {"before": before})
-    return old
+    return sorted(name for name in names if NAME.fullmatch(name) and name < _name(before))
+
+
+async def drop_partition(connection: AsyncConnection, name: str) -> None:
+    """Drop a day's rows. The daily sums stay: statements outlive the rows.
+
+    Every query of the ledger waits meanwhile, so it gives way itself when somebody else takes longer than a second.
+    """
+    await connection.execute(text("SET LOCAL lock_timeout = '1s'"))
+    await connection.execute(LOCK)
+    await connection.execute(text(f"DROP TABLE IF EXISTS {name}"))
+
+
+async def delete_stragglers(connection: AsyncConnection, before: date) -> int:
+    """Delete up to ten thousand rows of days before ``before`` from the default partition; return how many."""
+    return (await connection.execute(DELETE, {"before": before, "most": DELETED_AT_ONCE})).rowcount
 
 
 def _name(day: date) -> str:

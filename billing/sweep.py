@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -16,12 +17,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.edges import Clock, Database
-from billing.partitions import drop_partitions, ensure_partitions
+from billing.partitions import delete_stragglers, drop_partition, ensure_partitions, old_partitions
 from billing.quotas import Quotas
 from billing.records import Status, UsageRecord, day_of
 
 EVERY = 10.0  # seconds between rounds
 CHORES_EVERY = 600.0  # seconds between looks at days and partitions
+STEADY = 60.0  # seconds that Postgres has to answer before anybody is called lost
 LOST_AFTER = 3600.0  # seconds; a flusher not seen for so long holds up no day
 GRACE = 60.0  # seconds a day stays open after its end, for clocks that differ
 
@@ -33,23 +35,32 @@ log = structlog.get_logger(__name__)
 class Sweeper:
     """Does its rounds until cancelled; what fails is tried again in the next."""
 
-    def __init__(self, quotas: Quotas, database: Database, clock: Clock, *, keep_rows: float = 400 * 86_400.0) -> None:
+    def __init__(
+        self,
+        quotas: Quotas,
+        database: Database,
+        clock: Clock,
+        *,
+        keep_rows: float = 400 * 86_400.0,
+        uses_server_time: bool = True,
+    ) -> None:
         self.freed = 0  # holds freed so far, for the metrics
+        self.lost = 0  # journals declared lost
+        self._uses_server_time = uses_server_time
         self._quotas = quotas
         self._database = database
         self._clock = clock
         self._keep_rows = keep_rows  # seconds
-        self._chores_due = 0.0
+        self._chores_due = 0.0  # of time.monotonic(), like the next
+        self._answering_since: float | None = None
 
     async def run(self) -> None:
         """Make a round every ten seconds."""
         while True:
             async with _survived("sweep"):
                 await self.sweep_once()
-            if self._clock.now() >= self._chores_due:
-                self._chores_due = self._clock.now() + CHORES_EVERY
-                async with _survived("chores"):
-                    await self.do_chores()
+            async with _survived("chores"):
+                await self._do_due_chores()
             await asyncio.sleep(EVERY)
 
     async def sweep_once(self) -> list[str]:
@@ -78,15 +89,77 @@ class Sweeper:
 
     async def do_chores(self) -> None:
         """Prepare the partitions of the coming days, close finished days, and drop rows past their retention."""
+        await self.prepare_partitions()
+        await self.close_finished_days()
+        await self.drop_old_rows()
+
+    async def prepare_partitions(self) -> None:
+        """Make the partitions of the coming days."""
+        today = datetime.fromtimestamp(await self._now(), UTC).date()
         async with self._database.begin() as connection:
-            await ensure_partitions(connection, self._clock.today())
+            await ensure_partitions(connection, today)
+
+    async def close_finished_days(self) -> None:
+        """Declare journals lost that were not heard of for an hour, and close the days that all others have passed."""
+        now = await self._now()
         async with self._database.begin() as connection:
-            for day in await close_days(connection, self._clock.now()):
+            lost = await take_off_lost(connection, now)
+        for each in lost:
+            log.error("journal_lost", **each)
+        self.lost += len(lost)
+        async with self._database.begin() as connection:
+            for day in await close_days(connection, now):
                 log.info("day_closed", day=str(day))
+
+    async def drop_old_rows(self) -> None:
+        """Drop rows past their retention, a partition at a time."""
+        keep_from = datetime.fromtimestamp(await self._now() - self._keep_rows, UTC).date()
         async with self._database.begin() as connection:
-            keep_from = (datetime.fromtimestamp(self._clock.now() - self._keep_rows, UTC)).date()
-            for name in await drop_partitions(connection, keep_from):
-                log.info("partition_dropped", name=name)
+            old = await old_partitions(connection, keep_from)
+        for name in old:
+            async with self._database.begin() as connection:
+                await drop_partition(connection, name)
+            log.info("partition_dropped", name=name)
+        deleted = 1
+        while deleted:
+            async with self._database.begin() as connection:
+                deleted = await delete_stragglers(connection, keep_from)
+
+    async def _do_due_chores(self) -> None:
+        """Do what is due. Days close once Postgres has answered for a minute: others report first, if they live."""
+        try:
+            await self._now()
+        except UNREACHABLE:
+            self._answering_since = None
+            raise
+        now = time.monotonic()
+        since = self._answering_since = self._answering_since or now
+        if now < self._chores_due:
+            return
+        is_steady = now - since >= STEADY
+        self._chores_due = now + (CHORES_EVERY if is_steady else STEADY)
+        await self.prepare_partitions()
+        if is_steady:
+            await self.close_finished_days()
+            await self.drop_old_rows()
+
+    async def _now(self) -> float:
+        """Return unix seconds by Postgres's clock: one of ours that is wrong by days closes and drops nothing."""
+        async with self._database.begin() as connection:
+            server_time = (await connection.execute(text("SELECT extract(epoch FROM clock_timestamp())"))).scalar_one()
+        return float(server_time) if self._uses_server_time else self._clock.now()
+
+
+async def take_off_lost(connection: AsyncConnection, now: float) -> list[dict[str, str]]:
+    """Take flushers off the list that were not seen for an hour, and return what was last known of their journals.
+
+    Should such a journal return, what it brings is booked as corrections of the days that were closed without it.
+    """
+    seen = datetime.fromtimestamp(now - LOST_AFTER, UTC)
+    return [
+        {name: str(value) for name, value in row.items()}
+        for row in (await connection.execute(TAKE_OFF_LOST, {"seen": seen})).mappings()
+    ]
 
 
 async def close_days(connection: AsyncConnection, now: float) -> list[date]:
@@ -110,6 +183,12 @@ async def find_records(connection: AsyncConnection, request_ids: Sequence[str]) 
         for row in rows
     ]
 
+
+# The counters have yet to hear of what "unsettled" ones left: they stay listed, and hold up nothing.
+TAKE_OFF_LOST = text("""
+    DELETE FROM flushers WHERE seen_at < :seen AND unsettled = 0
+    RETURNING id AS flusher, watermark, backlog, seen_at
+""")
 
 CLOSE_DAYS = text("""
     WITH moment AS (SELECT CAST(:now AS timestamptz) AS now, CAST(:grace AS interval) AS grace),

@@ -136,7 +136,7 @@ async def test_the_flusher_carries_closed_calls_to_the_ledger(database: Database
 
     assert await rows(database, "SELECT calls FROM usage_daily") == [(10,)]
     journal.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("*.journal")) == []
 
 
 async def test_a_paused_flusher_moves_nothing(database: Database, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ async def sweeper(database: Database, quotas: Quotas, clock: SetClock) -> Sweepe
     """A sweeper of a house with one team, which keeps rows for 400 days."""
     async with database.begin() as connection:
         await connection.execute(text("INSERT INTO teams (id, name) VALUES ('team_a', 'A')"))
-    return Sweeper(quotas, database, clock)
+    return Sweeper(quotas, database, clock, uses_server_time=False)
 
 
 async def test_the_holds_of_the_dead_are_freed(sweeper: Sweeper, quotas: Quotas, clock: SetClock) -> None:

@@ -1,0 +1,157 @@
+# How fast closed calls reach the ledger: from real journals through real flushers into a real Postgres.
+#   python -m benchmarks.ledger [--calls 40000] [--write]
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+
+import psutil
+from sqlalchemy import text
+
+import migrations
+from billing.flusher import BATCH, Flusher
+from billing.journal import Journal
+from billing.records import Attempt, Status, UsageRecord
+from gateway.clock import Clock
+from gateway.database import Database
+from gateway.embedded import temporary_postgres
+from gateway.embedded.postgres import EmbeddedPostgres
+
+SEED = 7
+RESULTS = Path(__file__).parent / "results"
+ROUNDS = 3
+HEADER = (
+    "| case | rows/s, median (least – most) | gateway CPU µs a row | Postgres CPU µs a row |\n| --- | --- | --- | --- |"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure how fast closed calls reach the ledger.")
+    parser.add_argument("--calls", type=int, default=40_000)
+    parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/")
+    options = parser.parse_args()
+    with temporary_postgres() as server:
+        migrations.upgrade(server.url)
+        table = asyncio.run(_measure(server, options.calls))
+    load = [round(each, 1) for each in os.getloadavg()]
+    page = (
+        f"# Ledger, {date.today()}\n\n"
+        f"`python -m benchmarks.ledger --calls {options.calls}` on {os.cpu_count()} cores ({platform.machine()}), load "
+        f"average {load}, Python {platform.python_version()}, Postgres beside it with its own settings (commits reach "
+        f"the disk).\n\nClosed calls of 20 teams, 60 keys and 5 models lie in journals; flushers carry them, {BATCH} "
+        f"rows a transaction, until nothing waits.\n\n{table}\n"
+    )
+    print(page)
+    if options.write:
+        (RESULTS / f"ledger-{date.today()}.md").write_text(page)
+
+
+async def _measure(server: EmbeddedPostgres, calls: int) -> str:
+    """Return the table: each case several times in turns, so that a busy moment hits all alike."""
+    cases: dict[str, Callable[[Sequence[UsageRecord]], list[list[UsageRecord]]]] = {
+        "one flusher": lambda records: [list(records)],
+        "two flushers, other calls of the same teams": lambda records: [list(records[::2]), list(records[1::2])],
+        "two flushers with the same calls": lambda records: [list(records), list(records)[::-1]],
+    }
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in cases}
+    database = Database(server.url)
+    expected = 0
+    for _ in range(ROUNDS):
+        for name, shared_out in cases.items():
+            records = list(make_calls(calls))
+            expected += len(records)
+            found[name].append(await _drain(server, database, shared_out(records), len(records)))
+    async with database.begin() as connection:
+        rows = (await connection.execute(text("SELECT count(*) FROM usage_records"))).scalar_one()
+        summed = (await connection.execute(text("SELECT sum(calls) FROM usage_daily"))).scalar_one()
+    await database.close()
+    assert rows == summed == expected, (rows, summed, expected)
+    lines = []
+    for name, rounds in found.items():
+        speed, own, theirs = (sorted(each) for each in zip(*rounds, strict=True))
+        middle = len(rounds) // 2
+        lines.append(
+            f"| {name} | {speed[middle]:,.0f} ({speed[0]:,.0f} – {speed[-1]:,.0f}) | {own[middle]:.1f} "
+            f"| {theirs[middle]:.1f} |"
+        )
+    return "\n".join([HEADER, *lines])
+
+
+async def _drain(
+    server: EmbeddedPostgres, database: Database, parts: list[list[UsageRecord]], calls: int
+) -> tuple[float, float, float]:
+    """Return calls per second, and the CPU microseconds that a call took here and in Postgres."""
+    with tempfile.TemporaryDirectory() as folder, _journals(Path(folder), parts) as journals:
+        flushers = [Flusher(journal, database, Clock()) for journal in journals]
+        started, own, theirs = time.perf_counter(), time.process_time(), _cpu_of(server)
+        await asyncio.gather(*(_until_empty(flusher) for flusher in flushers))
+        seconds = time.perf_counter() - started
+        return (
+            calls / seconds,
+            (time.process_time() - own) / calls * 1e6,
+            (_cpu_of(server) - theirs) / calls * 1e6,
+        )
+
+
+async def _until_empty(flusher: Flusher) -> None:
+    while await flusher.flush_once():
+        pass
+
+
+@contextmanager
+def _journals(folder: Path, parts: list[list[UsageRecord]]) -> Iterator[list[Journal]]:
+    journals = []
+    for number, records in enumerate(parts):
+        journal = Journal.open(folder / str(number), clock=Clock())
+        for record in records:
+            journal.closed(record)
+        journals.append(journal)
+    yield journals
+    for journal in journals:
+        journal.close()
+
+
+def make_calls(number: int) -> Iterator[UsageRecord]:
+    """Yield calls as a house has them: most answered, a third with tags, all with an attempt."""
+    clock, dice = Clock(), random.Random(SEED)
+    for _ in range(number):
+        team = dice.randrange(20)
+        yield UsageRecord(
+            request_id=clock.new_id(),
+            team_id=f"team_{team}",
+            key_id=f"key_{team}_{dice.randrange(3)}",
+            endpoint="chat.completions",
+            model_asked="auto",
+            model_used=f"model-{dice.randrange(5)}",
+            provider="openai",
+            provider_endpoint="us https://api.openai.com/v1",
+            status=Status.ANSWERED if dice.random() < 0.97 else Status.INTERRUPTED,
+            input_tokens=dice.randrange(50, 4000),
+            output_tokens=dice.randrange(1, 900),
+            cost_nanousd=dice.randrange(10**4, 10**7),
+            first_token_ms=dice.random() * 900,
+            total_ms=dice.random() * 9000,
+            route_reason="named",
+            attempts=(Attempt("openai/us https://api.openai.com/v1/model", "ok", 412.5),),
+            metadata={"project": "search", "stage": "live"} if dice.random() < 0.3 else None,
+            created_at=clock.now(),
+        )
+
+
+def _cpu_of(server: EmbeddedPostgres) -> float:
+    """Return the CPU seconds of the server's living processes."""
+    return sum(sum(child.cpu_times()[:2]) for child in psutil.Process(server.pid).children(recursive=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+# Days of the ledger: when they close, what comes too late, and what clocks that are wrong can do to them.
+
+from __future__ import annotations
+
+import os
+from datetime import date, timedelta
+from pathlib import Path
+from typing import cast
+
+import pytest
+from sqlalchemy import text
+
+from billing.flusher import Flusher
+from billing.journal import Journal
+from billing.ledger import write_records
+from billing.quotas import Quotas
+from billing.sweep import Sweeper
+from gateway.database import Database
+from tests.support.clock import SetClock
+from tests.support.factories import make_record
+
+TODAY = date(2026, 4, 5)
+DAY, HOUR = 86_400.0, 3600.0
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    """Noon, until the test moves it."""
+    return SetClock()
+
+
+@pytest.fixture
+def sweeper(database: Database, clock: SetClock) -> Sweeper:
+    """A sweeper that keeps rows for 400 days; none of its chores needs Redis."""
+    return Sweeper(cast(Quotas, None), database, clock, uses_server_time=False)
+
+
+def owner(folder: Path, database: Database, clock: SetClock) -> tuple[Journal, Flusher]:
+    """Return a process's journal and flusher."""
+    journal = Journal.open(folder, clock=clock)
+    return journal, Flusher(journal, database, clock, uses_server_time=False)
+
+
+async def test_a_day_closes_when_every_flusher_has_passed_it(
+    sweeper: Sweeper, database: Database, clock: SetClock, tmp_path: Path
+) -> None:
+    """A call that still runs keeps its day open, however long; once it is in the ledger the day closes."""
+    journal, flusher = owner(tmp_path, database, clock)
+    record = make_record(clock.new_id())
+    journal.opened(record)
+    clock.move(DAY)
+    await flusher.report()
+    await sweeper.close_finished_days()
+    assert await closed_days(database) == []
+
+    journal.closed(record)
+    await flusher.flush_once()
+    await flusher.report()
+    await sweeper.close_finished_days()
+
+    assert await closed_days(database) == [TODAY]
+    assert (sweeper.lost, await booked(database)) == (0, [(TODAY, TODAY, 1)])
+
+
+async def test_a_journal_that_does_not_return_is_lost_after_an_hour_and_may_return_later(
+    sweeper: Sweeper, database: Database, clock: SetClock, tmp_path: Path
+) -> None:
+    """It holds its day open for an hour after the last word, then the day closes; what it brings later is corrected."""
+    dead, silent = owner(tmp_path / "dead", database, clock)
+    other, speaking = owner(tmp_path / "other", database, clock)
+    late, kept = make_record(clock.new_id()), make_record(clock.new_id())
+    dead.opened(late)
+    dead.closed(late)
+    await silent.report()
+    dead.close()  # its machine is gone, and the disk with it
+    other.opened(kept)
+    other.closed(kept)
+    await speaking.flush_once()
+
+    clock.move(DAY)
+    await speaking.report()
+    async with database.begin() as connection:  # it was last heard of just now
+        await connection.execute(text("UPDATE flushers SET seen_at = (SELECT max(seen_at) FROM flushers)"))
+    clock.move(HOUR - 1)
+    await speaking.report()
+    await sweeper.close_finished_days()
+    assert (await closed_days(database), sweeper.lost) == ([], 0)
+    clock.move(2)
+    await sweeper.close_finished_days()
+    assert (await closed_days(database), sweeper.lost) == ([TODAY], 1)
+    assert await listed(database) == [speaking.id]
+
+    returned, flusher = owner(tmp_path / "dead", database, clock)
+    returned.adopt()
+    await flusher.flush_once()
+
+    assert await booked(database) == [(TODAY, TODAY, 1), (TODAY, TODAY + timedelta(days=1), 1)]
+
+
+async def test_the_dead_are_taken_off_the_list_once_their_journals_are_carried(
+    sweeper: Sweeper, database: Database, clock: SetClock, tmp_path: Path
+) -> None:
+    """A neighbour that has flushed what it adopted speaks for the dead: nothing waits for the hour, nothing is lost."""
+    dead, silent = owner(tmp_path, database, clock)
+    for _ in range(3):
+        dead.closed(make_record(clock.new_id()))
+    await silent.report()
+    dead.close()
+    die(silent)
+    neighbour, flusher = owner(tmp_path, database, clock)
+    neighbour.adopt()
+    await flusher.report()
+    assert await listed(database) == sorted([silent.id, flusher.id])
+
+    await flusher.flush_once()
+    await flusher.report()
+
+    assert await listed(database) == [flusher.id]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{neighbour.token}.owner"]
+
+
+async def test_who_left_calls_that_the_counters_do_not_know_stays_listed(
+    database: Database, clock: SetClock, tmp_path: Path
+) -> None:
+    """A rebuild of the counters asks for them by that row."""
+    _, silent = owner(tmp_path, database, clock)
+    await silent.report()
+    async with database.begin() as connection:
+        await connection.execute(text("UPDATE flushers SET unsettled = 2"))
+    die(silent)
+    _, flusher = owner(tmp_path, database, clock)
+
+    await flusher.report()
+    assert await listed(database) == sorted([silent.id, flusher.id])
+    async with database.begin() as connection:
+        await connection.execute(text("UPDATE flushers SET unsettled = 0"))
+    await flusher.report()
+
+    assert await listed(database) == [flusher.id]
+
+
+async def test_a_writer_whose_clock_is_behind_changes_no_closed_day(database: Database, clock: SetClock) -> None:
+    """Two days behind it takes a closed day for today; Postgres knows better, and books its row as a correction."""
+    async with database.begin() as connection:
+        await write_records(connection, [make_record(clock.new_id())], today=TODAY)
+        await connection.execute(text("INSERT INTO closed_days VALUES (:day, now())"), {"day": TODAY})
+
+    async with database.begin() as connection:
+        await write_records(connection, [make_record(clock.new_id())], today=TODAY)
+
+    assert [calls for _, _, calls in await booked(database)] == [2]  # apart only by the day of booking
+    late = "SELECT count(*) FROM usage_records WHERE booked_on IS NOT NULL"
+    async with database.begin() as connection:
+        assert (await connection.execute(text(late))).scalar_one() == 1
+
+
+async def test_a_sweeper_whose_clock_is_ahead_closes_and_drops_nothing(database: Database, clock: SetClock) -> None:
+    """What day it is, is Postgres's to say: a gateway two years ahead neither closes today nor drops the year."""
+    async with database.begin() as connection:
+        now = (await connection.execute(text("SELECT extract(epoch FROM now())"))).scalar_one()
+    present = SetClock(float(now))
+    async with database.begin() as connection:
+        await write_records(connection, [make_record(present.new_id())], today=present.today())
+    ahead = SetClock(float(now) + 800 * DAY)
+
+    await Sweeper(cast(Quotas, None), database, ahead).do_chores()
+
+    assert await closed_days(database) == []
+    assert [calls for _, _, calls in await booked(database)] == [1]
+
+
+@pytest.mark.parametrize("days", [-20_000, -500, 3, 300, 100_000])
+async def test_ids_from_any_time_are_rows_of_their_day(
+    sweeper: Sweeper, database: Database, clock: SetClock, days: int
+) -> None:
+    """From before or long after, a row is written once, summed, and goes when its retention is over."""
+    other = SetClock(max(1.0, clock.now() + days * DAY))
+    record = make_record(other.new_id())
+    for _ in range(2):
+        async with database.begin() as connection:
+            await write_records(connection, [record], today=TODAY)
+    assert await booked(database) == [(other.today(), other.today(), 1)]
+
+    await sweeper.drop_old_rows()
+
+    async with database.begin() as connection:
+        left = (await connection.execute(text("SELECT count(*) FROM usage_records"))).scalar_one()
+    assert left == (days > -400)
+    assert await booked(database) == [(other.today(), other.today(), 1)]
+
+
+async def test_a_day_in_the_default_partition_stays_there_and_is_dropped_in_its_time(
+    sweeper: Sweeper, database: Database, clock: SetClock
+) -> None:
+    """Its partition cannot be made any more; nothing else suffers, and retention deletes its rows."""
+    early = SetClock(clock.now() + 9 * DAY)  # nobody has prepared that day
+    async with database.begin() as connection:
+        await write_records(connection, [make_record(early.new_id()) for _ in range(3)], today=TODAY)
+    clock.move(9 * DAY)
+
+    await sweeper.do_chores()
+    async with database.begin() as connection:
+        await write_records(connection, [make_record(clock.new_id())], today=clock.today())
+    assert await places(database) == [("usage_records_rest", 4)]
+    clock.move(401 * DAY)
+    await sweeper.do_chores()
+
+    assert await places(database) == []
+    assert [calls for _, _, calls in await booked(database)] == [4]
+
+
+def die(flusher: Flusher) -> None:
+    """Let go of what tells neighbours that it lives, as its death does."""
+    assert flusher._claim is not None
+    os.close(flusher._claim)
+
+
+async def closed_days(database: Database) -> list[date]:
+    """Return the days that are closed."""
+    async with database.begin() as connection:
+        return list((await connection.execute(text("SELECT day FROM closed_days ORDER BY day"))).scalars())
+
+
+async def listed(database: Database) -> list[str]:
+    """Return the flushers that days wait for."""
+    async with database.begin() as connection:
+        return list((await connection.execute(text("SELECT id FROM flushers ORDER BY id"))).scalars())
+
+
+async def booked(database: Database) -> list[tuple[object, ...]]:
+    """Return day, day of booking and calls of every daily sum."""
+    query = text("SELECT day, booked_on, CAST(sum(calls) AS integer) FROM usage_daily GROUP BY 1, 2 ORDER BY 1, 2")
+    async with database.begin() as connection:
+        return [tuple(row) for row in await connection.execute(query)]
+
+
+async def places(database: Database) -> list[tuple[object, ...]]:
+    """Return the partitions that have rows, and how many."""
+    query = text("SELECT CAST(tableoid::regclass AS text), count(*) FROM usage_records GROUP BY 1")
+    async with database.begin() as connection:
+        return [tuple(row) for row in await connection.execute(query)]
