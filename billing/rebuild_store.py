@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Protocol
 
 from sqlalchemy import text
@@ -61,7 +60,7 @@ class PostgresStore:
     async def owners_alive(self) -> set[str]:
         """Return everybody that was seen within 30 s."""
         async with self._database.begin() as connection:
-            return set((await connection.execute(OWNERS, {"since": self._moment(ALIVE)})).scalars())
+            return set((await connection.execute(OWNERS, {"alive": ALIVE})).scalars())
 
     async def teams(self) -> Sequence[str]:
         """Return the ids of all teams."""
@@ -87,42 +86,46 @@ class PostgresStore:
     async def dead_with_unsettled(self) -> Sequence[str]:
         """Return the owners that died with something unsaid."""
         async with self._database.begin() as connection:
-            return (await connection.execute(DEAD, {"gone": self._moment(ALIVE)})).scalars().all()
+            return (await connection.execute(DEAD, {"alive": ALIVE})).scalars().all()
 
     async def forgive_dead(self) -> None:
         """Forget that they had."""
         async with self._database.begin() as connection:
-            await connection.execute(FORGIVE, {"gone": self._moment(ALIVE)})
+            await connection.execute(FORGIVE, {"alive": ALIVE})
 
     async def note_unsettled(self, owner: str, unsettled: int) -> None:
         """Note how many calls are unsaid."""
-        query = {"id": owner, "unsettled": unsettled, "seen_at": self._moment(0.0)}
         async with self._database.begin() as connection:
-            await connection.execute(NOTE, query)
+            await connection.execute(NOTE, {"id": owner, "unsettled": unsettled})
 
     async def leave(self, owner: str, unsettled: int) -> None:
         """Let nobody wait for an owner; its row still keeps the days of its unflushed calls open."""
-        query = {"id": owner, "unsettled": unsettled, "gone": self._moment(ALIVE + 1)}
         async with self._database.begin() as connection:
-            await connection.execute(LEAVE, query)
+            await connection.execute(LEAVE, {"id": owner, "unsettled": unsettled, "alive": ALIVE})
 
     async def forget(self, owner: str) -> None:
         """Take an owner off the list."""
         async with self._database.begin() as connection:
             await connection.execute(FORGET, {"id": owner})
 
-    def _moment(self, ago: float) -> datetime:
-        return datetime.fromtimestamp(self._clock.now() - ago, UTC)
 
-
-OWNERS = text("SELECT id FROM flushers WHERE seen_at >= :since")
+# All by Postgres's clock, which writes ``seen_at`` too.
+OWNERS = text("SELECT id FROM flushers WHERE seen_at >= clock_timestamp() - make_interval(secs => :alive)")
 CREATED = text("SELECT extract(epoch FROM created_at) FROM teams WHERE id = :id")
-DEAD = text("SELECT id FROM flushers WHERE unsettled > 0 AND seen_at < :gone")
-FORGIVE = text("UPDATE flushers SET unsettled = 0 WHERE unsettled > 0 AND seen_at < :gone")
+DEAD = text("""
+    SELECT id FROM flushers WHERE unsettled > 0 AND seen_at < clock_timestamp() - make_interval(secs => :alive)
+""")
+FORGIVE = text("""
+    UPDATE flushers SET unsettled = 0
+    WHERE unsettled > 0 AND seen_at < clock_timestamp() - make_interval(secs => :alive)
+""")
 NOTE = text(
     "INSERT INTO flushers (id, watermark, backlog, seen_at, unsettled) "
-    "VALUES (:id, to_timestamp(0), 0, :seen_at, :unsettled) "
+    "VALUES (:id, to_timestamp(0), 0, clock_timestamp(), :unsettled) "
     "ON CONFLICT (id) DO UPDATE SET unsettled = excluded.unsettled"
 )
-LEAVE = text("UPDATE flushers SET unsettled = :unsettled, seen_at = least(seen_at, :gone) WHERE id = :id")
+LEAVE = text("""
+    UPDATE flushers SET unsettled = :unsettled, seen_at = clock_timestamp() - make_interval(secs => :alive + 1)
+    WHERE id = :id
+""")
 FORGET = text("DELETE FROM flushers WHERE id = :id")
