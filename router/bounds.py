@@ -10,7 +10,17 @@ import msgspec
 
 from billing.money import NanoDollars
 from billing.prices import most_cost
-from protocol.chat import ChatRequest, ImagePart, ImageUrl, JsonSchemaFormat, Message, RefusalPart, TextPart, Tool
+from protocol.chat import (
+    ChatRequest,
+    ContentPart,
+    ImagePart,
+    ImageUrl,
+    JsonSchemaFormat,
+    Message,
+    RefusalPart,
+    TextPart,
+    Tool,
+)
 from protocol.completions import CompletionRequest, Prompts
 from protocol.embeddings import EmbeddingRequest
 from protocol.usage import Usage
@@ -20,6 +30,7 @@ from router.targets import ModelSpec
 # A byte-level tokenizer makes at most one token of each UTF-8 byte. What a chat template adds to that, in tokens:
 TEMPLATE_TOKENS = 128  # begin and end marks, generation prompt, a default system message
 MESSAGE_TOKENS = 16  # role and turn marks
+PART_TOKENS = 4  # between the parts of one message: a newline, the marks of an image
 TOOLS_TOKENS = 1024  # the instructions that come with tools or a schema (Anthropic documents up to 530)
 TOOL_TOKENS = 64  # marks around one definition, call or result
 # The dearest image of any provider we price: gpt-4o-mini at high detail, 2833 + 8 tiles of 5667 tokens
@@ -160,8 +171,13 @@ def _message_most(message: Message) -> int:
     tokens = MESSAGE_TOKENS
     # Templates write the results of tools as JSON strings, so their quotes and newlines take two bytes.
     size = _quoted_length if message.role == "tool" else byte_length
-    content = (TextPart(message.content),) if isinstance(message.content, str) else message.content or ()
+    if isinstance(message.content, str):
+        tokens += size(message.content)
+        content: tuple[ContentPart, ...] = ()
+    else:
+        content = message.content or ()
     for part in content:
+        tokens += PART_TOKENS
         match part:
             case TextPart(text):
                 tokens += size(text)

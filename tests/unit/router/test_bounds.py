@@ -25,6 +25,7 @@ from protocol.chat import (
     JsonSchema,
     JsonSchemaFormat,
     Message,
+    TextPart,
     Tool,
     ToolCall,
 )
@@ -37,6 +38,7 @@ from router.bounds import (
     IMAGE_TOKENS,
     LONGEST_TOKEN_BYTES,
     LOW_DETAIL_IMAGE_TOKENS,
+    PART_TOKENS,
     cost_most,
     output_limit,
     output_tokens_most,
@@ -91,8 +93,18 @@ def test_images_count_at_the_dearest_providers_maximum() -> None:
         return prompt_tokens_most(ChatRequest(model="m", messages=(Message(role="user", content=(image,)),)))
 
     bare = prompt_tokens_most(chat(text=""))
+    taken = [tokens(None) - bare, tokens("low") - bare]
 
-    assert [tokens(None) - bare, tokens("low") - bare] == [IMAGE_TOKENS, LOW_DETAIL_IMAGE_TOKENS]
+    assert taken == [IMAGE_TOKENS + PART_TOKENS, LOW_DETAIL_IMAGE_TOKENS + PART_TOKENS]
+
+
+@given(st.integers(1, 2_000))
+def test_the_parts_of_a_message_may_be_told_apart(parts: int) -> None:
+    """Templates put a newline, or marks, between them: many short parts take more than their bytes."""
+    content = (TextPart("a"),) * parts
+    request = ChatRequest(model="m", messages=(Message(role="user", content=content),))
+
+    assert prompt_tokens_most(request) >= len("\n".join("a" * parts)) + parts
 
 
 def test_token_ids_count_exactly() -> None:
