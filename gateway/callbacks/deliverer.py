@@ -32,7 +32,7 @@ TIDY_EVERY = 3600.0  # seconds
 END_WITHIN = 3.0  # seconds for tries that run when the worker ends
 
 DATABASE_AWAY = (SQLAlchemyError, OSError)  # TimeoutError is an OSError
-NO_SECRET = Outcome(error="The team has no webhook secret to sign with: create one.")
+NO_SECRET = Outcome(error="The team has no usable webhook secret to sign with: create one.")
 
 log = structlog.get_logger()
 
@@ -85,7 +85,7 @@ class Deliverer:
         for each in claimed:
             task = asyncio.create_task(self._deliver(each, keys.get(each.team_id, [])))
             self._running[task] = each
-            task.add_done_callback(self._running.pop)
+            task.add_done_callback(self._done)
         return len(claimed)
 
     async def finish(self, seconds: float = END_WITHIN) -> None:
@@ -121,6 +121,11 @@ class Deliverer:
         except Exception as exc:  # one callback must not end the deliverer
             log.exception("callback_broke", callback_id=claimed.id)
             return Outcome(error=f"It could not be sent: {type(exc).__name__}.")
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        claimed = self._running.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:  # its lease runs out
+            log.error("callback_broke", callback_id=claimed.id, error=repr(error), exc_info=error)
 
     async def _tidy(self) -> None:
         async with self._database.begin() as connection:

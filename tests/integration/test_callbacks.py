@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from ipaddress import ip_network
 from typing import Any
 
 import pytest
 from openai import OpenAI
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway import budget_alerts
 from gateway.audit_log import Act, list_acts
 from gateway.callbacks import deliverer as deliverer_module
 from gateway.callbacks import sender as sender_module
@@ -198,7 +201,7 @@ async def test_events_wait_for_a_secret(
     clock.time = time.time() + 1  # it is due by the clock of Postgres
     await deliver(worker())
 
-    assert "no webhook secret" in waiting["last_error"] and waiting["given_up_at"] is None
+    assert "no usable webhook secret" in waiting["last_error"] and waiting["given_up_at"] is None
     assert (await row(database, callback_id))["delivered_at"] is not None
     assert len(receiver.deliveries) == 1
 
@@ -557,3 +560,35 @@ async def test_the_loop_delivers_and_ends_when_asked(
 
     assert loop.cancelled()
     assert (await row(database, callback_id))["delivered_at"] is not None
+
+
+class Away(Database):
+    """A Postgres that does not answer, and how often it was asked."""
+
+    asked = 0
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        """Refuse."""
+        self.asked += 1
+        async with super().begin() as connection:
+            yield connection
+
+
+async def test_the_loops_outlive_postgres(clock: SetClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is away they ask again."""
+    monkeypatch.setattr(deliverer_module, "EVERY", 0.01)
+    monkeypatch.setattr(budget_alerts, "EVERY", 0.01)
+    places = [Away("postgresql://nobody@127.0.0.1:1/none") for _ in range(2)]
+    deliverer = Deliverer(places[0], clock, Sender(Guard(LOOPBACK)), SEALER)
+    alerts = budget_alerts.BudgetAlerts(places[1], clock)
+    loops = [asyncio.create_task(deliverer.run()), asyncio.create_task(alerts.run())]
+    async with asyncio.timeout(60):
+        while min(place.asked for place in places) < 3:
+            await asyncio.sleep(0.01)
+
+    assert not any(loop.done() for loop in loops)
+    for loop in loops:
+        loop.cancel()
+    await asyncio.wait(loops)
+    await deliverer.finish(0)
