@@ -16,7 +16,16 @@ from billing.instances import InstanceCost, idle_costs
 from billing.statements import Line, Totals, period
 from gateway.admin_views import dollars
 from gateway.csv_text import csv_of
-from gateway.usage_analysis import Analysis, Choices, compare_view, mix_view, read_choices, shares_view, use_view
+from gateway.usage_analysis import (
+    Analysis,
+    Choices,
+    compare_view,
+    mix_view,
+    read_choices,
+    see_one_moment,
+    shares_view,
+    use_view,
+)
 from router.catalog import Catalog
 
 COLUMNS = (
@@ -43,8 +52,10 @@ async def house_report(
 ) -> dict[str, Any]:
     """Return the report of all teams for the UTC days from ``first`` to ``last``, in the shape of GET /admin/report.
 
-    Its sums hold calls that came late and corrections; ``corrections_usd`` says how much of a cost these are.
+    Its sums hold calls that came late and corrections; ``corrections_usd`` says how much of a cost these are. The
+    connection's transaction has asked nothing yet.
     """
+    await see_one_moment(connection)
     price = analysis.price_on(last)
     statement = await period(connection, None, first, last, GroupBy.TEAM, GroupBy.MODEL, GroupBy.TIER)
     by_team = uses_of(statement.lines, price)

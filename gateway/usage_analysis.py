@@ -8,6 +8,7 @@ from datetime import date
 from typing import Any
 
 from msgspec import Struct
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.choices import Alternative, AskedSum, asked_sums, missed_saving, saving_of_auto
@@ -41,6 +42,11 @@ def read_analysis(said: Mapping[str, str], settings: Settings, catalog: Catalog)
     if "compare" in said:
         return Analysis(_commercial(said["compare"], settings, catalog))
     return Analysis(None) if wanted == "true" else None
+
+
+async def see_one_moment(connection: AsyncConnection) -> None:
+    """Let all queries of a transaction see the same books, so that their sums tie. Before its first query."""
+    await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
 
 
 async def analyse(

@@ -16,7 +16,7 @@ from gateway.command_line import ConfigOption, Format, FormatOption, read_settin
 from gateway.house_report import house_report, report_csv
 from gateway.settings import Settings
 from gateway.teams import get_team
-from gateway.usage_analysis import Analysis, analyse, read_analysis
+from gateway.usage_analysis import Analysis, analyse, read_analysis, see_one_moment
 from gateway.usage_period import read_period, read_span
 from gateway.usage_report import usage_csv, usage_of, usage_rows
 from protocol.errors import BadRequest
@@ -65,6 +65,8 @@ def _show_team(settings: Settings, team: str, said: Mapping[str, str], wanted: A
         raise BadRequest("As CSV, the analysis has a line for each model: leave --group-by out.")
 
     async def act(connection: AsyncConnection) -> dict[str, Any]:
+        if wanted is not None:
+            await see_one_moment(connection)
         await get_team(connection, team)
         usage = await usage_of(connection, team, asked, for_house=True)
         if wanted is not None:

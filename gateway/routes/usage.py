@@ -16,7 +16,7 @@ from gateway.house_report import house_report, report_csv
 from gateway.routes.admin import answer, read_parameters
 from gateway.routes.inference import services_of
 from gateway.teams import get_team
-from gateway.usage_analysis import Analysis, analyse, read_analysis
+from gateway.usage_analysis import Analysis, analyse, read_analysis, see_one_moment
 from gateway.usage_period import read_period, read_span
 from gateway.usage_report import usage_csv, usage_of
 from protocol.errors import BadRequest
@@ -45,6 +45,8 @@ async def get_usage(request: Request[Any, Any, Any]) -> Response[bytes] | Respon
     is_admin = isinstance(caller, Admin)
     team_id = _team_in_question(caller, query.get("team_id"))
     async with services.database.begin() as connection:
+        if analysis is not None:
+            await see_one_moment(connection)
         if is_admin:
             await get_team(connection, team_id)
         usage = await usage_of(connection, team_id, asked, for_house=is_admin)
