@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,9 +15,12 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
+import gpu_backend.demo_model
 from billing.money import NanoDollars
 from billing.prices import PriceStep, cost_of
 from gateway.routes.inference import refuse_unpriced
+from gpu_backend.server.chat_template import ChatTemplate, read_template
+from gpu_backend.server.tokens import TextCodec, read_json, special_tokens
 from protocol.chat import (
     ChatRequest,
     Function,
@@ -49,6 +54,7 @@ from router.bounds import (
 )
 from tests.unit.router.examples import chat, model
 
+DEMO_CHECKPOINT = Path(gpu_backend.demo_model.__file__).parent / "checkpoint"
 texts = st.text(max_size=200)
 
 
@@ -238,6 +244,26 @@ def test_images_leave_room_for_a_limit() -> None:
     request = ChatRequest(model="m", messages=(Message(role="user", content=parts),))
 
     assert output_limit(request, model("m", context=128_000, max_output=16_384)) == 16_384
+
+
+@given(st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), texts), min_size=1, max_size=6))
+def test_the_engines_own_count_lies_between_the_bounds(turns: list[tuple[str, str]]) -> None:
+    """By the tokenizer and the chat template of the demo model, whatever is written."""
+    messages = tuple(Message(role=role, content=text) for role, text in turns)  # type: ignore[arg-type]
+    codec, template = _demo_model()
+    request = ChatRequest(model="m", messages=messages)
+
+    count = len(codec.encode(template.render(messages), most=100_000, add_special_tokens=False))
+
+    assert prompt_tokens_least(request) <= count <= prompt_tokens_most(request)
+
+
+@cache
+def _demo_model() -> tuple[TextCodec, ChatTemplate]:
+    config = read_json(DEMO_CHECKPOINT / "tokenizer_config.json")
+    source = read_template(DEMO_CHECKPOINT, config)
+    assert source is not None
+    return TextCodec.load(DEMO_CHECKPOINT), ChatTemplate(source, special_tokens(config))
 
 
 # What each field of a request can do to its tokens: a new field needs a decision here, and its bound or refusal.
