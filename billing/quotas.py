@@ -32,6 +32,7 @@ from billing.quota_verbs import (
     release_hold,
     renew_hold,
     settle_hold,
+    time_of,
 )
 from billing.records import CHARGED, UsageRecord
 from billing.scope_state import ScopeState, refusal, remaining
@@ -44,6 +45,7 @@ __all__ = ["LEASE", "Guard", "Quotas", "month_of"]
 DEADLINE = 0.25  # seconds for any call to Redis
 AWAY = 1.0  # seconds between tries while Redis does not answer
 MOST = 256  # unsaid words in one go
+REMEMBERED = 3000.0  # seconds; a tombstone lives for an hour
 ANY_EPOCH = "*"  # of quotas that nobody rebuilds: whatever is there counts
 FIRST_EPOCH = b"0"  # what they begin with in an empty Redis
 
@@ -57,7 +59,11 @@ class Guard(Protocol):
     """Who sees to it that the counters are true: the Restorer."""
 
     def alarm(self, reason: str) -> None:
-        """Look soon: Redis does not answer ("redis_lost"), or a team's books are missing ("unknown") or not ours."""
+        """Look soon.
+
+        Redis does not answer ("redis_lost"); a team's books are missing ("unknown") or not of our epoch ("stale"); or
+        they cannot say whether they have a call ("late_journal").
+        """
 
     async def welcome(self, team_id: str) -> bool:
         """Begin the books of a team that has none. False when it should have some: they were lost."""
@@ -163,11 +169,15 @@ class Quotas:
         """
         if self.is_standalone:
             return True
+        epoch = self.epoch
         try:
-            return int(await self._speak(renew_hold(hold.request, used), self.epoch)) != 0
+            code = await self._speak(renew_hold(hold.request, used), epoch)
         except UNREACHABLE as exc:
             self._failed(exc, hold.request.request_id)
             return True
+        if code in (Said.UNKNOWN, Said.STALE) and epoch == self.epoch:
+            self._estranged(hold.request.team_id, code)
+        return bool(code)
 
     def close(self, hold: Hold) -> str:
         """Note that the journal closes a call now, and return the epoch in which it counts."""
@@ -192,6 +202,17 @@ class Quotas:
         epoch = self.close(hold) if epoch is None else epoch
         self._standalone.settle(hold.request.request_id, None)
         await self._say(release_hold(hold.request), epoch)
+
+    async def book_adopted(self, records: Sequence[UsageRecord]) -> None:
+        """Settle calls of dead processes that have just come into the ledger.
+
+        Of calls older than the tombstones nobody can tell whether they were settled: a rebuild has to.
+        """
+        young = [record for record in records if time_of(record.request_id) > self._clock.now() - REMEMBERED]
+        if self._guard is not None and len(young) < len(records):
+            self._guard.alarm("late_journal")
+            records = young
+        await self.book(records)
 
     async def book(self, records: Sequence[UsageRecord], epoch: str | None = None) -> None:
         """Settle calls of dead processes as their journals say; what was settled before changes nothing.

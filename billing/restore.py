@@ -60,6 +60,10 @@ def next_move(seen: Seen, owner: str, *, joined: str, put_back_in: str, run_id: 
     return (Move.JOIN, "") if joined == FRESH else (Move.START, "an epoch began without us")
 
 
+FAULTS = {
+    "stale": "a team's books are of another epoch",
+    "late_journal": "a journal came so late that nobody knows whether its calls were settled",
+}
 FRESH = "*"  # joined: whatever is ready, because nothing was opened, adopted or flushed yet
 
 
@@ -88,11 +92,12 @@ class Restorer:
         self._rebuilder = Rebuilder(quotas, journal, flusher, store, self._epochs, still=still)
         self._joined = FRESH
         self._put_back_in = ""
-        self._is_stale = False
+        self._fault = ""  # why a new epoch has to begin although this one seems in order
         self._wake = asyncio.Event()
         self._welcomes: dict[str, asyncio.Task[bool]] = {}
         self._dead_due = 0.0
         self._noting: asyncio.Task[None] | None = None
+        self.rebuilt = 0  # epochs that this process made ready
         self._is_noted = False  # Postgres knows that we have something unsaid
         self._task: asyncio.Task[None] | None = None
         quotas.attach(self, store.scope_sums)
@@ -173,7 +178,7 @@ class Restorer:
 
     def alarm(self, reason: str) -> None:
         """Look at the epoch now; see to it that our death would not hide what Redis has yet to hear."""
-        self._is_stale = self._is_stale or reason == "stale"
+        self._fault = FAULTS.get(reason, self._fault)
         self._wake.set()
         if reason == "redis_lost" and not self._is_noted and (self._noting is None or self._noting.done()):
             self._noting = asyncio.create_task(self._note_unsettled())
@@ -196,14 +201,14 @@ class Restorer:
         """Begin a new epoch and see it through, if it is our turn. Without Postgres there is no use in it."""
         await self._store.owners_alive()
         self._joined = ""
-        self._is_stale = False
+        self._fault = ""
         epoch = f"{int(self._clock.now() * 1000):x}-{secrets.token_hex(3)}"
-        await self._rebuilder.lead(epoch, present, why)
+        self.rebuilt += await self._rebuilder.lead(epoch, present, why)
 
     async def _find_fault(self) -> str:
         """Return why an epoch that seems in order has to be followed by another, or ""."""
-        if self._is_stale:
-            return "a team's books are of another epoch"
+        if self._fault:
+            return self._fault
         if self._quotas.is_standalone or self._clock.now() < self._dead_due:
             return ""
         self._dead_due = self._clock.now() + ASK_FOR_DEAD_EVERY

@@ -23,7 +23,7 @@ from billing.records import CHARGED, Status, UsageRecord, day_of
 from billing.scope_state import ScopeState
 from protocol.usage import Usage
 from tests.support.clock import SetClock
-from tests.support.model_owners import DictJournal, DictStore, ModelOwner, Way
+from tests.support.model_owners import SHORTLY, DictJournal, DictStore, ModelOwner, Way
 
 TEAM = "team_a"
 LIMITS = {
@@ -328,10 +328,15 @@ class House(RuleBasedStateMachine):
         alive = {owner.id for owner in self.owners}
         for owner in self.owners:
             owner.line.way, owner.is_paused = Way.OPEN, False
+            owner.keep_still(5.0)  # however slow this machine is
         for dead in self.store.seen_at.keys() - alive:
             self.store.seen_at[dead] = min(self.store.seen_at[dead], self.clock.now() - 31)
         self.report()
-        assert not (why := self.run(self.recover())), why
+        why = self.run(self.recover())
+        for owner in self.owners:
+            owner.keep_still(SHORTLY)
+
+        assert not why, why
         self.books_agree()
 
     async def recover(self) -> str:
@@ -351,6 +356,8 @@ class House(RuleBasedStateMachine):
                 await self.sweep_by(owner)
             if not (why := await self.why_not()):
                 break
+            self.clock.move(6)  # until the turn of a dead one has ended
+            self.report()
         return why
 
     @invariant()

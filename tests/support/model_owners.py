@@ -25,6 +25,8 @@ from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 
+SHORTLY = 0.05  # seconds that an owner keeps still for a rebuild; most of those in the model are in vain
+
 
 class Way(Enum):
     """What becomes of a command."""
@@ -202,12 +204,16 @@ class ModelOwner:
             clock,
             uses_server_time=False,
             deadline=5.0,
-            still=0.05,
+            still=SHORTLY,
         )
         self.line.bend(self.quotas._script)
         self.line.bend(self.restorer._epochs._script)
         self.holds: dict[str, tuple[Hold, str | None]] = {}  # of calls that are not said, and the epoch of their close
         self.is_paused = False
+
+    def keep_still(self, seconds: float) -> None:
+        """Keep still for so long in rebuilds to come."""
+        self.restorer._rebuilder._still = seconds
 
     async def open(self, request: HoldRequest, spent: int) -> Any:
         """Hold and open a call. If this process dies first, it will have been interrupted at ``spent``."""

@@ -124,7 +124,7 @@ async def open_owner(
     redis: Redis = Redis.from_url(redis_url, socket_timeout=0.25, socket_connect_timeout=0.25)
     journal = Journal.open(data_dir / "journal", clock=clock)
     quotas = Quotas(redis, clock, standalone_share=share)
-    flusher = Flusher(journal, database, clock, book_adopted=quotas.book)
+    flusher = Flusher(journal, database, clock, book_adopted=quotas.book_adopted)
     restorer = Restorer(quotas, journal, flusher, PostgresStore(database, clock), redis, clock, still=still)
     await restorer.start()
     owner = Owner(clock, redis, quotas, journal, flusher, restorer)
