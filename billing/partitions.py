@@ -25,7 +25,7 @@ DELETE = text("""
 def coming_partitions(today: date) -> dict[str, date]:
     """Return the partitions that there have to be: today's and those of the days ahead, by name."""
     days = [today + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)]
-    return {_name(day): day for day in days}
+    return {partition_of(day): day for day in days}
 
 
 async def ensure_partitions(connection: AsyncConnection, today: date) -> None:
@@ -46,7 +46,7 @@ async def ensure_partitions(connection: AsyncConnection, today: date) -> None:
 async def old_partitions(connection: AsyncConnection, before: date) -> list[str]:
     """Return the partitions of days before ``before``, oldest first."""
     names = (await connection.execute(PARTITIONS)).scalars().all()
-    return sorted(name for name in names if NAME.fullmatch(name) and name < _name(before))
+    return sorted(name for name in names if NAME.fullmatch(name) and name < partition_of(before))
 
 
 async def drop_partition(connection: AsyncConnection, name: str) -> None:
@@ -64,5 +64,6 @@ async def delete_stragglers(connection: AsyncConnection, before: date) -> int:
     return (await connection.execute(DELETE, {"before": before, "most": DELETED_AT_ONCE})).rowcount
 
 
-def _name(day: date) -> str:
+def partition_of(day: date) -> str:
+    """Return the name of a day's partition."""
     return f"usage_records_{day:%Y%m%d}"

@@ -14,6 +14,7 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from redis.asyncio import Redis
 
+from billing.auditor import Auditor
 from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.quotas import Quotas
@@ -93,7 +94,7 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
             redis=redis,
             quotas=quotas,
             journal=journal,
-            flusher=Flusher(journal, database, clock, book_adopted=quotas.book),
+            flusher=Flusher(journal, database, clock, book_adopted=quotas.book_adopted),
             client=client,
             providers=ProviderRegistry(settings.providers),
             complexity=Complexity.load(),
@@ -114,10 +115,12 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
         stack.push_async_callback(restorer.stop)
         await restorer.start()  # before anything is adopted, flushed or held
         sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
-        metrics.follow(quotas, sweeper, services.flusher)
+        auditor = Auditor(database, redis, quotas, clock)
+        metrics.follow(quotas, sweeper, services.flusher, auditor)
+        metrics.follow_rebuilds(restorer)
         watcher = InstanceWatcher(services)
         loops = (services.flusher, services.auth, services.idempotency, services.keeper, sweeper, metrics, watcher)
-        for loop in (one.run for one in loops):
+        for loop in (one.run for one in (*loops, auditor)):
             task = asyncio.create_task(_keep_going(loop))
             stack.push_async_callback(stop_all, [task])
         yield services

@@ -10,15 +10,12 @@ import signal
 import socket
 import time
 from contextlib import AsyncExitStack, suppress
-from datetime import timedelta
 from pathlib import Path
 
 import structlog
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
 
-from billing.audit import audit
+from billing.auditor import Auditor
 from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.quotas import Quotas
@@ -38,8 +35,6 @@ from gateway.sealing import Sealer
 from gateway.settings import Settings
 from gateway.telemetry.logging import configure_logging
 
-AUDIT_EVERY = 900.0  # seconds, all workers together
-AUDIT_TURN = "tollgate:audit-turn"  # Redis key: whoever sets it audits, the others wait for the next turn
 HEARTBEAT_EVERY = 5.0  # seconds
 HEARTBEAT_LASTS = 30.0  # seconds after which a worker counts as stuck
 FINAL_FLUSH = 5.0  # seconds for what is closed but not yet in Postgres when the worker ends
@@ -73,7 +68,7 @@ async def _work(settings: Settings, clock: Clock) -> int:
         quotas = Quotas(redis, clock, standalone_share=settings.quotas.standalone_share)
         journal = Journal.open(settings.data_dir / "journal", fsync=settings.journal_fsync, clock=clock)
         stack.callback(journal.close)
-        flusher = Flusher(journal, database, clock, book_adopted=quotas.book)
+        flusher = Flusher(journal, database, clock, book_adopted=quotas.book_adopted)
         restorer = Restorer(quotas, journal, flusher, PostgresStore(database, clock), redis, clock)
         stack.push_async_callback(restorer.stop)
         log.info("worker_started", owner=flusher.id)
@@ -89,7 +84,7 @@ async def _work(settings: Settings, clock: Clock) -> int:
             "heartbeat": asyncio.create_task(_show_life(settings)),
             "budgets": asyncio.create_task(BudgetAlerts(database, clock).run()),
             "callbacks": asyncio.create_task(deliverer.run()),
-            "audit": asyncio.create_task(_audit_in_turn(database, redis, quotas, clock)),
+            "audit": asyncio.create_task(Auditor(database, redis, quotas, clock).run()),
         }
         status = await _until_stopped(asked_to_stop, chores)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for whoever adopts it
@@ -108,20 +103,6 @@ async def _until_stopped(asked_to_stop: asyncio.Event, chores: dict[str, asyncio
         log.error("chore_ended", chore=name, error=repr(task.exception()), exc_info=task.exception())
     await stop_all((stop, *chores.values()))
     return 1 if ended else 0
-
-
-async def _audit_in_turn(database: Database, redis: Redis, quotas: Quotas, clock: Clock) -> None:
-    """Compare the books of today and yesterday now and then; whatever differs is logged as an error."""
-    while True:
-        try:
-            if await redis.set(AUDIT_TURN, "taken", nx=True, ex=round(AUDIT_EVERY)):
-                for day in (clock.today() - timedelta(days=1), clock.today()):
-                    differences = await audit(database, quotas, day)
-                    for one in differences:
-                        log.error("books_differ", **{name: str(getattr(one, name)) for name in one.__struct_fields__})
-        except (SQLAlchemyError, RedisError, OSError, TimeoutError) as exc:
-            log.warning("audit_failed", error=repr(exc))
-        await asyncio.sleep(AUDIT_EVERY / 10)
 
 
 async def _show_life(settings: Settings) -> None:

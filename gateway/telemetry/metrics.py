@@ -10,9 +10,11 @@ from functools import lru_cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from billing.auditor import Auditor
 from billing.flusher import Flusher
 from billing.quotas import Quotas
 from billing.records import UsageRecord
+from billing.restore import Restorer
 from billing.sweep import Sweeper
 from gateway.answering.call import Call
 from gateway.answering.hooks import ReplyHook
@@ -67,7 +69,27 @@ class Metrics(ReplyHook):
             multiprocess_mode="livemax",
         )
         self.hold_exceeded = self._counter("tollgate_hold_exceeded_total", "Calls billed above their hold")
+        self.books_differ = Gauge(
+            "tollgate_books_differ",
+            "Figures of the ledger that a book does not share, by the last audit",
+            ["book"],
+            registry=self.registry,
+            multiprocess_mode="livemax",
+        )
+        self.books_audited = Gauge(
+            "tollgate_books_audited_timestamp_seconds",
+            "When the books were last compared; 0: not yet",
+            registry=self.registry,
+            multiprocess_mode="livemax",
+        )
+        self.journals_damaged = self._counter(
+            "tollgate_journals_damaged_total", "Journal files with places that could not be read, kept for people"
+        )
+        self.journals_lost = self._counter(
+            "tollgate_journals_lost_total", "Journals not heard of for an hour: days closed without them"
+        )
         self.holds_swept = self._counter("tollgate_holds_swept_total", "Holds freed because nobody renewed them")
+        self.rebuilds = self._counter("tollgate_rebuilds_total", "Times that this process built Redis's counters anew")
         self.redis_refusals = self._counter(
             "tollgate_redis_refusals_total", "Quota commands that Redis refused: its counters lack them"
         )
@@ -77,19 +99,28 @@ class Metrics(ReplyHook):
         self._counted: list[tuple[Counter, Callable[[], int]]] = []
         self._refresh_gauges: Callable[[], None] = lambda: None
 
-    def follow(self, quotas: Quotas, sweeper: Sweeper, flusher: Flusher) -> None:
+    def follow(self, quotas: Quotas, sweeper: Sweeper, flusher: Flusher, auditor: Auditor) -> None:
         """Show from now on what these count themselves."""
 
         def refresh_gauges() -> None:
             self.quotas_standalone.set(quotas.is_standalone)
             self.journal_backlog.set(flusher.backlog)
+            self.books_differ.labels("statements").set(auditor.found.statements)
+            self.books_differ.labels("counters").set(auditor.found.counters)
+            self.books_audited.set(auditor.found.at)
 
         self._refresh_gauges = refresh_gauges
         self._counted = [
             (self.hold_exceeded, _rise(lambda: quotas.exceeded)),
             (self.redis_refusals, _rise(lambda: quotas.refused)),
             (self.holds_swept, _rise(lambda: sweeper.freed)),
+            (self.journals_lost, _rise(lambda: sweeper.lost)),
+            (self.journals_damaged, _rise(lambda: flusher.damaged)),
         ]
+
+    def follow_rebuilds(self, restorer: Restorer) -> None:
+        """Show from now on how often this process rebuilds the counters."""
+        self._counted.append((self.rebuilds, _rise(lambda: restorer.rebuilt)))
 
     async def run(self) -> None:
         """Refresh every few seconds, so that a scrape that another worker process answers sees this one's too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 
+from billing.auditor import Auditor, Found
 from billing.flusher import Flusher
 from billing.quotas import Quotas
 from billing.sweep import Sweeper
@@ -34,8 +35,10 @@ def test_a_scrape_shows_what_others_counted() -> None:
     """However often it is rendered, each is counted once."""
     metrics = Metrics()
     quotas, sweeper, flusher = object.__new__(Quotas), object.__new__(Sweeper), object.__new__(_Flusher)
-    quotas.exceeded, quotas.refused, quotas.is_standalone, sweeper.freed = 2, 1, True, 5
-    metrics.follow(quotas, sweeper, flusher)
+    quotas.exceeded, quotas.refused, quotas.is_standalone, sweeper.freed, sweeper.lost = 2, 1, True, 5, 4
+    auditor = object.__new__(Auditor)
+    auditor.found = Found(1.0, statements=2, counters=3)
+    metrics.follow(quotas, sweeper, flusher, auditor)
     metrics.render()
     quotas.exceeded, quotas.is_standalone = 3, False
 
@@ -43,7 +46,11 @@ def test_a_scrape_shows_what_others_counted() -> None:
 
     assert [f"{name} {count}" in lines for name, count in zip(COUNTED, (3.0, 5.0, 1.0), strict=True)] == [True] * 3
     assert "tollgate_quotas_standalone 0.0" in lines and "tollgate_journal_backlog 7.0" in lines
+    assert "tollgate_journals_lost_total 4.0" in lines and "tollgate_journals_damaged_total 6.0" in lines
+    assert 'tollgate_books_differ{book="statements"} 2.0' in lines
+    assert 'tollgate_books_differ{book="counters"} 3.0' in lines
 
 
 class _Flusher(Flusher):
     backlog = 7  # type: ignore[assignment]
+    damaged = 6  # type: ignore[assignment]

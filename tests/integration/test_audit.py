@@ -1,0 +1,221 @@
+# The audit while calls run: a busy house shows no difference, and one nano-dollar that only one book knows is found.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from redis.asyncio import Redis
+from sqlalchemy import text
+
+from billing import audit as audit_module
+from billing.audit import Difference, audit, flushed_before
+from billing.auditor import Auditor, Found
+from billing.corrections import Correction, add_correction
+from billing.flusher import Flusher
+from billing.holds import Hold, HoldRequest, Leg, Limits, Scope, Settlement
+from billing.journal import Journal
+from billing.quotas import Quotas
+from billing.records import day_of
+from gateway.clock import Clock
+from gateway.database import Database
+from protocol.usage import Usage
+from tests.support.clock import SetClock
+from tests.support.factories import make_record
+
+TEAMS = ("team_a", "team_b")
+
+
+class House:
+    """Calls that are held, written down, flushed and settled, as a gateway does it."""
+
+    def __init__(self, database: Database, redis: Redis, folder: Path) -> None:
+        self.database = database
+        self.redis = redis
+        self.clock = Clock()
+        self.quotas = Quotas(redis, self.clock, deadline=5.0)
+        self.journal = Journal.open(folder, clock=self.clock)
+        self.flusher = Flusher(self.journal, database, self.clock)
+
+    async def call(self, team_id: str, clock: Clock, pause: float = 0.0) -> None:
+        """Make one call whose id ``clock`` makes."""
+        scopes = (Scope("team", team_id, Limits(nanousd_per_month=10**12)), Scope("key", "key_a", Limits()))
+        request = HoldRequest(
+            request_id=clock.new_id(),
+            team_id=team_id,
+            scopes=scopes,
+            legs=(Leg("a", 500, 500_000),),
+            valid_until=self.clock.now() + 60,
+        )
+        hold = await self.quotas.open(request)
+        assert isinstance(hold, Hold)
+        record = make_record(request.request_id, team_id=team_id)
+        self.journal.opened(record)
+        await asyncio.sleep(pause)
+        self.journal.closed(record)
+        await asyncio.sleep(pause)
+        await self.quotas.settle(hold, Settlement(Usage(100, output_tokens=20), record.cost_nanousd))
+
+    @asynccontextmanager
+    async def busy(self) -> AsyncIterator[None]:
+        """Make calls and flush them all the time inside the block."""
+        loops = [self._call_for_ever(team_id) for team_id in TEAMS for _ in range(4)]
+        tasks = [asyncio.create_task(each) for each in (*loops, self.flusher.run())]
+        try:
+            yield
+            assert not any(task.done() for task in tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _call_for_ever(self, team_id: str) -> None:
+        while True:
+            await self.call(team_id, self.clock, 0.01)
+
+    async def audit(self) -> list[Difference]:
+        """Compare the books of the day on which the older calls began, and of today."""
+        days = sorted({self.older.today(), self.clock.today()})
+        return [one for day in days for one in await audit(self.database, self.quotas, day)]
+
+    @property
+    def older(self) -> SetClock:
+        """The time ten minutes ago, so that calls are older than the watermark."""
+        return SetClock(self.clock.now() - 600)
+
+
+@pytest.fixture
+async def house(database: Database, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    """A house that has had calls ten minutes ago and a correction since."""
+    monkeypatch.setattr(audit_module, "PAUSE", 0.05)
+    house = House(database, redis, tmp_path)
+    async with database.begin() as connection:
+        for team_id in TEAMS:
+            await connection.execute(text("INSERT INTO teams (id, name) VALUES (:id, :id)"), {"id": team_id})
+    for team_id in TEAMS:
+        for _ in range(10):
+            await house.call(team_id, house.older)
+    while await house.flusher.flush_once():
+        pass
+    await correct(house)
+    return house
+
+
+async def correct(house: House) -> None:
+    """Refund 250 nano-dollars to team_a, nine minutes ago."""
+    moment = datetime.fromtimestamp(house.clock.now() - 540, UTC)
+    correction = Correction(
+        id=UUID(house.older.new_id()),
+        team_id="team_a",
+        day=house.older.today(),
+        cost_nanousd=-250,
+        reason="goodwill",
+        actor="test",
+        booked_on=moment.date(),
+        created_at=moment,
+    )
+    async with house.database.begin() as connection:
+        await add_correction(connection, correction)
+    day = day_of(house.older.new_id())
+    await house.quotas.correct(correction.count_id, "team_a", None, day, 0, -250)
+
+
+async def test_a_busy_house_shows_no_difference(house: House) -> None:
+    """Twenty audits while calls close, flush and settle: the books agree in each."""
+    async with house.busy():
+        await asyncio.sleep(0.3)
+        for _ in range(20):
+            assert await house.audit() == []
+    async with house.database.begin() as connection:
+        rows = (await connection.execute(text("SELECT count(*) FROM usage_records"))).scalar_one()
+    assert rows > 40  # there was something to compare
+
+
+async def test_one_nanodollar_too_many_in_a_counter_is_found_under_load(house: House) -> None:
+    """The figures move while we look; at the watermark they stand still, and the difference is named to the unit."""
+    day = house.older.today()
+    async with house.busy():
+        await asyncio.sleep(0.3)
+        [key] = [key async for key in house.redis.scan_iter(f"*{{team_a}}*:d:team:{(day_of(house.older.new_id()))}")]
+        await house.redis.hincrby(key, "c", 1)
+        found = await house.audit()
+
+    [one] = [one for one in found if one.day == day]
+    assert (one.team_id, one.quantity, (one.counters or 0) - one.ledger) == ("team_a", "cost_nanousd", 1)
+    assert one.where.startswith("day before ")
+
+
+@pytest.mark.parametrize(
+    "tampering",
+    [
+        "UPDATE usage_daily SET cost_nanousd = cost_nanousd + 1 WHERE team_id = 'team_b'",
+        "DELETE FROM usage_records WHERE request_id = (SELECT min(request_id::text)::uuid FROM usage_records)",
+        "UPDATE usage_records SET output_tokens = output_tokens - 1 WHERE request_id ="
+        " (SELECT min(request_id::text)::uuid FROM usage_records)",
+    ],
+)
+async def test_what_was_changed_in_ledger_or_statements_is_found_under_load(house: House, tampering: str) -> None:
+    """A sum that was raised, a row that was deleted, a row that was changed: each is named, whatever else goes on."""
+    async with house.busy():
+        await asyncio.sleep(0.3)
+        async with house.database.begin() as connection:
+            await connection.execute(text(tampering))
+        found = await house.audit()
+
+    assert [one for one in found if one.statements is not None and one.statements != one.ledger]
+
+
+async def test_a_quiet_house_is_compared_to_the_last_call(house: House) -> None:
+    """Where nothing moves, a difference of the last minute is found too."""
+    await house.call("team_b", house.clock)
+    while await house.flusher.flush_once():
+        pass
+    assert await house.audit() == []
+
+    async with house.database.begin() as connection:
+        latest = "SELECT max(request_id::text)::uuid FROM usage_records"
+        await connection.execute(text(f"DELETE FROM usage_records WHERE request_id = ({latest})"))
+        await connection.execute(text("UPDATE usage_daily SET calls = calls - 1, cost_nanousd = cost_nanousd - 400000,"
+                                      " input_tokens = input_tokens - 100, output_tokens = output_tokens - 20,"
+                                      " cached_input_tokens = cached_input_tokens - 40 WHERE team_id = 'team_b'"
+                                      " AND day = (SELECT max(day) FROM usage_daily)"))  # fmt: skip
+    found = await house.audit()
+
+    day_differences = {one.quantity: (one.counters or 0) - one.ledger for one in found if one.where == "day"}
+    assert day_differences == {"cost_nanousd": 400_000, "tokens": 120}
+
+
+async def test_the_watermark_is_that_of_the_slowest_flusher(house: House, database: Database) -> None:
+    """Calls younger than what the slowest living journal has carried are not compared; lost journals do not count."""
+    assert await flushed_before(database) is None
+    now = house.clock.now()
+    row = text("INSERT INTO flushers VALUES (:id, to_timestamp(:watermark), 0, to_timestamp(:seen))")
+    async with database.begin() as connection:
+        for name, watermark, seen in (("fast", now, now), ("slow", now - 300, now), ("lost", now - 9000, now - 4000)):
+            await connection.execute(row, {"id": name, "watermark": watermark, "seen": seen})
+
+    assert await flushed_before(database) == (now - 300 - 60) // 60 * 60
+
+
+async def test_every_process_shows_what_one_of_them_has_found(house: House, database: Database, redis: Redis) -> None:
+    """One audits in turn, and its finding is everybody's."""
+    auditors = [Auditor(database, redis, house.quotas, house.clock) for _ in range(2)]
+    async with database.begin() as connection:
+        await connection.execute(text("UPDATE usage_daily SET calls = calls + 1 WHERE team_id = 'team_b'"))
+    tasks = [asyncio.create_task(auditors[0].run())]
+    while auditors[0].found == Found():
+        await asyncio.sleep(0.02)
+    tasks.append(asyncio.create_task(auditors[1].run()))
+    while auditors[1].found == Found():
+        await asyncio.sleep(0.02)
+    for task in tasks:
+        task.cancel()
+
+    assert auditors[0].found == auditors[1].found
+    assert (auditors[1].found.statements, auditors[1].found.counters) == (1, 0)
+    assert timedelta(0) <= timedelta(seconds=house.clock.now() - auditors[1].found.at) < timedelta(minutes=1)
