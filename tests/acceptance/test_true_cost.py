@@ -84,21 +84,23 @@ def test_calls_and_idle_time_make_instance_hours_times_the_price(own_house: Hous
             kind(client)
         wait_until(lambda: len(rows(own_house)) == 14 and has_told_all(own_house, second))
     wait_until(lambda: f"local {second.url}/v1" in look(own_house))
-    booked, (one, other) = rows(own_house), sorted(costs(own_house), key=lambda line: -line.attributed_nanousd)
+    booked, lines = rows(own_house), {line.endpoint: line for line in costs(own_house)}
     with own_house.client(own_house.admin_key) as admin:
-        shown = {one["instance_id"]: one for one in admin.get("/admin/instances").json()["instances"]}
+        shown = {one["endpoint"]: one for one in admin.get("/admin/instances").json()["instances"]}
 
     hours = hours_of(own_house)
-    assert one.cost_nanousd + other.cost_nanousd == sum(price_of_time(us, 1, PRICE) for us in hours)
-    assert sum(row.gpu_cost_nanousd for row in booked) == one.attributed_nanousd + other.attributed_nanousd
-    for line in (one, other):
+    assert lines.keys() == shown.keys() == {f"local {engine.url}/v1" for engine in engines}
+    assert sum(line.cost_nanousd for line in lines.values()) == sum(price_of_time(us, 1, PRICE) for us in hours)
+    for line in lines.values():
+        its_calls = [row.gpu_cost_nanousd for row in booked if row.provider_endpoint == line.endpoint]
+        assert line.attributed_nanousd == sum(its_calls)
         assert line.attributed_nanousd + line.idle_nanousd == line.cost_nanousd
         assert line.idle_nanousd == line.unused_nanousd + line.unattributed_nanousd
         assert 0 < line.attributed_nanousd <= price_of_time(round(line.busy_hours * 3.6e9), 1, PRICE) + len(booked)
     assert [row.status for row in booked].count("interrupted") == 4
     assert all(row.gpu_cost_nanousd > 0 for row in booked)
-    assert shown[other.instance_id]["endpoint"] == f"local {second.url}/v1"
-    assert shown[other.instance_id]["status"] == "active"
+    assert {one["status"] for one in shown.values()} == {"active"}
+    assert shown[f"local {second.url}/v1"]["instance_id"] == lines[f"local {second.url}/v1"].instance_id
 
 
 def plain(client: OpenAI) -> None:
