@@ -38,6 +38,7 @@ fix: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.gateway
+	$(BIN)/python -m benchmarks.quotas
 
 gpu:
 	$(PYTHON) -m tests.gpu && $(PYTHON) -m benchmarks.engine

@@ -4,8 +4,7 @@
 #   ├── RateLimited        429  rate_limit_exceeded   wait retry-after, then try again
 #   ├── QuotaExhausted     429  insufficient_quota    what is settled leaves no room: do not retry
 #   ├── ExceedsLimit       429  rate_limit_exceeded   this request alone is too large: ask for less
-#   ├── JournalFull        503  overloaded            no room to write the call down
-#   └── UnknownPrice       500  (at start only: the configuration is refused)
+#   └── JournalFull        503  overloaded            no room to write the call down
 
 from __future__ import annotations
 
@@ -49,12 +48,6 @@ class JournalFull(ServiceError):
     status = 503
     type = "server_error"
     code = "overloaded"
-
-
-class UnknownPrice(ServiceError):
-    """Nobody knows what the model costs, and a price is never zero by accident."""
-
-    code = "unknown_price"
 
 
 def refusal_error(refused: RefusedHold) -> ServiceError:
