@@ -230,7 +230,10 @@ IS_DROPPED = text("""
        AND :day < (SELECT min(day) FROM usage_records)
 """)
 
-WATERMARK = text("SELECT extract(epoch FROM min(watermark)) FROM flushers WHERE seen_at >= clock_timestamp() - CAST(:listed AS interval)")
+WATERMARK = text("""
+    SELECT extract(epoch FROM min(watermark)) FROM flushers
+    WHERE seen_at >= clock_timestamp() - CAST(:listed AS interval)
+""")
 
 TEAMS = text("SELECT id AS team_id FROM teams")
 
