@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from billing.prices import Price, PriceStep, Rates
 from gateway import settings
 from gateway.config_file import DEFAULT_DATA_DIR
 from gateway.config_models import DEFAULT_CONTEXT, DEFAULT_MAX_OUTPUT
@@ -36,6 +37,8 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (settings.Retries, "retries.", {}),
     (settings.BreakerPolicy, "breaker.", {}),
     (ModelSpec, "", {"name": None, "price": "price.input", "gpu_hour_nanousd": "gpu_hour"}),
+    (Price, "price.", {"steps": "tiers", "batch_discount": None, "later": None}),
+    (PriceStep, "price.tiers[].", dict.fromkeys(Rates.__struct_fields__)),
     (AutoRoute, "routes.NAME.", {}),
     (settings.Safety, "safety.", {}),
     (settings.QuotaSettings, "quotas.", {}),
