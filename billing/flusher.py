@@ -77,6 +77,11 @@ class Flusher:
         self._one_at_a_time = asyncio.Lock()
         self._batch = BATCH
         self._wake = asyncio.Event()
+        self._writing = 0  # rows that others are writing at this moment
+        self._none_writes = asyncio.Event()
+        self._none_writes.set()
+        self._may_write = asyncio.Event()  # nobody has paused us
+        self._may_write.set()
 
     @property
     def backlog(self) -> int:
@@ -142,12 +147,34 @@ class Flusher:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Keep everything where it is: inside, nothing is flushed and no adopted call is booked.
+        """Keep everything where it is: inside, nothing is flushed or written beside us, and no adopted call is booked.
 
         Whoever reads the ledger's sums and ``Journal.unflushed`` inside sees every closed call in exactly one of them.
         """
         async with self._one_at_a_time:
+            self._may_write.clear()
+            try:
+                await self._none_writes.wait()
+                yield
+            finally:
+                self._may_write.set()
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[None]:
+        """Write a call's row beside the flusher: not while it is paused, and a pause waits for the end of the block.
+
+        The call must be closed in the journal before anything else is awaited.
+        """
+        while not self._may_write.is_set():
+            await self._may_write.wait()
+        self._writing += 1
+        self._none_writes.clear()
+        try:
             yield
+        finally:
+            self._writing -= 1
+            if not self._writing:
+                self._none_writes.set()
 
     async def report(self) -> None:
         """Say how far this journal is carried: days close when every flusher has passed them.

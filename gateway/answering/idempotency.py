@@ -64,36 +64,26 @@ async def answer_once(
     """
     assert call.idempotency_key is not None
     place = Place(call.caller.team.id, call.endpoint, call.idempotency_key)
-    digest = digest_of(call, services.settings.key_pepper)
-    patience = max(provider.timeouts.total for provider in services.settings.providers.values())
-    gives_up = services.clock.monotonic() + patience
-    pause = FIRST_LOOK
-    while True:
-        match await _ask(services, Claim(place, digest, call.request_id)):
-            case Claim() as claim:
-                _count(services, "run")
-                tape = Tape(LARGEST_KEPT)
-                services.background.spawn(_run_to_the_end(services, call, claim, run, tape))
-                await tape.play(send, write_error)
-                return
-            case Answered() as found:
-                _count(services, "replayed")
-                await _replay(found, scope, send)
-                return
-            case Reused():
-                _count(services, "reused")
-                raise IdempotencyKeyReused(
-                    "This Idempotency-Key was used for another request. Use a new key for each request that differs."
-                )
-            case Running() if services.clock.monotonic() >= gives_up:
-                _count(services, "in_use")
-                raise IdempotencyKeyInUse(
-                    f"A call with this Idempotency-Key has been running for {patience:g} seconds. Ask again later."
-                )
-        await asyncio.sleep(pause)
-        pause = min(LAST_LOOK, pause * 1.25)
+    wanted = Claim(place, digest_of(call, services.settings.key_pepper), call.request_id)
+    found = await _ask(services, wanted)
+    if isinstance(found, Running):
+        found = await _wait(services, wanted)
         # Should it be ours to run after all, its upstream has all its time.
         call = replace(call, started=services.clock.monotonic())
+    match found:
+        case Claim():
+            _count(services, "run")
+            tape = Tape(LARGEST_KEPT)
+            services.background.spawn(_run_to_the_end(services, call, found, run, tape))
+            await tape.play(send, write_error)
+        case Answered():
+            _count(services, "replayed")
+            await _replay(found, scope, send)
+        case Reused():
+            _count(services, "reused")
+            raise IdempotencyKeyReused(
+                "This Idempotency-Key was used for another request. Use a new key for each request that differs."
+            )
 
 
 def digest_of(call: Call, pepper: str) -> bytes:
@@ -122,6 +112,23 @@ async def _ask(services: Services, claim: Claim) -> Found:
         raise
 
 
+async def _wait(services: Services, wanted: Claim) -> Found:
+    """Wait until the call is answered, or ours to run. Of all who wait for it in this process, one looks at a time."""
+    patience = max(provider.timeouts.total for provider in services.settings.providers.values())
+    pause = FIRST_LOOK
+    try:
+        async with asyncio.timeout(patience), services.idempotency.lookout(wanted.place):
+            while isinstance(found := await _ask(services, wanted), Running):
+                await asyncio.sleep(pause)
+                pause = min(LAST_LOOK, pause * 1.25)
+            return found
+    except TimeoutError as exc:
+        _count(services, "in_use")
+        raise IdempotencyKeyInUse(
+            f"A call with this Idempotency-Key has been running for {patience:g} seconds. Ask again later."
+        ) from exc
+
+
 async def _run_to_the_end(services: Services, call: Call, claim: Claim, run: Run, tape: Tape) -> None:
     """Run a claimed call, whoever listens. What it did not store is free for the next who asks, before its client
     hears of a failure.
@@ -133,7 +140,8 @@ async def _run_to_the_end(services: Services, call: Call, claim: Claim, run: Run
     async def keep(answer: StoredAnswer | None, record: UsageRecord) -> None:
         nonlocal is_stored
         if answer is not None:
-            is_stored = await _store(services, claim, answer, record, tape)
+            async with services.flusher.writing():  # the books close right after
+                is_stored = await _store(services, claim, answer, record, tape)
             if not is_stored:
                 log.warning("idempotent_call_taken_over", request_id=call.request_id)
                 _count(services, "taken_over")
