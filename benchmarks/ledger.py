@@ -24,7 +24,6 @@ from billing.journal import Journal
 from billing.records import Attempt, Status, UsageRecord
 from gateway.clock import Clock
 from gateway.database import Database
-from gateway.embedded import temporary_postgres
 from gateway.embedded.postgres import EmbeddedPostgres
 
 SEED = 7
@@ -40,9 +39,14 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=40_000)
     parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/")
     options = parser.parse_args()
-    with temporary_postgres() as server:
-        migrations.upgrade(server.url)
-        table = asyncio.run(_measure(server, options.calls))
+    with tempfile.TemporaryDirectory() as folder:
+        server = EmbeddedPostgres(Path(folder))
+        server.start()
+        try:
+            migrations.upgrade(server.url)
+            table = asyncio.run(_measure(server, options.calls))
+        finally:
+            server.remove()
     load = [round(each, 1) for each in os.getloadavg()]
     page = (
         f"# Ledger, {date.today()}\n\n"
