@@ -126,6 +126,14 @@ def test_a_step_prices_the_whole_call(prompt: int, dollars: str) -> None:
     assert cost_of(Usage(prompt, output_tokens=1_000), STEPPED) == to_nano(dollars)
 
 
+def test_a_bound_at_a_step_is_held_below_it() -> None:
+    """A prompt of so many tokens at the most cannot pass the step; one more can."""
+    most = [most_cost(Usage(prompt, output_tokens=1_000), STEPPED) for prompt in (200_000, 200_001, 600_000)]
+
+    # The last is dearest just below the step that lowers the price: 500,000 × $6 + 1,000 × $22.50.
+    assert most == [to_nano("0.615"), to_nano("1.222506"), to_nano("3.0225")]
+
+
 def test_cached_tokens_count_towards_a_step() -> None:
     """Providers choose the step by the whole prompt, whatever part of it was cached."""
     assert rates_for(200_001, STEPPED).input == to_nano(6)
