@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from redis.asyncio import Redis
 from sqlalchemy import text
 
 from billing.audit import audit
+from billing.errors import JournalFull
 from billing.flusher import Flusher
 from billing.holds import Hold, HoldRequest, Leg, Limits, Scope
 from billing.journal import Journal, adopt
@@ -19,7 +23,12 @@ from billing.quotas import Quotas
 from billing.records import Status
 from gateway.clock import Clock
 from gateway.database import Database
+from protocol.usage import Usage
 from tests.support.factories import make_record
+from tests.support.house import running_house, settings_for
+from tests.support.scripted_upstream import ScriptedUpstream
+
+CALL = {"model": "small", "messages": [{"role": "user", "content": "hello"}]}
 
 # Closes a call, streams another, tells their ids, and waits to be killed.
 VICTIM = """
@@ -56,6 +65,117 @@ def test_a_killed_process_leaves_its_calls_to_the_next(tmp_path: Path) -> None:
     assert (found[ids[0]].status, found[ids[0]].cost_nanousd) == (Status.ANSWERED, 2000)
     assert (found[ids[1]].status, found[ids[1]].cost_nanousd) == (Status.INTERRUPTED, 1200)
     assert list(tmp_path.iterdir()) == []
+
+
+# Adopts everything in turns until told to stop, and tells which calls it got.
+ADOPTER = """
+import sys, time
+from pathlib import Path
+from billing.journal import Journal
+from gateway.clock import Clock
+
+journal = Journal.open(Path(sys.argv[1]), clock=Clock())
+until = time.monotonic() + float(sys.argv[2])
+print("ready", flush=True)
+while time.monotonic() < until:
+    if journal.adopt():
+        for closed in (taken := journal.take_closed(10**6)):
+            print(closed.record.request_id, flush=True)
+        journal.mark_flushed(taken)
+journal.close()
+"""
+
+
+def test_two_neighbours_that_adopt_at_once_share_the_dead_between_them(tmp_path: Path) -> None:
+    """Each call of the dead goes to exactly one of them: the lock decides."""
+    clock = Clock()
+    adopters = [
+        subprocess.Popen(
+            [sys.executable, "-c", ADOPTER, str(tmp_path), "4"], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+        )
+        for _ in range(2)
+    ]
+    for adopter in adopters:
+        assert adopter.stdout is not None and adopter.stdout.readline() == "ready\n"
+    ids = []
+    for _ in range(40):  # forty processes die one after the other
+        dead = Journal.open(tmp_path, clock=clock, segment_bytes=64 * 1024)
+        for _ in range(3):
+            record = make_record(clock.new_id())
+            ids.append(record.request_id)
+            dead.opened(record)
+            dead.closed(record)
+        dead.close()
+
+    found = [line for adopter in adopters for line in adopter.communicate(timeout=60)[0].splitlines()]
+
+    left = [record.request_id for record in adopt(tmp_path, clock)]  # what came after their time, on a slow machine
+    assert sorted(found + left) == sorted(ids)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 12 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("SKIPPED: only root may mount a small filesystem, and not in every container")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_refuses_new_calls_and_loses_none_that_runs(small_disk: Path) -> None:
+    """On a disk that is really full: no new call, every running one closes, and with room the next call is taken."""
+    clock = Clock()
+    journal = Journal.open(small_disk / "journal", clock=clock, segment_bytes=64 * 1024)
+    filler = small_disk / "filler"
+    running = [make_record(clock.new_id()) for _ in range(5)]
+    for record in running:
+        journal.opened(record)
+    fill(filler)
+    with pytest.raises(JournalFull) as refused:
+        while True:
+            record = make_record(clock.new_id())
+            journal.opened(record)
+            running.append(record)
+
+    assert (refused.value.status, refused.value.code) == (503, "overloaded")
+    assert int(refused.value.headers["retry-after"]) > 0
+    assert journal.check() == "full"
+    for number, record in enumerate(running):
+        journal.progress(record.request_id, Usage(100, output_tokens=number), 5)
+        journal.closed(record)
+    assert [closed.record for closed in journal.take_closed(1000)] == running
+    assert not journal._in_memory  # all of them are on the disk
+    filler.unlink()
+    assert journal.check() == "ok"
+    journal.opened(make_record(clock.new_id()))
+    journal.close()
+
+
+def test_a_gateway_on_a_full_disk_says_so_and_recovers_by_itself(
+    small_disk: Path, database_url: str, redis_url: str
+) -> None:
+    """503 `overloaded` with retry-after before a call would be lost; /health/ready names the journal, until it fits."""
+    filler = small_disk / "filler"
+    fill(filler)
+    with ScriptedUpstream(models=("small", "large")) as upstream:
+        settings = settings_for(database_url, redis_url, upstream.url, small_disk)
+        with running_house(settings) as house, house.client() as client:
+            refused = client.post("/v1/chat/completions", json=CALL)
+            ready = client.get("/health/ready").json()
+            asked = len(upstream.requests)
+            filler.unlink()
+            well = client.get("/health/ready").json()
+            answered = client.post("/v1/chat/completions", json=CALL)
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+    assert int(refused.headers["retry-after"]) > 0
+    assert asked == 0  # no upstream heard of what could not be written down
+    assert (ready["status"], ready["parts"]["journal"]) == ("degraded", "full")
+    assert (well["parts"]["journal"], answered.status_code) == ("ok", 200)
 
 
 async def test_the_books_agree_after_a_kill(database: Database, redis: Redis, tmp_path: Path) -> None:
@@ -114,6 +234,13 @@ async def open_hold(quotas: Quotas, clock: Clock) -> Hold:
     )
     assert isinstance(hold, Hold)
     return hold
+
+
+def fill(path: Path) -> None:
+    """Write until the disk is full."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(512))
 
 
 def start_victim(folder: Path, *ids: str) -> subprocess.Popen[str]:
