@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from billing.errors import RateLimited
 from gateway.access import ACCESS_CHANNEL, Admin, Caller
 from gateway.clock import Clock
-from gateway.database import Database
+from gateway.database import DRIVER_ERRORS, Database
 from gateway.errors import Forbidden, InvalidKey, TeamSuspended, Unavailable
 from gateway.keys import ADMIN_KEY_PREFIX, KEY_PREFIX, fingerprint, key_digest
 from gateway.teams import find_caller
@@ -82,7 +82,7 @@ class Authenticator:
         while True:
             try:
                 await self._listen()
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as exc:
+            except (OSError, TimeoutError, *DRIVER_ERRORS) as exc:
                 log.warning("access_listener_lost", error=repr(exc))
             self.is_listening.clear()
             self._forget()
@@ -98,7 +98,7 @@ class Authenticator:
                 await asyncio.sleep(CHECK_LISTENER_EVERY)
                 await connection.execute("SELECT 1", timeout=LOOKUP_WITHIN)
         finally:
-            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+            with suppress(OSError, TimeoutError, *DRIVER_ERRORS):
                 connection.terminate()
 
     def _forget(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import asyncpg
 import msgspec
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -12,6 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 CONNECT_TIMEOUT = 3.0  # seconds
 COMMAND_TIMEOUT = 10.0  # seconds, for one statement as the client sees it
 POOL_TIMEOUT = 3.0  # seconds to wait for a free connection
+
+# What the driver raises of itself; where SQLAlchemy does not look, it arrives as it is.
+DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 
 class Database:
@@ -25,10 +29,14 @@ class Database:
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         """Give a connection inside one short transaction: committed at the end, rolled back by an exception.
 
-        Never wait for an upstream, a client or a lock of your own inside it.
+        Never wait for an upstream, a client or a lock of your own inside it. Raises SQLAlchemyError, OSError and
+        TimeoutError.
         """
-        async with self.engine.begin() as connection:
-            yield connection
+        try:
+            async with self.engine.begin() as connection:
+                yield connection
+        except DRIVER_ERRORS as exc:  # of a connection that was lost while it was being made
+            raise ConnectionError(f"Postgres cannot be spoken to: {exc}") from exc
 
     async def close(self) -> None:
         """Close every connection."""
