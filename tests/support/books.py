@@ -49,9 +49,17 @@ def compare_calls(
         by_attempt[row["client_request_id"]].append(row)
     for stranger in by_attempt.keys() - {attempt.id for attempt in attempts}:
         yield f"rows for a call that nobody made: {by_attempt[stranger]}"
+    by_key: dict[str, list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        if attempt.idempotency_key is not None:
+            by_key[attempt.idempotency_key].append(attempt)
+    for same in by_key.values():
+        found = [row for attempt in same for row in by_attempt[attempt.id]]
+        if wrong := _wrong_rows_of_one_key(same, found):
+            yield f"{wrong}: {same}, rows {[(row['request_id'], row['status']) for row in found]}"
     for attempt in attempts:
         found = by_attempt[attempt.id]
-        wrong = _wrong_rows(attempt, found, was_killed)
+        wrong = _wrong_rows(attempt, found, was_killed) if attempt.idempotency_key is None else ""
         if wrong:
             shown = [(row["request_id"], row["status"], row["cost_nanousd"]) for row in found]
             yield f"{wrong}: {attempt}, rows {shown}"
@@ -83,6 +91,26 @@ def _wrong_rows(attempt: Attempt, rows: Sequence[Row], was_killed: Callable[[Att
             if not was_killed(attempt):
                 return "a call that was lost without a reason"
             return "a call that was begun without its row" if attempt.status == 200 and not rows else ""
+
+
+def _wrong_rows_of_one_key(same: Sequence[Attempt], rows: Sequence[Row]) -> str:
+    """Whoever asks again under an Idempotency-Key gets the same answer, and pays once: for a whole one alone."""
+    paid = [row for row in rows if row["status"] in CHARGED]
+    if len(paid) > 1 or len(rows) > len(same):
+        return "a key that was paid more than once"
+    if any(row["status"] not in ("answered", "superseded", "failed") for row in rows):
+        return "a key with a row that is neither whole nor free"
+    for attempt in same:
+        match attempt.seen:
+            case Seen.HUNG | Seen.MUTE:
+                return "a call that did not end honestly"
+            case Seen.ANSWERED if [row["request_id"] for row in paid] != [attempt.request_id]:
+                return "an answer under a key without its row"
+            case Seen.ANSWERED if attempt.usage is not None and (wrong := _wrong_usage(attempt.usage, paid[0])):
+                return wrong
+            case Seen.REFUSED if any(row["client_request_id"] == attempt.id for row in rows):
+                return "a row for a refused call"
+    return ""
 
 
 def _wrong_usage(told: dict[str, Any], row: Row) -> str:

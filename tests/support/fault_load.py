@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +22,7 @@ import aiohttp
 CLIENTS = 20
 BOUND = 40.0  # seconds within which every call has ended, in one way or another
 THINKING = 0.2  # seconds at most between the calls of one client
+KEYED = 0.1  # of the calls have an Idempotency-Key, and are made twice
 MODELS = {"steady": 10, "lengthy": 2, "silent": 3, "torn": 2, "cut": 2, "broken": 1}  # how often each is asked
 
 
@@ -60,12 +61,15 @@ class Attempt:
     streams: bool
     is_faulty: bool
     leaves_after: int | None  # lines of a stream
+    question: str
+    idempotency_key: str | None
     started: float
     ended: float = 0.0
     status: int | None = None
     request_id: str | None = None
     tokens: int = 0  # pieces of text that arrived
     usage: dict[str, Any] | None = None
+    is_replay: bool = False
     error: str = ""
     seen: Seen = Seen.HUNG
 
@@ -116,35 +120,46 @@ class Load:
         dice = random.Random(f"{self.seed}:{number}")
         while not self._is_over:
             attempt = self._draw(dice)
-            self.attempts.append(attempt)
-            try:
-                async with asyncio.timeout(BOUND):
-                    await self._call(session, attempt)
-            except TimeoutError:
-                attempt.seen = Seen.HUNG
-            except (aiohttp.ClientError, OSError) as exc:
-                attempt.seen, attempt.error = Seen.LOST, repr(exc)
-            attempt.ended = time.monotonic()
+            await self._try(session, attempt)
+            if attempt.idempotency_key is not None:  # once more, perhaps elsewhere: the same answer, or at last one
+                again = replace(attempt, id=draw_id(dice), gateway=self._draw(dice).gateway, started=time.monotonic())
+                again.status = again.request_id = again.usage = again.leaves_after = None
+                again.tokens, again.seen = 0, Seen.HUNG
+                await self._try(session, again)
             await asyncio.sleep(dice.uniform(0.05, THINKING) if attempt.seen is not Seen.REFUSED else THINKING)
+
+    async def _try(self, session: aiohttp.ClientSession, attempt: Attempt) -> None:
+        self.attempts.append(attempt)
+        try:
+            async with asyncio.timeout(BOUND):
+                await self._call(session, attempt)
+        except TimeoutError:
+            attempt.seen = Seen.HUNG
+        except (aiohttp.ClientError, OSError) as exc:
+            attempt.seen, attempt.error = Seen.LOST, repr(exc)
+        attempt.ended = time.monotonic()
 
     def _draw(self, dice: random.Random) -> Attempt:
         streams = dice.random() < 0.6
         leaves = streams and dice.random() < 0.25
+        attempt_id = draw_id(dice)
         return Attempt(
-            id=str(uuid.UUID(int=dice.getrandbits(128), version=4)),
+            id=attempt_id,
             member=dice.choices(self.members, [member.share for member in self.members])[0],
             gateway=dice.randrange(len(self.urls)),
             model=dice.choices([*MODELS], [*MODELS.values()])[0],
             streams=streams,
             is_faulty=dice.random() < 0.08,
             leaves_after=dice.randrange(1, 11) if leaves else None,
+            question=f"Say something about {attempt_id}.",
+            idempotency_key=f"key of {attempt_id}" if dice.random() < KEYED else None,
             started=time.monotonic(),
         )
 
     async def _call(self, session: aiohttp.ClientSession, attempt: Attempt) -> None:
         body: dict[str, Any] = {
             "model": attempt.model,
-            "messages": [{"role": "user", "content": f"Say something about {attempt.id}."}],
+            "messages": [{"role": "user", "content": attempt.question}],
             "max_tokens": 48,
             "temperature": 9 if attempt.is_faulty else 1,
             "stream": attempt.streams,
@@ -152,9 +167,12 @@ class Load:
         if attempt.streams:
             body["stream_options"] = {"include_usage": True}
         headers = bearer(attempt.member) | {"x-client-request-id": attempt.id}
+        if attempt.idempotency_key is not None:
+            headers["idempotency-key"] = attempt.idempotency_key
         url = self.urls[attempt.gateway] + "/v1/chat/completions"
         async with session.post(url, json=body, headers=headers) as answer:
             attempt.status, attempt.request_id = answer.status, answer.headers.get("x-request-id")
+            attempt.is_replay = "idempotent-replayed" in answer.headers
             if answer.status != 200:
                 attempt.error = await answer.text()
                 attempt.seen = Seen.FAILED if answer.status in (502, 504) else Seen.REFUSED
@@ -188,6 +206,11 @@ class Load:
             elif chunk["choices"]:
                 attempt.tokens += bool(chunk["choices"][0]["delta"].get("content"))
             attempt.usage = chunk.get("usage") or attempt.usage
+
+
+def draw_id(dice: random.Random) -> str:
+    """Return a name that no other call has."""
+    return str(uuid.UUID(int=dice.getrandbits(128), version=4))
 
 
 def bearer(member: Member) -> dict[str, str]:

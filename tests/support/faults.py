@@ -117,4 +117,5 @@ FAULTS: dict[str, Fault] = {
     "Redis flushed": _flush_redis,
     "Redis frozen": _freeze_redis,
 }
+POSTGRES_FAULTS = {name for name in FAULTS if name.startswith("Postgres")}
 REDIS_FAULTS = {name for name in FAULTS if name.startswith("Redis")}
