@@ -117,9 +117,11 @@ class Restorer:
     async def stop(self) -> None:
         """Stop looking, and let nobody wait for this process any more; say what it leaves untold."""
         await _until(lambda: not self._quotas.unsaid, LEAVE_WITHIN)
-        for task in (self._task, self._noting, *self._welcomes.values()):
-            if task is not None:
-                task.cancel()
+        tasks = [task for task in (self._task, self._noting, *self._welcomes.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=LEAVE_WITHIN)
         try:
             async with asyncio.timeout(LEAVE_WITHIN):
                 if self._quotas.unsaid or self._flusher.backlog:
