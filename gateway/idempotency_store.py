@@ -11,6 +11,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Self
+from weakref import WeakValueDictionary
 
 import asyncpg
 import structlog
@@ -53,6 +55,21 @@ class Answered(Struct, frozen=True):
 Found = Claim | Running | Reused | Answered
 
 
+class Lookout:
+    """Of all who wait for one call, one looks at a time; what it has seen answered, the others need not ask for."""
+
+    def __init__(self) -> None:
+        self.seen: Answered | None = None
+        self._turn = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        await self._turn.acquire()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._turn.release()
+
+
 class IdempotencyStore:
     """The calls and answers of all gateways, and the leases of this one's. ``run`` keeps the leases alive."""
 
@@ -66,6 +83,7 @@ class IdempotencyStore:
         self._retention = retention  # seconds
         self._lease = lease  # seconds
         self._owned: set[str] = set()  # request ids of the calls that run here
+        self._lookouts: WeakValueDictionary[Place, Lookout] = WeakValueDictionary()
 
     async def claim(self, wanted: Claim) -> Found:
         """Return ``wanted`` if it is ours to run now: nobody has run it, or whoever did is dead, or the answer is past
@@ -118,6 +136,10 @@ class IdempotencyStore:
         values = _where(claim.place) | {"request_id": claim.request_id}
         async with self._database.begin() as connection:
             await connection.execute(RELEASE, values)
+
+    def lookout(self, place: Place) -> Lookout:
+        """Return what those share who wait here for the call at ``place``, as long as anybody does."""
+        return self._lookouts.setdefault(place, Lookout())
 
     @contextmanager
     def leased(self, claim: Claim) -> Iterator[None]:

@@ -117,10 +117,13 @@ async def _wait(services: Services, wanted: Claim) -> Found:
     patience = max(provider.timeouts.total for provider in services.settings.providers.values())
     pause = FIRST_LOOK
     try:
-        async with asyncio.timeout(patience), services.idempotency.lookout(wanted.place):
+        async with asyncio.timeout(patience), services.idempotency.lookout(wanted.place) as lookout:
+            if lookout.seen is not None:
+                return lookout.seen
             while isinstance(found := await _ask(services, wanted), Running):
                 await asyncio.sleep(pause)
                 pause = min(LAST_LOOK, pause * 1.25)
+            lookout.seen = found if isinstance(found, Answered) else None
             return found
     except TimeoutError as exc:
         _count(services, "in_use")

@@ -141,6 +141,24 @@ async def test_a_lease_is_renewed_while_the_call_runs(
     assert await store.claim(other) == other
 
 
+async def test_of_those_who_wait_one_looks_at_a_time(store: IdempotencyStore, clock: SetClock) -> None:
+    """What it saw, the others need not ask Postgres for; once nobody waits, it is forgotten."""
+    looks: list[int] = []
+
+    async def wait(number: int) -> object:
+        async with store.lookout(PLACE) as lookout:
+            if lookout.seen is None:
+                looks.append(number)
+                await asyncio.sleep(0.01)
+                lookout.seen = Answered("of somebody", ANSWER)
+            return lookout.seen
+
+    seen = await asyncio.gather(*(wait(number) for number in range(5)))
+
+    assert looks == [0] and seen == [Answered("of somebody", ANSWER)] * 5
+    assert store.lookout(PLACE).seen is None
+
+
 async def test_a_released_call_is_free_at_once(store: IdempotencyStore, clock: SetClock) -> None:
     """A call that failed leaves nothing behind, not even its body; an answered one is not released."""
     mine, other = wanted(clock), wanted(clock, digest=b"two")
