@@ -56,29 +56,30 @@ def settle_segment(segment: Segment) -> list[Settled]:
     What damage leaves of a call is used: a close alone is enough, an open without its close ends at the last progress
     that can be read. Progress alone says too little; it is logged for people.
     """
-    opened: dict[str, UsageRecord] = {}
+    opened: dict[str, bytes] = {}
+    reached: dict[str, Progress] = {}
     closed: dict[str, int] = {}
-    lost: dict[str, Progress] = {}
     for place, kind, body in segment.replay():
         match kind:
             case Kind.OPENED:
-                record = _decode_record(body)
-                opened[record.request_id] = record
+                opened[_decode_name(body).request_id] = body
             case Kind.PROGRESS:
                 progress = _decode_progress(body)
-                if progress.request_id in opened:
-                    opened[progress.request_id] = at_progress(opened[progress.request_id], progress)
-                else:
-                    lost[progress.request_id] = progress
+                reached[progress.request_id] = progress
             case Kind.CLOSED:
-                request_id = _decode_name(body).request_id
-                opened.pop(request_id, None)
-                closed[request_id] = place
+                closed[_decode_name(body).request_id] = place
     if segment.gaps:
-        log.error("journal_damaged", path=str(segment.path), gaps=segment.gaps, calls=len(closed) + len(opened))
-    for request_id in lost.keys() - closed.keys():
-        log.error("journal_call_lost", path=str(segment.path), progress=msgspec.to_builtins(lost[request_id]))
-    return [Settled(*each) for each in closed.items()] + [_end(segment, record) for record in opened.values()]
+        log.error(
+            "journal_damaged", path=str(segment.path), gaps=segment.gaps, calls=len(closed.keys() | opened.keys())
+        )
+    for request_id in reached.keys() - closed.keys() - opened.keys():
+        log.error("journal_call_lost", path=str(segment.path), progress=msgspec.to_builtins(reached[request_id]))
+    left = [
+        _end(segment, at_progress(_decode_record(body), reached.get(request_id)))
+        for request_id, body in opened.items()
+        if request_id not in closed
+    ]
+    return [Settled(*each) for each in closed.items()] + left
 
 
 def close_at(segment: Segment, place: int | None) -> tuple[UsageRecord, int]:
@@ -97,8 +98,10 @@ def _end(segment: Segment, record: UsageRecord) -> Settled:
         return Settled(record.request_id, None, ended)
 
 
-def at_progress(record: UsageRecord, progress: Progress) -> UsageRecord:
+def at_progress(record: UsageRecord, progress: Progress | None) -> UsageRecord:
     """Return ``record`` with what the call had used by then."""
+    if progress is None:
+        return record
     usage = progress.usage
     return msgspec.structs.replace(
         record,

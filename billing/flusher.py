@@ -111,7 +111,7 @@ class Flusher:
                 if time.monotonic() >= chores_due:
                     chores_due = time.monotonic() + REPORT_EVERY
                     for _ in self._journal.adopt_each():
-                        await asyncio.sleep(0)  # a segment takes some 50 ms: let calls go on between two
+                        await asyncio.sleep(0)  # a segment takes some 100 ms: let calls go on between two
                     await self.report()
                 while time.monotonic() < chores_due and await self.flush_once():
                     pass
