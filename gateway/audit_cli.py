@@ -7,11 +7,13 @@ from datetime import date, timedelta
 
 import msgspec
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
 
 from billing.audit import Difference, audit
 from billing.quotas import Quotas
 from gateway.clock import Clock
-from gateway.command_line import Format, say, show
+from gateway.command_line import Format, fail, say, show
 from gateway.database import Database
 from gateway.settings import Settings
 
@@ -22,7 +24,10 @@ def run_audit(settings: Settings, day: date | None) -> int:
     """Compare the books of ``day``, else of today and yesterday (UTC); print where they differ and return 1."""
     today = Clock().today()
     days = [day] if day is not None else [today - timedelta(days=1), today]
-    differences = asyncio.run(_audit(settings, days))
+    try:
+        differences = asyncio.run(_audit(settings, days))
+    except (SQLAlchemyError, RedisError, OSError, TimeoutError) as exc:
+        fail(f"the books cannot be compared now: {str(exc).splitlines()[0] if str(exc) else repr(exc)}")
     if not differences:
         say(f"the books of {' and '.join(map(str, days))} agree")
         return 0
