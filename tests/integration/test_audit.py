@@ -10,6 +10,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+import typer
 from redis.asyncio import Redis
 from sqlalchemy import text
 
@@ -22,11 +23,13 @@ from billing.holds import Hold, HoldRequest, Leg, Limits, Scope, Settlement
 from billing.journal import Journal
 from billing.quotas import Quotas
 from billing.records import day_of
+from gateway.audit_cli import run_audit
 from gateway.clock import Clock
 from gateway.database import Database
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
+from tests.support.house import settings_for
 
 TEAMS = ("team_a", "team_b")
 
@@ -219,3 +222,15 @@ async def test_every_process_shows_what_one_of_them_has_found(house: House, data
     assert auditors[0].found == auditors[1].found
     assert (auditors[1].found.statements, auditors[1].found.counters) == (1, 0)
     assert timedelta(0) <= timedelta(seconds=house.clock.now() - auditors[1].found.at) < timedelta(minutes=1)
+
+
+def test_an_audit_that_reaches_no_house_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line instead of a traceback, and no word that the books agree."""
+    settings = settings_for("postgresql://nobody@127.0.0.1:1/none", "redis://127.0.0.1:1", "http://x", tmp_path)
+
+    with pytest.raises(typer.Exit) as ended:
+        run_audit(settings, None)
+
+    told = capsys.readouterr()
+    assert ended.value.exit_code == 1
+    assert told.out == "" and told.err.startswith("the books cannot be compared now: ")
