@@ -1,6 +1,6 @@
 # The judge of the money: reads ledger, statements, counters, holds and journals by plain SQL, plain Redis commands and
 # the bytes on disk, adds up by itself, and says in words where they differ from each other or from what clients saw.
-# It uses nothing of the code that it judges but the layout of a journal segment.
+# It uses nothing of the code that it judges but the layout of a journal folder.
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import asyncpg
 import msgspec
 from redis.asyncio import Redis
 
+from billing.owners import OWNER
 from billing.segments import SUFFIX, Kind, Segment
 from gateway.processes import is_running
 from tests.support.fault_house import MODELS
@@ -193,6 +194,10 @@ async def check_journals(connection: asyncpg.Connection, directory: Path) -> lis
     """Look into every segment: no call is open, every closed one is in the ledger, and no segment is of the dead."""
     complaints = []
     for path in sorted(directory.iterdir()):
+        if path.suffix == OWNER:  # PID-DICE.owner
+            if not is_running(int(path.name.split("-")[0])):
+                complaints.append(f"{path.name} is of a dead process")
+            continue
         if path.suffix != SUFFIX:
             complaints.append(f"a file in the journal that should not be there: {path.name}")
             continue

@@ -14,7 +14,7 @@ import httpx
 from gateway.processes import last_lines, spawn, stop
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
-START_WITHIN = 60.0  # seconds, on a machine that does much else
+START_WITHIN = 120.0  # seconds, on a machine that does much else
 
 
 class Service:
