@@ -144,6 +144,20 @@ def test_a_replayed_stream_is_a_stream_to_the_package(openai: OpenAI, key: str) 
     assert chunks() == first and first[-1].usage is not None
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_another_dialect_has_it_too(house: House, upstream: ScriptedUpstream, stream: bool) -> None:
+    """Every inference route answers in one way; Anthropic's dialect gets its own bytes back, and its own errors."""
+    headers = {"idempotency-key": str(uuid.uuid4())}
+    body = CHAT | {"max_tokens": 20, "stream": stream}
+    with house.client() as client:
+        first, again = (client.post("/v1/messages", json=body, headers=headers) for _ in range(2))
+        other = client.post("/v1/messages", json=body | {"max_tokens": 3}, headers=headers)
+
+    assert (first.status_code, again.content) == (200, first.content) and len(upstream.requests) == 1
+    assert again.headers["idempotent-replayed"] == "true"
+    assert (other.status_code, other.json()["type"]) == (409, "error")
+
+
 def test_the_same_request_may_be_written_differently(house: House, upstream: ScriptedUpstream, key: str) -> None:
     """Order of keys, whitespace, and options in headers or body: what is asked counts, not how it is written."""
     headers = {"authorization": f"Bearer {house.team_key}", "idempotency-key": key, "content-type": "application/json"}
