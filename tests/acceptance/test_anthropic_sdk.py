@@ -207,7 +207,8 @@ def test_what_we_cannot_price_or_carry_is_refused(
         answer = client.post("/v1/messages", json={"model": "claude", "max_tokens": 9, "messages": ASK, field: value})
 
     assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["type"] == "invalid_request_error" and field in answer.json()["error"]["message"], answer.text
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error" and field in error["message"], error
     assert upstream.requests == []
 
 

@@ -135,7 +135,7 @@ class Books(RuleBasedStateMachine):
     @precondition(lambda self: self.known)
     @rule(pick=st.integers(0, 10**6))
     def renew(self, pick: int) -> None:
-        """A living hold lives on; a reaped one takes its room again where it is; one that is over does not come back."""
+        """A living hold lives on; a reaped one takes its room again; one that is over does not return."""
         hold = self.known[pick % len(self.known)]
         request_id = hold.request.request_id
         is_reaped = self.graves.get(request_id) == "reaped"
