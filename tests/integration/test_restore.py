@@ -14,8 +14,10 @@ from billing import rebuild, rebuild_store, restore
 from billing.epochs import EPOCH_KEY
 from billing.holds import Hold, Limits, RefusedHold
 from billing.ledger import write_records
+from billing.records import day_of
 from gateway.clock import Clock
 from gateway.database import Database
+from tests.support.clock import SetClock
 from tests.support.factories import make_record
 from tests.support.owners import Owner, open_owner
 from tests.support.redis_proxy import RedisProxy, Way, redis_proxy
@@ -283,6 +285,40 @@ async def test_the_death_of_an_owner_with_unsaid_calls_starts_a_rebuild(
     assert (await other.quotas.usage(TEAM)).day_nanousd == 400_000
 
 
+async def test_an_owner_that_ends_without_redis_leaves_a_note(
+    start: Start, proxy: RedisProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked to end while Redis is away, it waits a moment, then leaves the rest to the others, who need not wait."""
+    monkeypatch.setattr(restore, "ASK_FOR_DEAD_EVERY", 0.0)
+    monkeypatch.setattr(restore, "LEAVE_WITHIN", 1.0)
+    ending, other = await start("ending", by=proxy), await start("other")
+    proxy.turn(Way.CUT)
+    account = await ending.begin(ending.ask())
+    ending.close(account)
+    await account.settle()
+    async with asyncio.timeout(10):
+        while ending.flusher.backlog:
+            await asyncio.sleep(0.02)
+    await ending.stop()
+
+    await rebuilt(other)
+
+    assert (await other.quotas.usage(TEAM)).day_nanousd == 400_000
+
+
+async def test_a_journal_that_comes_too_late_starts_a_rebuild(start: Start, database: Database) -> None:
+    """After an hour no tombstone tells whether its calls were settled: they count once all the same."""
+    owner = await start("a")
+    old = make_record(uuid_of(CLOCK.now() - 7200), cost_nanousd=700)
+    async with database.begin() as connection:
+        await write_records(connection, [old], today=CLOCK.today())
+
+    await owner.quotas.book_adopted([old])
+    await rebuilt(owner)
+
+    assert (await owner.quotas.usage(TEAM, day=day_of(old.request_id))).day_nanousd == 700
+
+
 async def test_an_owner_that_ends_is_waited_for_no_more(start: Start, database: Database) -> None:
     """A clean end takes the owner off the list."""
     owner = await start("a")
@@ -291,6 +327,11 @@ async def test_an_owner_that_ends_is_waited_for_no_more(start: Start, database: 
 
     async with database.begin() as connection:
         assert (await connection.execute(text("SELECT count(*) FROM flushers"))).scalar_one() == 0
+
+
+def uuid_of(moment: float) -> str:
+    """Return a request id of a moment in the past."""
+    return SetClock(moment).new_id()
 
 
 def today() -> int:
