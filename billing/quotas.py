@@ -7,28 +7,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from importlib import resources
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Protocol
 
 import structlog
 from redis.asyncio import Redis
 
 from billing.edges import Clock
-from billing.epochs import EPOCH_KEY, read_epoch
-from billing.holds import Hold, HoldRequest, Limits, RefusedHold, Scope, SettledSums, Settlement
+from billing.holds import Hold, HoldRequest, Limits, RefusedHold, Scope, Settlement
 from billing.quota_verbs import (
     LEASE,
     Said,
     Words,
     correct_counters,
     enter_hold,
-    load_sums,
     month_of,
     open_hold,
     period,
-    put_back_calls,
     release_hold,
     renew_hold,
     settle_hold,
@@ -36,40 +31,23 @@ from billing.quota_verbs import (
 )
 from billing.records import CHARGED, UsageRecord
 from billing.scope_state import ScopeState, refusal, remaining
-from billing.script import UNREACHABLE, Script, is_refusal
+from billing.script import UNREACHABLE, is_refusal
 from billing.standalone import AskStatements, Standalone
+from billing.team_books import DEADLINE, Guard, TeamBooks
 from protocol.usage import Usage
 
 __all__ = ["LEASE", "Guard", "Quotas", "month_of"]
 
-DEADLINE = 0.25  # seconds for any call to Redis
 AWAY = 1.0  # seconds between tries while Redis does not answer
 MOST = 256  # unsaid words in one go
 REMEMBERED = 3000.0  # seconds; a tombstone lives for an hour
-ANY_EPOCH = "*"  # of quotas that nobody rebuilds: whatever is there counts
-FIRST_EPOCH = b"0"  # what they begin with in an empty Redis
 
-SCRIPT = resources.files(__package__).joinpath("quotas.lua").read_text()
 NO_LIMITS = Limits()
 
 log = structlog.get_logger(__name__)
 
 
-class Guard(Protocol):
-    """Who sees to it that the counters are true: the Restorer."""
-
-    def alarm(self, reason: str) -> None:
-        """Look soon.
-
-        Redis does not answer ("redis_lost"); a team's books are missing ("unknown") or not of our epoch ("stale"); or
-        they cannot say whether they have a call ("late_journal").
-        """
-
-    async def welcome(self, team_id: str) -> bool:
-        """Begin the books of a team that has none. False when it should have some: they were lost."""
-
-
-class Quotas:
+class Quotas(TeamBooks):
     """The limits of all teams. Safe for any number of concurrent calls and gateways.
 
     No call waits for Redis longer than 250 ms or fails because of it: what cannot be said now is said later, and calls
@@ -85,16 +63,12 @@ class Quotas:
         uses_server_time: bool = True,
         deadline: float = DEADLINE,
     ) -> None:
+        super().__init__(redis, clock, uses_server_time=uses_server_time, deadline=deadline)
         self.exceeded = 0  # calls whose upstream billed more than was held
         self.refused = 0  # commands that Redis refused for good: its counters lack them, and the audit will say so
         self.is_standalone = False
-        self.epoch = ANY_EPOCH
-        self._script = Script(redis, SCRIPT, deadline=deadline)
-        self._clock = clock
-        self._uses_server_time = uses_server_time
         self._server_ahead = 0.0  # seconds; what Redis's clock shows more than ours
         self._standalone = Standalone(standalone_share)
-        self._guard: Guard | None = None
         self._live: dict[str, Hold] = {}  # held, and not closed in the journal
         self._unsaid: dict[str, Words] = {}  # request id -> what Redis has yet to hear of it
         self._returning: asyncio.Task[None] | None = None
@@ -243,47 +217,6 @@ class Quotas:
         """
         await self._say(correct_counters(correction_id, team_id, key_id, day, tokens, cost_nanousd), self.epoch)
 
-    async def usage(self, team_id: str, *, day: int | None = None, key_id: str | None = None) -> ScopeState:
-        """Return what a team, or one of its keys, has used and held; ``day`` in days since 1970, default today.
-
-        Raises what Redis raises: a console or an audit would rather know.
-        """
-        day = int(self._clock.now() // 86_400) if day is None else day
-        scope = "team" if key_id is None else f"key:{key_id}"
-        return ScopeState(*await self._speak(Words("usage", team_id, "", (scope, day, month_of(day))), ""))
-
-    async def settled_before(self, team_id: str, day: int, before: float) -> SettledSums | None:
-        """Return what the counters have settled of a team's calls whose ids are older than ``before`` (unix seconds).
-
-        ``before`` is cut to whole minutes and lies within the last two hours. ``None`` when it is not comparable with
-        the ledger: the books are being rebuilt, or were begun after ``before``. Raises what Redis raises.
-        """
-        minute = int(before // 60)
-        if not self._clock.now() - 7200 <= minute * 60 <= self._clock.now():
-            return None
-        async with asyncio.timeout(DEADLINE):
-            epoch = read_epoch(await self._script.redis.hgetall(EPOCH_KEY))
-        words = Words("settled_before", team_id, "", (day, month_of(day), minute))
-        marker, tokens, day_nanousd, month_nanousd = await self._speak(words, "")
-        since = 0.0
-        if marker != FIRST_EPOCH:
-            if epoch is None or not epoch.is_ready or marker.decode() != epoch.id:
-                return None
-            since = epoch.ready_at
-        return SettledSums(tokens, day_nanousd, month_nanousd, minute * 60.0, since) if minute * 60 >= since else None
-
-    async def sweep(self, team_id: str, most: int = 1000) -> list[str]:
-        """Free the holds of a team whose leases have ended, and return their request ids. Raises what Redis raises."""
-        return (await self.sweep_and_recall(team_id, most))[0]
-
-    async def sweep_and_recall(self, team_id: str, most: int = 1000) -> tuple[list[str], list[str]]:
-        """Free as ``sweep`` does; return also every call freed in the last hour that nobody has settled since."""
-        answer = await self._speak(Words("sweep", team_id, "", (most,)), self.epoch)
-        if answer in (Said.UNKNOWN, Said.STALE):
-            return [], []
-        freed, unsettled = answer
-        return [which.decode() for which in freed], [which.decode() for which in unsettled]
-
     def begin_epoch(self, epoch: str) -> list[Hold]:
         """Count in ``epoch`` from now on, standing alone until ``come_back``; return the holds of running calls.
 
@@ -292,21 +225,6 @@ class Quotas:
         self.epoch, self.is_standalone = epoch, True
         self._unsaid.clear()
         return list(self._live.values())
-
-    async def put_back(self, epoch: str, team_id: str, closed: Iterable[UsageRecord], live: Iterable[Hold]) -> None:
-        """Tell a new epoch of calls that the statements do not know. Twice is harmless. Raises what Redis raises."""
-        await self._speak(put_back_calls(team_id, closed, live), epoch)
-
-    async def calls_put_back(self, epoch: str, team_id: str) -> list[str]:
-        """Return the ids of the closed calls that all owners have put back. Raises what Redis raises."""
-        return [which.decode() for which in await self._speak(Words("backs", team_id, ""), epoch)]
-
-    async def load(self, epoch: str, team_id: str, sums: tuple[Any, Any, Any], valid_until: float) -> bool:
-        """Begin a team's books of ``epoch`` with what the statements say. False after ``valid_until`` (Redis's clock).
-
-        ``sums`` are the days, months and seconds that quotas.lua adds. Raises what Redis raises.
-        """
-        return int(await self._speak(load_sums(team_id, *sums, valid_until), epoch)) >= 0
 
     async def come_back(self) -> bool:
         """Say everything that Redis has yet to hear, then count in it again. False when it is still not ours."""
@@ -362,16 +280,6 @@ class Quotas:
         self._unsaid[words.request_id] = words
         if self._guard is None:
             self._return_soon()
-
-    async def _speak(self, words: Words, epoch: str) -> Any:
-        """Run one verb of the script on its team's books; a new team's are begun first."""
-        time = "" if self._uses_server_time else repr(self._clock.now())
-        key = f"tollgate:{{{words.team_id}}}"
-        answer = await self._script.call(key, words.verb, time, epoch, words.request_id, *words.rest)
-        is_unknown = (answer[0] if words.verb == "open" else answer) == Said.UNKNOWN
-        if is_unknown and self._guard is not None and await self._guard.welcome(words.team_id):
-            answer = await self._script.call(key, words.verb, time, epoch, words.request_id, *words.rest)
-        return answer
 
     def _estranged(self, team_id: str, code: int) -> None:
         """Redis's books are not of our epoch: stand alone until the guard has seen to it."""
