@@ -83,7 +83,7 @@ class IdempotencyStore:
         self._retention = retention  # seconds
         self._lease = lease  # seconds
         self._owned: set[str] = set()  # request ids of the calls that run here
-        self._lookouts: WeakValueDictionary[Place, Lookout] = WeakValueDictionary()
+        self._lookouts: WeakValueDictionary[tuple[Place, bytes], Lookout] = WeakValueDictionary()
 
     async def claim(self, wanted: Claim) -> Found:
         """Return ``wanted`` if it is ours to run now: nobody has run it, or whoever did is dead, or the answer is past
@@ -137,9 +137,12 @@ class IdempotencyStore:
         async with self._database.begin() as connection:
             await connection.execute(RELEASE, values)
 
-    def lookout(self, place: Place) -> Lookout:
-        """Return what those share who wait here for the call at ``place``, as long as anybody does."""
-        return self._lookouts.setdefault(place, Lookout())
+    def lookout(self, wanted: Claim) -> Lookout:
+        """Return what those share who wait here for the same answer, as long as anybody does.
+
+        Not with those who ask for something else under the same key: what one of them sees is no answer to them.
+        """
+        return self._lookouts.setdefault((wanted.place, wanted.digest), Lookout())
 
     @contextmanager
     def leased(self, claim: Claim) -> Iterator[None]:

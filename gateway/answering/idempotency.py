@@ -117,7 +117,7 @@ async def _wait(services: Services, wanted: Claim) -> Found:
     patience = max(provider.timeouts.total for provider in services.settings.providers.values())
     pause = FIRST_LOOK
     try:
-        async with asyncio.timeout(patience), services.idempotency.lookout(wanted.place) as lookout:
+        async with asyncio.timeout(patience), services.idempotency.lookout(wanted) as lookout:
             if lookout.seen is not None:
                 return lookout.seen
             while isinstance(found := await _ask(services, wanted), Running):

@@ -146,7 +146,7 @@ async def test_of_those_who_wait_one_looks_at_a_time(store: IdempotencyStore, cl
     looks: list[int] = []
 
     async def wait(number: int) -> object:
-        async with store.lookout(PLACE) as lookout:
+        async with store.lookout(wanted(clock)) as lookout:
             if lookout.seen is None:
                 looks.append(number)
                 await asyncio.sleep(0.01)
@@ -156,7 +156,17 @@ async def test_of_those_who_wait_one_looks_at_a_time(store: IdempotencyStore, cl
     seen = await asyncio.gather(*(wait(number) for number in range(5)))
 
     assert looks == [0] and seen == [Answered("of somebody", ANSWER)] * 5
-    assert store.lookout(PLACE).seen is None
+    assert store.lookout(wanted(clock)).seen is None
+
+
+async def test_who_asks_for_something_else_shares_no_lookout(store: IdempotencyStore, clock: SetClock) -> None:
+    """Two bodies race under one key: what a waiter of one of them sees answered is never given to the other's."""
+    async with store.lookout(wanted(clock)) as lookout:
+        lookout.seen = Answered("of somebody", ANSWER)
+
+        async with store.lookout(wanted(clock, digest=b"two")) as other:
+            assert other.seen is None
+        assert store.lookout(wanted(clock)) is lookout
 
 
 async def test_a_released_call_is_free_at_once(store: IdempotencyStore, clock: SetClock) -> None:
