@@ -19,6 +19,8 @@ from gateway.settings import Settings
 
 COLUMNS = Difference.__struct_fields__
 
+PATIENCE = 2.0  # seconds for any call to Redis: an audit is in no hurry
+
 
 def run_audit(settings: Settings, day: date | None) -> int:
     """Compare the books of ``day``, else of today and yesterday (UTC); print where they differ and return 1."""
@@ -40,7 +42,7 @@ async def _audit(settings: Settings, days: list[date]) -> list[Difference]:
     database = Database(settings.database_url, pool_size=1, application_name="tollgate audit")
     redis = Redis.from_url(settings.redis_url, socket_timeout=2.0, socket_connect_timeout=2.0)
     try:
-        quotas = Quotas(redis, Clock(), standalone_share=settings.quotas.standalone_share)
+        quotas = Quotas(redis, Clock(), deadline=PATIENCE)
         return [one for day in days for one in await audit(database, quotas, day)]
     finally:
         await redis.aclose()
