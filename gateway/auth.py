@@ -59,6 +59,7 @@ class Authenticator:
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: failures, as of when
         self._generation = 0  # what was loaded in an older one must be looked up again
+        self._asking: dict[tuple[bytes, int], asyncio.Future[Caller | None]] = {}  # lookups that run, and of when
         self._away_until = 0.0  # monotonic seconds: whom we know is not asked for while Postgres is away
         self.is_listening = asyncio.Event()  # set while changes are heard of
 
@@ -126,20 +127,40 @@ class Authenticator:
             self._throttle(address)
         elif now < self._away_until:
             return remembered
-        generation = self._generation
         patience = LOOKUP_WITHIN if remembered is None else QUICK_LOOKUP
         try:
-            async with asyncio.timeout(patience), self._database.begin() as connection:
-                caller = await find_caller(connection, digest)
+            async with asyncio.timeout(patience):
+                caller = await self._look_up(digest)
         except (SQLAlchemyError, OSError, TimeoutError) as exc:
             self._away_until = self._clock.monotonic() + AWAY_FOR
             if remembered is not None:
                 return remembered
             raise Unavailable("The key cannot be checked right now: the database does not answer.") from exc
-        self._remember(digest, _Known(caller, now, generation))
         if caller is None:
             self._count_failure(address)
         return caller
+
+    async def _look_up(self, digest: bytes) -> Caller | None:
+        """Ask the database, or wait for whoever asks the same: a burst under one key takes one connection."""
+        which = (digest, self._generation)
+        asking = self._asking.get(which)
+        if asking is None:
+            asking = self._asking[which] = asyncio.ensure_future(self._ask(*which))
+            asking.add_done_callback(lambda done: self._asked(which, done))
+        await asyncio.wait((asking,))  # who leaves does not take the lookup from the others
+        return asking.result()
+
+    async def _ask(self, digest: bytes, generation: int) -> Caller | None:
+        now = self._clock.monotonic()
+        async with asyncio.timeout(LOOKUP_WITHIN), self._database.begin() as connection:
+            caller = await find_caller(connection, digest)
+        self._remember(digest, _Known(caller, now, generation))
+        return caller
+
+    def _asked(self, which: tuple[bytes, int], done: asyncio.Future[Caller | None]) -> None:
+        self._asking.pop(which, None)
+        if not done.cancelled():
+            done.exception()  # seen, even if nobody waits any more
 
     def _remember(self, digest: bytes, known: _Known) -> None:
         self._known[digest] = known

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 import migrations
 from billing.errors import RateLimited
@@ -21,7 +22,7 @@ from gateway.errors import InvalidKey, Unavailable
 from gateway.keys import key_digest, new_admin_key, new_key
 from gateway.team_inputs import NewKey, NewTeam
 from gateway.team_keys import NewlyMade, create_key, revoke_key
-from gateway.teams import create_team
+from gateway.teams import create_team, find_caller
 
 PEPPER = "pepper of the tests"
 ACT = Act("tests")
@@ -76,6 +77,32 @@ def test_a_team_is_known_by_its_key(server: EmbeddedPostgres) -> None:
         assert isinstance(caller, Caller)
         assert (caller.team.id, caller.key_id) == ("known", made.record.key_id)
         assert again is caller
+
+    asyncio.run(scene())
+
+
+def test_a_burst_under_a_new_key_asks_the_database_once(
+    server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes together under one key waits for one lookup, not for a connection each; who leaves breaks nobody's."""
+    asked = []
+
+    async def find(connection: AsyncConnection, digest: bytes) -> Caller | None:
+        asked.append(digest)
+        await asyncio.sleep(0.02)
+        return await find_caller(connection, digest)
+
+    async def scene() -> None:
+        made = await made_key(server, "burst")
+        monkeypatch.setattr("gateway.auth.find_caller", find)
+        async with authenticator(server) as auth:
+            first, *others = [asyncio.create_task(auth.identify(made.key, HERE)) for _ in range(300)]
+            await asyncio.sleep(0)
+            first.cancel()
+            callers = await asyncio.gather(*others)
+
+        assert len(asked) == 1
+        assert [caller.key_id for caller in callers if isinstance(caller, Caller)] == [made.record.key_id] * 299
 
     asyncio.run(scene())
 
