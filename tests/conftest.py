@@ -9,9 +9,9 @@ from redis.asyncio import Redis
 
 from gateway.database import Database
 from tests.support import servers
-from tests.support.soak_table import pytest_runtest_logreport, pytest_sessionfinish
+from tests.support.soak_table import pytest_runtest_logreport, pytest_sessionfinish, pytest_sessionstart
 
-__all__ = ["pytest_runtest_logreport", "pytest_sessionfinish"]  # hooks
+__all__ = ["pytest_runtest_logreport", "pytest_sessionfinish", "pytest_sessionstart"]  # hooks
 
 
 @pytest.fixture(scope="session")

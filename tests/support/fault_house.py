@@ -152,7 +152,9 @@ def running_fault_house(folder: Path) -> Iterator[FaultHouse]:
         for service in house.services:
             stack.callback(service.end, 15.0)
         for service in house.services:
-            service.start()
+            service.launch()
+        for service in house.services:
+            service.wait_until_ready()
         yield house
         assert upstream.violations == []
 

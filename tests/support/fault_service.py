@@ -46,8 +46,16 @@ class Service:
 
     def start(self) -> None:
         """Start it and wait until it does its work."""
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Start it."""
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._process = spawn(self._command, log=self.log, env=self._env)
+
+    def wait_until_ready(self) -> None:
+        """Wait until it does its work."""
         deadline = time.monotonic() + START_WITHIN
         while not self._is_ready():
             assert self.is_running, f"{self.name} ended at its start:\n{last_lines(self.log)}"

@@ -1,21 +1,24 @@
-# What can befall a house, by name: each fault strikes at once and returns when the house is whole again.
+# What can befall a house, by name. A fault is written as it happens: it strikes, at its ``yield`` the house goes on
+# without what was hit, and then all is made whole again. Two faults can so happen one after the other, or at once.
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
+from gateway.embedded import EmbeddedServer
 from gateway.processes import descendants_of
 from tests.support.fault_house import FaultHouse
 from tests.support.fault_load import Attempt, Load
 from tests.support.fault_service import Service, freeze
 
-Fault = Callable[[FaultHouse, Load, random.Random], None]
+Fault = Callable[[FaultHouse, Load, random.Random], Iterator[None]]
 FREEZE = 10.0  # seconds that Postgres or Redis stand still
+LONG_FREEZE = 40.0  # seconds that a gateway may stand still: longer than the lease of a hold
 DEAD_FOR = 1.0  # seconds at most between a death and the next start
 
 
@@ -27,82 +30,101 @@ class Outage(Struct, frozen=True):
     healed: float
 
 
-def strike(fault: str, house: FaultHouse, load: Load, dice: random.Random) -> Outage:
-    """Let a fault happen and return when it was."""
-    struck = time.monotonic()
-    FAULTS[fault](house, load, dice)
-    return Outage(fault, struck, time.monotonic())
+def suffer(names: Sequence[str], house: FaultHouse, load: Load, dice: random.Random) -> list[Outage]:
+    """Let faults happen, all of them at once, and return when each was."""
+    struck = []
+    for name in names:
+        fault = FAULTS[name](house, load, dice)
+        began = time.monotonic()
+        next(fault)
+        struck.append((name, fault, began))
+        time.sleep(dice.uniform(0, DEAD_FOR))
+    dice.shuffle(struck)
+    outages = []
+    for name, fault, began in struck:
+        for _ in fault:
+            raise AssertionError(f"{name} strikes twice")
+        outages.append(Outage(name, began, time.monotonic()))
+    return outages
 
 
-def _kill_gateway(house: FaultHouse, _: Load, dice: random.Random) -> None:
-    gateway = dice.choice(house.gateways)
+def _kill_gateway(house: FaultHouse, _: Load, dice: random.Random) -> Iterator[None]:
+    gateway = dice.choice([gateway for gateway in house.gateways if gateway.is_running])
     gateway.kill()
-    _start_again(gateway, dice)
+    yield
+    gateway.start()
 
 
-def _kill_gateway_after_done(house: FaultHouse, load: Load, dice: random.Random) -> None:
+def _kill_gateway_after_done(house: FaultHouse, load: Load, _: random.Random) -> Iterator[None]:
     """SIGKILL comes in the moment in which some client has read [DONE]."""
     killed: list[Service] = []
-    done = threading.Event()
+    is_done = threading.Event()
 
     def kill(attempt: Attempt) -> None:
-        if not done.is_set():
-            done.set()
-            killed.append(house.gateways[attempt.gateway])
-            killed[0].kill()
+        gateway = house.gateways[attempt.gateway]
+        if not is_done.is_set() and gateway.is_running:
+            gateway.kill()
+            killed.append(gateway)
+            is_done.set()
 
     load.on_done = kill
-    assert done.wait(30), "no stream came to its end"
+    assert is_done.wait(30), "no stream came to its end"
     load.on_done = lambda _: None
-    _start_again(killed[0], dice)
+    yield
+    killed[0].start()
 
 
-def _kill_worker(house: FaultHouse, _: Load, dice: random.Random) -> None:
+def _freeze_gateway(house: FaultHouse, _: Load, dice: random.Random) -> Iterator[None]:
+    gateway = dice.choice([gateway for gateway in house.gateways if gateway.is_running])
+    seconds = dice.uniform(2, 6) if dice.random() < 0.8 else LONG_FREEZE
+    thaw = freeze([gateway.pid], seconds)
+    yield
+    thaw.wait(2 * LONG_FREEZE)
+
+
+def _kill_worker(house: FaultHouse, _: Load, __: random.Random) -> Iterator[None]:
     house.worker.kill()
-    _start_again(house.worker, dice)
+    yield
+    house.worker.start()
 
 
-def _kill_postgres(house: FaultHouse, _: Load, dice: random.Random) -> None:
+def _kill_postgres(house: FaultHouse, _: Load, __: random.Random) -> Iterator[None]:
     house.kill_server(house.postgres)
-    time.sleep(dice.uniform(0, DEAD_FOR))
+    yield
     house.postgres.start()
 
 
-def _kill_redis(house: FaultHouse, _: Load, dice: random.Random) -> None:
+def _freeze_postgres(house: FaultHouse, _: Load, __: random.Random) -> Iterator[None]:
+    yield from _freeze_server(house.postgres)
+
+
+def _kill_redis(house: FaultHouse, _: Load, __: random.Random) -> Iterator[None]:
     house.kill_server(house.redis)
-    time.sleep(dice.uniform(0, DEAD_FOR))
+    yield
     house.redis.start()
 
 
-def _lose_redis(house: FaultHouse, _: Load, dice: random.Random) -> None:
+def _lose_redis(house: FaultHouse, _: Load, __: random.Random) -> Iterator[None]:
     house.kill_server(house.redis)
     house.forget_redis()
-    time.sleep(dice.uniform(0, DEAD_FOR))
+    yield
     house.redis.start()
 
 
-def _flush_redis(house: FaultHouse, _: Load, __: random.Random) -> None:
+def _flush_redis(house: FaultHouse, _: Load, __: random.Random) -> Iterator[None]:
     house.flush_redis()
+    yield
 
 
-def _freeze_postgres(house: FaultHouse, _: Load, __: random.Random) -> None:
-    pid = house.postgres.pid
-    assert pid is not None
-    freeze([pid, *descendants_of(pid)], FREEZE).wait(2 * FREEZE)
+def _freeze_redis(house: FaultHouse, _: Load, __: random.Random) -> Iterator[None]:
+    yield from _freeze_server(house.redis)
 
 
-def _freeze_redis(house: FaultHouse, _: Load, __: random.Random) -> None:
-    assert house.redis.pid is not None
-    freeze([house.redis.pid], FREEZE).wait(2 * FREEZE)
-
-
-def _freeze_gateway(house: FaultHouse, _: Load, dice: random.Random) -> None:
-    freeze([dice.choice(house.gateways).pid], dice.uniform(2, 6)).wait(20)
-
-
-def _start_again(service: Service, dice: random.Random) -> None:
-    time.sleep(dice.uniform(0, DEAD_FOR))
-    service.start()
+def _freeze_server(server: EmbeddedServer) -> Iterator[None]:
+    assert server.pid is not None
+    thaw = freeze([server.pid, *descendants_of(server.pid)], FREEZE)
+    yield
+    thaw.wait(2 * FREEZE)
 
 
 FAULTS: dict[str, Fault] = {
@@ -117,5 +139,8 @@ FAULTS: dict[str, Fault] = {
     "Redis flushed": _flush_redis,
     "Redis frozen": _freeze_redis,
 }
-POSTGRES_FAULTS = {name for name in FAULTS if name.startswith("Postgres")}
-REDIS_FAULTS = {name for name in FAULTS if name.startswith("Redis")}
+
+
+def of(part: str) -> set[str]:
+    """Return the faults that hit a part of the house."""
+    return {name for name in FAULTS if name.startswith(part)}

@@ -19,6 +19,14 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SEEN = ("answered", "interrupted", "failed", "refused", "left", "lost")  # how clients saw their calls end
 SOAKED = 2  # seeds of one fault from which on a session was a soak
 
+EXPLAINED = """\
+From the second seed on, every other run has a second fault, after the first or before it is healed. A run passes when \
+every answered call has exactly one row and no refused one has any, every cost is that of its tokens, ledger, \
+statements, usage report, audit and counters agree to the nano-dollar, no hold, open journal or dead process's segment \
+is left, no limit was passed, no call hung and no log shows an unexpected error. Calls are counted as their clients \
+saw them end; *lost*: the connection broke with the process behind it. Recovery is the time from the last call until \
+all of that was true."""
+
 
 class Run(Struct, frozen=True, kw_only=True):
     """One seed of one fault."""
@@ -35,6 +43,13 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 _runs: list[Run] = []
+_commit: list[str] = []  # the one that the session began with
+
+
+def pytest_sessionstart() -> None:
+    """Note what is tested."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    _commit[:] = [subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -61,15 +76,10 @@ def _head(now: datetime) -> list[str]:
     return [
         f"# Soak, {now:%Y-%m-%d}",
         "",
-        f"`pytest {' '.join(sys.argv[1:])}` at {_commit()}, on {os.cpu_count()} cores of {_cpu()}, "
+        f"`pytest {' '.join(sys.argv[1:])}` at {''.join(_commit)}, on {os.cpu_count()} cores of {_cpu()}, "
         f"Python {platform.python_version()}, ended {now:%H:%M} UTC.",
         "",
-        f"{len(_runs)} runs, up to {seeds} seeds of each fault; from the second seed on, every other run has a second "
-        "fault after the first. A run passes when every answered call has exactly one row and no refused one has any, "
-        "every cost is that of its tokens, ledger, statements, usage report, audit and counters agree to the "
-        "nano-dollar, no hold, open journal or dead process's segment is left, no limit was passed, no call hung and "
-        "no log shows an unexpected error. Calls are counted as their clients saw them end; *lost*: the connection "
-        "broke with the process behind it. Recovery is the time from the last call until all of that was true.",
+        f"{len(_runs)} runs, up to {seeds} seeds of each fault. {EXPLAINED}",
         "",
     ]
 
@@ -99,8 +109,3 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
-
-
-def _commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "no commit"
