@@ -133,6 +133,8 @@ async def follow_url(connection: AsyncConnection, team_id: str, before: str, aft
 
 async def reopen(connection: AsyncConnection, callback_id: str, now: float) -> Mapping[Any, Any] | None:
     """Have a callback delivered again, from now on for another 24 hours; return its row, None if there is none."""
+    if "\0" in callback_id:  # Postgres takes no such text
+        return None
     query = update(callbacks).where(callbacks.c.id == callback_id).returning(callbacks)
     changes = {
         "tries": 0,
@@ -146,6 +148,8 @@ async def reopen(connection: AsyncConnection, callback_id: str, now: float) -> M
 
 async def find_callback(connection: AsyncConnection, callback_id: str) -> Mapping[Any, Any] | None:
     """Return a callback's row, or None."""
+    if "\0" in callback_id:
+        return None
     query = select(callbacks).where(callbacks.c.id == callback_id)
     return (await connection.execute(query)).mappings().one_or_none()
 
