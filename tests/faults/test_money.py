@@ -32,6 +32,7 @@ from tests.support.faults import FAULTS, Outage, of, suffer
 QUIET_WITHIN = 60.0  # seconds after the last call until nothing is held any more
 POSTGRES_FAULTS, REDIS_FAULTS = of("Postgres"), of("Redis")
 COMES_BACK = 3.0  # seconds in which a gateway finds a database that is back
+SOON = 8.0  # seconds: the longest answer takes one, the rest is for a busy machine
 SHARE = 0.25  # quotas.standalone_share: what each gateway may spend of a remainder while it cannot reach Redis
 
 # By team: its limits, those of each of its keys, and how much of the load each key brings.
@@ -117,7 +118,7 @@ def test_the_books_are_true_after_a_fault(
 
     assert complaints == []
     assert list(unfair_refusals(house, load.attempts, outages)) == []
-    assert watch.samples > 10 and (watch.overshoots == [] or was_alone)
+    assert watch.samples >= 3 and (watch.overshoots == [] or was_alone)
     assert list(overspending(members, rows, 1 + 2 * SHARE if was_alone else 1)) == []
     assert list(silences(load.attempts, outages)) == []
     assert list(phantom_refusals(house, members)) == []
@@ -261,16 +262,27 @@ def most_in_a_minute(rows: Sequence[books.Row]) -> int:
 
 
 def silences(attempts: Sequence[Attempt], outages: Sequence[Outage]) -> Iterator[str]:
-    """Yield outages of a database in which calls were not answered as before."""
+    """Yield calls that were not answered as before, or not as soon, while nothing but a database was away."""
     for outage in outages:
         is_alone = all(one is outage or one.healed < outage.struck or outage.healed < one.struck for one in outages)
-        if outage.fault in ("Postgres frozen", "Redis frozen") and is_alone:
-            within = [one for one in attempts if outage.struck + 1 < one.started and one.ended < outage.healed]
-            answered = [one for one in within if one.seen is Seen.ANSWERED]
-            if len(answered) < 50:
-                yield f"{outage}: only {len(answered)} of {len(within)} calls were answered"
-            if not any(is_of(one.member.team_id, "narrow") for one in answered):
-                yield f"{outage}: no call of a limited team was answered"
+        if outage.fault not in ("Postgres frozen", "Redis frozen") or not is_alone:
+            continue
+        within = [one for one in attempts if outage.struck + 1 < one.started and one.ended < outage.healed]
+        fair = [one for one in within if is_sure_to_be_answered(one)]
+        if len(fair) < 5 or not any(
+            is_of(one.member.team_id, "narrow") and one.seen is Seen.ANSWERED for one in within
+        ):
+            yield f"{outage}: too few calls to tell"
+        for one in fair:
+            if one.seen is not Seen.ANSWERED or one.ended - one.started > SOON:
+                yield f"{outage}: {one}"
+
+
+def is_sure_to_be_answered(attempt: Attempt) -> bool:
+    """Whether nothing is in the way of an answer but what may be broken in the house."""
+    is_sound = not attempt.is_faulty and attempt.model in ("steady", "lengthy", "silent")
+    is_patient = attempt.leaves_after is None and attempt.idempotency_key is None
+    return is_sound and is_patient and not attempt.member.is_limited
 
 
 def phantom_refusals(house: FaultHouse, members: Sequence[Member]) -> Iterator[str]:
