@@ -211,7 +211,8 @@ class Flusher:
 
     async def _something_closed(self) -> None:
         try:
-            await asyncio.wait_for(self._wake.wait(), 1.0)
+            async with asyncio.timeout(1.0):  # wait_for could swallow a cancellation
+                await self._wake.wait()
             await asyncio.sleep(GATHER)
         except TimeoutError:
             pass

@@ -24,6 +24,7 @@ from billing.journal import Journal
 from billing.quotas import Quotas
 from billing.records import day_of
 from gateway.audit_cli import run_audit
+from gateway.background import stop_all
 from gateway.clock import Clock
 from gateway.database import Database
 from protocol.usage import Usage
@@ -73,9 +74,7 @@ class House:
             yield
             assert not any(task.done() for task in tasks)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await stop_all(tasks)
 
     async def _call_for_ever(self, team_id: str) -> None:
         while True:
@@ -216,8 +215,7 @@ async def test_every_process_shows_what_one_of_them_has_found(house: House, data
     tasks.append(asyncio.create_task(auditors[1].run()))
     while auditors[1].found == Found():
         await asyncio.sleep(0.02)
-    for task in tasks:
-        task.cancel()
+    await stop_all(tasks)
 
     assert auditors[0].found == auditors[1].found
     assert (auditors[1].found.statements, auditors[1].found.counters) == (1, 0)

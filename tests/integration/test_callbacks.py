@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import budget_alerts
 from gateway.audit_log import Act, list_acts
+from gateway.background import stop_all
 from gateway.callbacks import deliverer as deliverer_module
 from gateway.callbacks import sender as sender_module
 from gateway.callbacks.deliverer import Deliverer
@@ -588,7 +589,5 @@ async def test_the_loops_outlive_postgres(clock: SetClock, monkeypatch: pytest.M
             await asyncio.sleep(0.01)
 
     assert not any(loop.done() for loop in loops)
-    for loop in loops:
-        loop.cancel()
-    await asyncio.wait(loops)
+    await stop_all(loops)
     await deliverer.finish(0)

@@ -25,6 +25,7 @@ from billing.money import to_nano
 from billing.prices import Price, cost_of
 from billing.records import Status, UsageRecord
 from billing.statements import GroupBy, daily, period
+from gateway.background import stop_all
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.embedded import temporary_postgres
@@ -53,7 +54,7 @@ async def flushing(journal: Journal, database: Database) -> AsyncIterator[Flushe
         yield flusher
         assert not task.done()
     finally:
-        task.cancel()
+        await stop_all([task])
 
 
 async def test_a_frozen_postgres_only_delays(

@@ -17,6 +17,7 @@ from billing.flusher import Flusher
 from billing.journal import Closed, Journal
 from billing.ledger import write_records
 from billing.records import MOST_NANOUSD, MOST_TOKENS, Attempt, Status, UsageRecord
+from gateway.background import stop_all
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.embedded import temporary_postgres
@@ -132,7 +133,7 @@ async def test_the_flusher_carries_closed_calls_to_the_ledger(database: Database
         journal.opened(record)
         journal.closed(record)
     await until(lambda: flusher.backlog == 0)
-    task.cancel()
+    await stop_all([task])
 
     assert await rows(database, "SELECT calls FROM usage_daily") == [(10,)]
     journal.close()
@@ -185,7 +186,7 @@ async def test_a_lost_database_only_delays(database: Database, tmp_path: Path) -
 
     flusher._database = database
     await until(lambda: flusher.backlog == 0)
-    task.cancel()
+    await stop_all([task])
 
     assert await rows(database, "SELECT calls FROM usage_daily") == [(1,)]
 
@@ -206,7 +207,7 @@ async def test_a_killed_postgres_loses_no_call(tmp_path: Path) -> None:
         server.start()
         await answer_calls(journal, clock, 50)
         await until(lambda: flusher.backlog == 0)
-        task.cancel()
+        await stop_all([task])
 
         assert await rows(database, "SELECT count(*) FROM usage_records") == [(250,)]
         assert await rows(database, "SELECT sum(calls)::int FROM usage_daily") == [(250,)]

@@ -17,6 +17,7 @@ from billing.rebuild_store import PostgresStore
 from billing.records import Status
 from billing.restore import Restorer
 from gateway.answering.account import Account
+from gateway.background import stop_all
 from gateway.clock import Clock
 from gateway.database import Database
 from tests.support.factories import make_record
@@ -89,8 +90,7 @@ class Owner:
     async def pause_flushing(self) -> None:
         """Flush nothing any more."""
         if self.flushing is not None:
-            self.flushing.cancel()
-            await asyncio.wait((self.flushing,))
+            await stop_all([self.flushing])
 
     async def stop(self) -> None:
         """End as a process does that is asked to."""
@@ -101,10 +101,7 @@ class Owner:
 
     async def die(self) -> None:
         """End as a killed process does: nothing more is said, flushed or taken off; the journal's locks are free."""
-        for task in (self.flushing, self.restorer._task, self.restorer._noting):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait((task,))
+        await stop_all(task for task in (self.flushing, self.restorer._task, self.restorer._noting) if task is not None)
         self.journal.close()
         await self.quotas._script.close()
         await self.redis.aclose()
