@@ -268,21 +268,22 @@ def silences(attempts: Sequence[Attempt], outages: Sequence[Outage]) -> Iterator
         if outage.fault not in ("Postgres frozen", "Redis frozen") or not is_alone:
             continue
         within = [one for one in attempts if outage.struck + 1 < one.started and one.ended < outage.healed]
-        fair = [one for one in within if is_sure_to_be_answered(one)]
-        if len(fair) < 5 or not any(
-            is_of(one.member.team_id, "narrow") and one.seen is Seen.ANSWERED for one in within
-        ):
+        fair = [one for one in within if is_fair(one)]
+        free = [one for one in fair if not one.member.is_limited]
+        narrow = [one for one in fair if is_of(one.member.team_id, "narrow")]
+        if len(free) < 5:
             yield f"{outage}: too few calls to tell"
-        for one in fair:
+        if len(narrow) >= 5 and not any(one.seen is Seen.ANSWERED for one in narrow):
+            yield f"{outage}: none of {len(narrow)} calls of a limited team was answered"
+        for one in free:
             if one.seen is not Seen.ANSWERED or one.ended - one.started > SOON:
                 yield f"{outage}: {one}"
 
 
-def is_sure_to_be_answered(attempt: Attempt) -> bool:
-    """Whether nothing is in the way of an answer but what may be broken in the house."""
+def is_fair(attempt: Attempt) -> bool:
+    """Whether nothing is in the way of an answer but a limit, or what may be broken in the house."""
     is_sound = not attempt.is_faulty and attempt.model in ("steady", "lengthy", "silent")
-    is_patient = attempt.leaves_after is None and attempt.idempotency_key is None
-    return is_sound and is_patient and not attempt.member.is_limited
+    return is_sound and attempt.leaves_after is None and attempt.idempotency_key is None
 
 
 def phantom_refusals(house: FaultHouse, members: Sequence[Member]) -> Iterator[str]:
