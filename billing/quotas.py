@@ -40,6 +40,7 @@ __all__ = ["LEASE", "Guard", "Quotas", "month_of"]
 
 AWAY = 1.0  # seconds between tries while Redis does not answer
 MOST = 256  # unsaid words in one go
+TOO_LATE = -1  # what an open is told after its ``valid_until``
 REMEMBERED = 3000.0  # seconds; a tombstone lives for an hour
 
 NO_LIMITS = Limits()
@@ -111,7 +112,9 @@ class Quotas(TeamBooks):
                 self._estranged(request.team_id, code)
             return None
         if self._uses_server_time:
-            self._server_ahead = time / 1000 - self._clock.now()
+            believed, self._server_ahead = self._server_ahead, time / 1000 - self._clock.now()
+            if code == TOO_LATE and self._server_ahead > believed and self._clock.now() < request.valid_until:
+                return await self._open(request)  # we stood still when Redis last told the time, and took it for slow
         known = [ScopeState(*state) for state in states]
         if code != 1:
             return refusal(request, known, refusals)

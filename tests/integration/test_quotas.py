@@ -194,6 +194,19 @@ async def test_many_callers_at_once_never_pass_a_cap(redis: Redis) -> None:
     assert (await gateways[0].usage(TEAM)).day_nanousd_held == 50_000
 
 
+async def test_a_gateway_that_stood_still_refuses_nobody_for_it(redis: Redis) -> None:
+    """Redis's answer was read seconds after it was given: the next call must not pay for the clock so misjudged."""
+    clock = SetClock(time.time())
+    quotas = Quotas(redis, clock, deadline=5.0)
+    clock.move(10)  # between Redis's answer and our reading of it
+    await held(quotas, ask(clock))
+    clock.move(-10)  # as if Redis's answer had been young
+
+    answer = await quotas.open(ask(clock))
+
+    assert isinstance(answer, Hold)
+
+
 async def test_headers_show_the_tightest_minute_limits(quotas: Quotas, clock: SetClock) -> None:
     """The hold tells what is left of requests and tokens per minute in the scope that has least."""
     hold = await held(
