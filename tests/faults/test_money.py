@@ -32,6 +32,7 @@ from tests.support.faults import FAULTS, Outage, of, suffer
 QUIET_WITHIN = 60.0  # seconds after the last call until nothing is held any more
 POSTGRES_FAULTS, REDIS_FAULTS = of("Postgres"), of("Redis")
 COMES_BACK = 3.0  # seconds in which a gateway finds a database that is back
+ASKS_FOR = 5.0  # seconds that a gateway waits for Postgres to say whether a call with an Idempotency-Key may run
 SOON = 8.0  # seconds: the longest answer takes one, the rest is for a busy machine
 SHARE = 0.25  # quotas.standalone_share: what each gateway may spend of a remainder while it cannot reach Redis
 
@@ -238,6 +239,8 @@ def unfair_refusals(house: FaultHouse, attempts: Sequence[Attempt], outages: Seq
             )
             if attempt.idempotency_key or attempt.member.is_limited or was_started_again:
                 expected |= {503}
+        if attempt.idempotency_key and attempt.ended - attempt.started > ASKS_FOR:  # its gateway stood still meanwhile
+            expected |= {503}
         if attempt.status not in expected:
             yield f"{attempt.status} for {attempt}"
 
