@@ -20,6 +20,8 @@ if not now then
   local time = redis.call('TIME')
   now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
+local kind = redis.call('TYPE', key).ok
+if kind ~= 'hash' and kind ~= 'none' then redis.call('DEL', key) end -- somebody else wrote there: the epoch is lost
 local function text(seconds) return string.format('%.6f', seconds) end
 
 -- Returns the time and every field.

@@ -38,7 +38,11 @@ if not now then
   local time = redis.call('TIME')
   now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
-local marker = redis.call('GET', prefix .. ':epoch')
+local marker = redis.pcall('GET', prefix .. ':epoch')
+if type(marker) == 'table' then -- somebody else wrote there: what it says is lost, and no rebuild may hang on it
+  redis.call('DEL', prefix .. ':epoch')
+  marker = false
+end
 if believed == '*' then
   if not marker then
     marker = '0'

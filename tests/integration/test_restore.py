@@ -248,6 +248,22 @@ async def test_a_redis_that_was_started_again_is_not_believed(start: Start, redi
     assert (await owner.quotas.usage(TEAM)).day_nanousd == 400_000
 
 
+async def test_what_others_wrote_over_the_markers_is_a_wipe(start: Start, database: Database, redis: Redis) -> None:
+    """One key of another type neither keeps a house from its counters for ever, nor a team the others."""
+    await add_team(database, "team_b")
+    owner = await start("a")
+    for team_id in (TEAM, "team_b"):
+        await owner.begin(owner.ask(team_id))
+    team_marker = f"tollgate:{{{TEAM}}}:epoch"
+    await redis.delete(EPOCH_KEY, team_marker)
+    await redis.set(EPOCH_KEY, "strange")
+    await redis.hset(team_marker, "strange", "too")
+
+    await rebuilt(owner)
+
+    assert [(await owner.quotas.usage(team_id)).live for team_id in (TEAM, "team_b")] == [1, 1]
+
+
 async def test_a_rebuild_can_be_asked_for(start: Start, redis: Redis) -> None:
     """As the audit does when the counters are wrong."""
     owner = await start("a")
