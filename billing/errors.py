@@ -42,6 +42,14 @@ class ExceedsLimit(ServiceError):
     code = "rate_limit_exceeded"
 
 
+class TooLate(ServiceError):
+    """The gateway took so long to come to the call that it may not begin any more."""
+
+    status = 503
+    type = "server_error"
+    code = "overloaded"
+
+
 class JournalFull(ServiceError):
     """The call cannot be written down, so it may not begin."""
 
@@ -52,6 +60,10 @@ class JournalFull(ServiceError):
 
 def refusal_error(refused: RefusedHold) -> ServiceError:
     """Return the error that tells a caller why its hold was refused, and whether to try again."""
+    if refused.is_late:
+        return TooLate(
+            "The gateway came to this request too late. Nothing was run. Try again.", headers={"retry-after": "1"}
+        )
     whose = "this key" if refused.scope.kind == "key" else f"team {refused.scope.id}"
     limit = f"The limit of {_amount(refused, refused.cap)} {_per(refused.limit)} of {whose}"
     wanted = _amount(refused, refused.wanted)

@@ -102,6 +102,7 @@ class RefusedHold(Struct, frozen=True, kw_only=True):
     is_settled: bool
     alone_exceeds: bool
     is_unknown: bool = False  # neither Redis nor Postgres says what is used: nobody can check the limit now
+    is_late: bool = False  # it came after ``valid_until``: whatever the limits say, nothing is held any more
     requests: Remaining | None = None
     tokens: Remaining | None = None
 

@@ -29,6 +29,15 @@ def claim(directory: Path, token: str, name: str) -> int:
     return fd
 
 
+def dead(directory: Path) -> set[str]:
+    """Return the names of those who wrote here and live no more: whatever they left is for a neighbour to carry."""
+    found = set()
+    for path in directory.glob(f"*{OWNER}"):
+        with contextlib.suppress(OSError):
+            found.add(_name_of_dead(path))
+    return {name for name in found if name is not None}
+
+
 def carried(directory: Path) -> dict[str, Path]:
     """Return the dead of whom nothing is left to carry: their names, and the files to remove once nobody lists them."""
     found = {}

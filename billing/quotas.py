@@ -116,6 +116,8 @@ class Quotas(TeamBooks):
             if code == TOO_LATE and self._server_ahead > believed and self._clock.now() < request.valid_until:
                 return await self._open(request)  # we stood still when Redis last told the time, and took it for slow
         known = [ScopeState(*state) for state in states]
+        for scope, state in zip(request.scopes, known, strict=False):  # told nothing, it is too late
+            self._standalone.remember(scope, period(request.request_id)[0], state, self._clock.now())
         if code != 1:
             return refusal(request, known, refusals)
         hold = self._held(request, known)
@@ -253,9 +255,6 @@ class Quotas(TeamBooks):
         return True
 
     def _held(self, request: HoldRequest, states: Sequence[ScopeState]) -> Hold:
-        day, _ = period(request.request_id)
-        for scope, state in zip(request.scopes, states, strict=True):
-            self._standalone.remember(scope, day, state)
         requests, tokens = remaining(request, states)
         hold = Hold(request=request, opened_at=self._clock.now(), requests=requests, tokens=tokens)
         self._live[request.request_id] = hold

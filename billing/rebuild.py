@@ -21,6 +21,7 @@ from billing.flusher import Flusher
 from billing.holds import Hold
 from billing.journal import Journal
 from billing.ledger_sums import LedgerSums, Sums
+from billing.owners import dead
 from billing.quotas import Quotas
 from billing.rebuild_store import RebuildStore
 from billing.records import CHARGED, UsageRecord
@@ -29,6 +30,7 @@ from billing.script import UNREACHABLE
 STILL = 10.0  # seconds that an owner keeps still for a rebuild, at most
 TURN = 5.0  # seconds after which somebody else takes a rebuild over
 PATIENCE = 35.0  # seconds for an owner that lives and does not put back; it heals the books when it turns up
+AFTERLIFE = 1.0  # seconds in which Postgres ends what a dead process had begun
 READ_WITHIN = 8.0  # seconds for the statements
 LOAD_WITHIN = 1.0  # seconds after which a load is too late
 SOON = 0.05  # seconds between looks at a rebuild that goes on
@@ -62,6 +64,7 @@ class Rebuilder:
         self._store = store
         self._epochs = epochs
         self._still = still
+        self._found_dead: dict[str, float] = {}  # and when, in monotonic seconds
 
     async def put_back(self, epoch: str, is_over: Callable[[], bool] = lambda: False) -> None:
         """Tell the new epoch what only we know; flush nothing until it is ready, given up, or ``is_over``."""
@@ -128,6 +131,7 @@ class Rebuilder:
             if any(seen.now >= until for _, until in owners.values()):
                 return False  # a promise has ended before we could read
             alive = await self._store.owners_alive() if seen.now < seen.epoch.since + PATIENCE else set()
+            alive -= self._gone()
             if all(owners.get(each, (False, 0.0))[0] for each in alive | owners.keys() | {self.owner}):
                 break
             await asyncio.sleep(SOON)
@@ -139,6 +143,15 @@ class Rebuilder:
             log.warning("counters_rebuilt", epoch=epoch, teams=len(sums.teams), owners=sorted(owners))
             await self._store.forgive_dead()
         return is_ready
+
+    def _gone(self) -> set[str]:
+        """Return who died on this disk: it flushes nothing more, and a neighbour books what it left.
+
+        Only those dead for a moment: what a process sent last, Postgres may still be committing.
+        """
+        now = time.monotonic()
+        self._found_dead = {name: self._found_dead.get(name, now) for name in dead(self._journal.directory)}
+        return {name for name, since in self._found_dead.items() if now - since >= AFTERLIFE}
 
     async def _read(self, epoch: str) -> LedgerSums:
         async with asyncio.timeout(READ_WITHIN):

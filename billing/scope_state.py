@@ -84,6 +84,6 @@ def refusal(request: HoldRequest, states: Sequence[ScopeState], refusals: Sequen
         scope = request.scopes[0]
         return RefusedHold(
             scope=scope, limit=LimitName.CONCURRENT_REQUESTS, cap=0, used=0, held=0, wanted=1, retry_after=1.0,
-            is_settled=False, alone_exceeds=False,
+            is_settled=False, alone_exceeds=False, is_late=True,
         )  # fmt: skip
     return max(heard, key=lambda one: (one.alone_exceeds, one.is_settled, one.retry_after or 0.0))

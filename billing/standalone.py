@@ -32,21 +32,29 @@ class ScopeSums(Struct, frozen=True):
     month_nanousd: int
 
 
+class Room(Struct, frozen=True):
+    """What Redis told of a scope: for which day (since 1970), and when (unix seconds)."""
+
+    day: int
+    told_at: float
+    state: ScopeState
+
+
 AskStatements = Callable[[Scope, str, int], Awaitable[ScopeSums]]  # scope, team id, day since 1970
 
 
 class Standalone:
     """This process's own small books while Redis is away.
 
-    Quantities that flow back by themselves (per minute, at a time) are counted over their own span. What a day or a
-    month has left is only ever used up: what was spent of a remainder stays spent, through any number of outages, until
-    Redis tells a newer remainder.
+    What Redis last told of a minute, or as running, counts against those limits for a minute more; then it has flowed
+    back, or nobody can know. What a day or a month has left is only ever used up. What was spent of a remainder stays
+    spent, through any number of outages, until Redis tells a newer remainder.
     """
 
     def __init__(self, share: float) -> None:
         self.ask_statements: AskStatements | None = None
         self._share = share
-        self._rooms: dict[tuple[str, str], tuple[int, ScopeState]] = {}  # what Redis last told, and of which day
+        self._rooms: dict[tuple[str, str], Room] = {}  # what Redis last told
         self._sums: dict[tuple[str, str, int], tuple[float, ScopeSums | None]] = {}  # asked in this outage, and when
         self._asking: dict[tuple[str, str, int], asyncio.Future[None]] = {}
         self._spent: dict[tuple[str, str], dict[tuple[LimitName, int], int]] = {}  # by limit and its day or month
@@ -54,11 +62,14 @@ class Standalone:
         self._holds: dict[str, HoldRequest] = {}
         self._live: dict[tuple[str, str], int] = {}
 
-    def remember(self, scope: Scope, day: int, state: ScopeState) -> None:
+    def remember(self, scope: Scope, day: int, state: ScopeState, now: float) -> None:
         """Keep what Redis says a scope has used and held; what we spent without it is in there."""
-        self._rooms[scope.kind, scope.id] = (day, state)
+        name = (scope.kind, scope.id)
+        self._rooms[name] = Room(day, now, state)
         if self._spent:
-            self._spent.pop((scope.kind, scope.id), None)
+            self._spent.pop(name, None)
+        if self._recent:
+            self._recent.pop(name, None)
 
     async def learn(self, request: HoldRequest, now: float) -> None:
         """Ask the statements for what they say of the request's scopes: once per scope and outage."""
@@ -110,18 +121,18 @@ class Standalone:
         while recent and recent[0][0] <= now - MINUTE:
             recent.popleft()
         for limit, cap, wanted in demands(scope, request):
-            base: int | None = cap
+            base: int | None
             match limit:
                 case LimitName.REQUESTS_PER_MINUTE:
-                    spent = len(recent)
+                    base, spent = self._flowing(scope, limit, cap, now), len(recent)
                 case LimitName.TOKENS_PER_MINUTE:
-                    spent = sum(tokens for _, tokens in recent)
+                    base, spent = self._flowing(scope, limit, cap, now), sum(tokens for _, tokens in recent)
                 case LimitName.CONCURRENT_REQUESTS:
-                    spent = self._live.get(name, 0)
+                    base, spent = self._flowing(scope, limit, cap, now), self._live.get(name, 0)
                 case _:
                     base = self._remainder(scope, request, limit, cap)
                     spent = self._spent.get(name, {}).get((limit, _span(limit, request)), 0)
-            allowed = max(int((base or 0) * self._share), 1 if limit in SMALL else 0)
+            allowed = max(int((base or 0) * self._share), 1 if base and limit in SMALL else 0)
             if spent + wanted > allowed:
                 return RefusedHold(
                     scope=scope,
@@ -137,14 +148,20 @@ class Standalone:
                 )
         return None
 
+    def _flowing(self, scope: Scope, limit: LimitName, cap: int, now: float) -> int:
+        """Return what is left of a limit that flows back: for a minute, no more than what Redis last told."""
+        room = self._rooms.get((scope.kind, scope.id))
+        if room is None or now - room.told_at >= MINUTE:
+            return cap
+        return max(0, cap - sum(room.state.used_and_held(limit)))
+
     def _remainder(self, scope: Scope, request: HoldRequest, limit: LimitName, cap: int) -> int | None:
         """Return what a day or month has left as far as anybody told us; ``None`` when nobody did."""
         day, month = period(request.request_id)
         known = []
         if (room := self._rooms.get((scope.kind, scope.id))) is not None:
-            told_of, state = room
-            is_same = told_of == day if limit is not LimitName.USD_PER_MONTH else month_of(told_of) == month
-            known.append(cap - sum(state.used_and_held(limit)) if is_same else cap)
+            is_same = room.day == day if limit is not LimitName.USD_PER_MONTH else month_of(room.day) == month
+            known.append(cap - sum(room.state.used_and_held(limit)) if is_same else cap)
         if (sums := self._sums.get((scope.kind, scope.id, day), (0.0, None))[1]) is not None:
             match limit:
                 case LimitName.TOKENS_PER_DAY:

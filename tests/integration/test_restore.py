@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -343,6 +344,26 @@ async def test_an_owner_that_ends_is_waited_for_no_more(start: Start, database: 
 
     async with database.begin() as connection:
         assert (await connection.execute(text("SELECT count(*) FROM flushers"))).scalar_one() == 0
+
+
+async def test_nobody_waits_for_a_neighbour_that_died(start: Start, redis: Redis, database: Database) -> None:
+    """A lock that is free tells at once what a silence tells after half a minute; the dead one's last call counts."""
+    alive, dying = await start("disk"), await start("disk")
+    await dying.pause_flushing()
+    dying.close(await dying.begin(dying.ask()))
+    await dying.die()
+    await redis.flushall()
+    lost = time.monotonic()
+
+    await rebuilt(alive)
+    took = time.monotonic() - lost
+    async with asyncio.timeout(30):
+        while not await owed(database):
+            await asyncio.sleep(0.1)
+    await settled(alive)
+
+    assert took < rebuild_store.ALIVE / 2
+    assert await counted(alive) == await owed(database)
 
 
 def uuid_of(moment: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,8 @@ class Owner:
         """End as a killed process does: nothing more is said, flushed or taken off; the journal's locks are free."""
         await stop_all(task for task in (self.flushing, self.restorer._task, self.restorer._noting) if task is not None)
         self.journal.close()
+        if self.flusher._claim is not None:
+            os.close(self.flusher._claim)
         await self.quotas._script.close()
         await self.redis.aclose()
 
