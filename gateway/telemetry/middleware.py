@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import structlog
 
 from gateway.clock import Clock
+from gateway.errors import Unavailable
 from gateway.telemetry.metrics import counter_of, histogram_of
 
 log = structlog.get_logger()
@@ -56,6 +59,10 @@ class Telemetry:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the drain is over; nothing was answered that could be broken off
+            if status:
+                raise
+            await _say_closing(send_with_id)
         finally:
             self._finish(scope, state, status, time.perf_counter() - started)
 
@@ -73,3 +80,11 @@ class Telemetry:
                 status=status,
                 ms=round(seconds * 1000, 3),
             )
+
+
+async def _say_closing(send: App) -> None:
+    error = Unavailable("The gateway is closing and could not wait for this call's end. Try again.")
+    headers = [(b"content-type", b"application/json")]
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": msgspec.json.encode(error.body()), "more_body": False})
