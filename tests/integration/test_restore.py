@@ -358,7 +358,7 @@ async def test_nobody_waits_for_a_neighbour_that_died(start: Start, redis: Redis
     await rebuilt(alive)
     took = time.monotonic() - lost
     async with asyncio.timeout(30):
-        while not await owed(database):
+        while await owed(database) == [(0, 0, 0)] * 2:
             await asyncio.sleep(0.1)
     await settled(alive)
 
@@ -411,4 +411,4 @@ async def owed(database: Database) -> list[tuple[int, int, int]]:
     query = "SELECT sum(input_tokens + output_tokens), sum(cost_nanousd) FROM usage_daily WHERE status = 'answered'"
     async with database.begin() as connection:
         tokens, cost = (await connection.execute(text(query))).one()
-    return [(int(tokens), int(cost), int(cost))] * 2
+    return [(int(tokens or 0), int(cost or 0), int(cost or 0))] * 2
