@@ -31,6 +31,8 @@ from gateway.idempotency_store import IdempotencyStore
 from gateway.instances import InstanceWatcher
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
+from gateway.resilience.breakers import Breakers
+from gateway.resilience.retry import RetryBudgets
 from gateway.routes import HANDLERS
 from gateway.sealing import Sealer
 from gateway.services import Services
@@ -86,9 +88,13 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
         quotas = Quotas(redis, clock, standalone_share=settings.quotas.standalone_share)
         background = Background()
         metrics = Metrics()
+        catalog, registry = settings.catalog(), ProviderRegistry(settings.providers)
+        targets = [target for model in catalog.models.values() for target in catalog.targets_of(model)]
+        breakers, budgets = Breakers(registry, targets, clock, background, redis), RetryBudgets()
+        stack.push_async_callback(breakers.close)
         services = Services(
             settings=settings,
-            catalog=settings.catalog(),
+            catalog=catalog,
             clock=clock,
             database=database,
             redis=redis,
@@ -96,7 +102,9 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
             journal=journal,
             flusher=Flusher(journal, database, clock, book_adopted=quotas.book_adopted),
             client=client,
-            providers=ProviderRegistry(settings.providers),
+            providers=registry,
+            breakers=breakers,
+            budgets=budgets,
             complexity=Complexity.load(),
             auth=Authenticator(database, clock, settings.key_pepper, settings.admin_keys),
             idempotency=IdempotencyStore(
@@ -118,8 +126,18 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
         auditor = Auditor(database, redis, quotas, clock)
         metrics.follow(quotas, sweeper, services.flusher, auditor)
         metrics.follow_rebuilds(restorer)
+        metrics.follow_breakers(breakers, budgets)
         watcher = InstanceWatcher(services)
-        loops = (services.flusher, services.auth, services.idempotency, services.keeper, sweeper, metrics, watcher)
+        loops = (
+            services.flusher,
+            services.auth,
+            services.idempotency,
+            services.keeper,
+            sweeper,
+            metrics,
+            watcher,
+            breakers,
+        )
         for loop in (one.run for one in (*loops, auditor)):
             task = asyncio.create_task(_keep_going(loop))
             stack.push_async_callback(stop_all, [task])

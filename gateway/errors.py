@@ -116,6 +116,7 @@ class UpstreamFailure(ServiceError):
 
     outcome = "error"
     moves_on = True  # whether the next target of the route may be tried
+    retry_after: float | None = None  # seconds that the upstream asks to wait, when it said
 
     def __init__(
         self,

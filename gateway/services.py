@@ -19,6 +19,8 @@ from gateway.database import Database
 from gateway.idempotency_store import IdempotencyStore
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
+from gateway.resilience.breakers import Breakers
+from gateway.resilience.retry import RetryBudgets
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from router.catalog import Catalog
@@ -40,6 +42,8 @@ class Services:
     flusher: Flusher
     client: UpstreamClient
     providers: ProviderRegistry
+    breakers: Breakers
+    budgets: RetryBudgets
     complexity: Complexity
     auth: Authenticator
     idempotency: IdempotencyStore
@@ -51,4 +55,4 @@ class Services:
 
     def health(self) -> Mapping[str, TargetHealth]:
         """Return what is known of each target; a target that is missing is healthy."""
-        return {}
+        return self.breakers.health()

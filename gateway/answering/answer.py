@@ -7,7 +7,7 @@ from random import random
 from billing.records import Status
 from gateway.answering.account import Account
 from gateway.answering.admission import admit
-from gateway.answering.attempts import AttemptLog, send_along_route
+from gateway.answering.attempts import AttemptLog, refusal, send_along_route
 from gateway.answering.call import Call, record_for
 from gateway.answering.reply import Reply, settle
 from gateway.services import Services
@@ -25,6 +25,8 @@ async def answer(services: Services, call: Call) -> Reply:
     route = choose_route(call.request, call.wish, services.catalog, health, services.complexity, share=share)
     if is_sampled(call.request_id):
         route = judge_named(route, call.request, call.wish, services.catalog, services.complexity)
+    if (away := refusal(services, route, health)) is not None:
+        raise away
     account = await admit(services, call, route)
     log = AttemptLog()
     try:

@@ -1,28 +1,39 @@
-# Walks a route until a target gives a first token, or a whole reply. Until then a failure moves on to the next target;
-# from then on the answer is committed.
+# Walks a route until a target gives a first token, or a whole reply. Until then a failure moves on: to the target's
+# next key, to the model's next endpoint, to the route's next model; or, where there is no other endpoint, to another
+# try at the same one. From then on the answer is committed.
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from random import random
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from billing.records import Attempt
 from gateway.answering.call import Call
-from gateway.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
-from gateway.providers.base import Asking, EventStream, Request, WholeReply
+from gateway.errors import Overloaded, UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamTimeout
+from gateway.providers.base import Asking, EventStream, Provider, Request, WholeReply
 from gateway.providers.client import UpstreamResponse, read_error_body
 from gateway.providers.openai import ENGINE_FIELDS
+from gateway.resilience.breakers import Permit, TargetAway
+from gateway.resilience.deadline import Deadline
+from gateway.resilience.retry import OF_THE_KEY, RetryBudget, next_pause
 from gateway.services import Services
 from gateway.settings import ProviderSettings
 from protocol.chat import ChatRequest
 from protocol.embeddings import EmbeddingRequest
+from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd
 from protocol.usage import Usage
-from router.bounds import output_limit
-from router.targets import ModelSpec, Route, Target
+from router.bounds import output_limit, prompt_characters
+from router.targets import HEALTHY, ModelSpec, Route, Target, TargetHealth
+
+LONGEST_WAIT = 60  # seconds that a client is told to wait, at the most
 
 
 @dataclass(slots=True)
@@ -56,26 +67,82 @@ class AttemptLog:
         self.waited += seconds
 
 
+class Trip(Struct, frozen=True):
+    """What all attempts of one call share: its deadline, and the budget that its extra attempts are on."""
+
+    deadline: Deadline
+    budget: RetryBudget
+
+
 async def send_along_route(services: Services, call: Call, route: Route, log: AttemptLog) -> Answering:
-    """Try the targets in order and return the first that answers. Raises the last UpstreamFailure when none does."""
+    """Try the targets in order and return the first that answers.
+
+    Raises the last UpstreamFailure when none does; without any, Overloaded or UpstreamBusy: no target may be asked.
+    """
+    first = services.providers.settings(route.targets[0].model.provider)
+    trip = Trip(Deadline(call.started + first.timeouts.total), services.budgets.of(first))
+    trip.budget.deposit(services.clock.monotonic())
     failure: UpstreamFailure | None = None
-    for target in route.targets:
-        started = services.clock.monotonic()
+    away: list[TargetAway] = []
+    for place, target in enumerate(route.targets):
+        if failure is not None and not _may_move_on(services, trip, target):
+            break
         try:
-            answering = await send_once(services, call, target)
+            return await send_with_retries(services, call, route, place, trip, log)
+        except TargetAway as exc:
+            away.append(exc)
         except UpstreamFailure as exc:
-            log.add(target, exc.outcome, services.clock.monotonic() - started)
             if not exc.moves_on:
                 raise
             failure = exc
+    raise failure or _nobody(away)
+
+
+async def send_with_retries(
+    services: Services, call: Call, route: Route, place: int, trip: Trip, log: AttemptLog
+) -> Answering:
+    """Ask the target at ``place``: with each of its keys, and again after a fault that may pass, as the budget allows.
+
+    Raises UpstreamFailure, or TargetAway when it may not be asked at all.
+    """
+    breakers, clock, target = services.breakers, services.clock, route.targets[place]
+    retries = services.providers.settings(target.model.provider).retries
+    tries = 0
+    permit = await breakers.enter(target)
+    while True:
+        started = clock.monotonic()
+        try:
+            answering = await send_once(services, call, target, permit.api_key, trip.deadline)
+        except UpstreamFailure as exc:
+            now = clock.monotonic()
+            log.add(target, exc.outcome, now - started)
+            breakers.failed(permit, exc, call.caller.team.id, prompt_characters(call.request))
+            if not exc.moves_on:
+                raise
+            failure = exc
+        except BaseException:
+            breakers.abandoned(permit)
+            raise
         else:
-            log.add(target, "ok", services.clock.monotonic() - started)
+            log.add(target, "ok", clock.monotonic() - started)
+            breakers.succeeded(permit)
             return answering
-    assert failure is not None, "a route has at least one target"
-    raise failure
+        if failure.outcome in OF_THE_KEY:
+            if not breakers.has_other_key(permit) or not trip.budget.take_move(now):
+                raise failure
+        else:
+            tries += 1
+            left, has_sibling = trip.deadline.left(now), _has_sibling(services, route, place)
+            pause = next_pause(failure, tries, retries, time_left=left, dice=random(), has_sibling=has_sibling)
+            if pause is None or not trip.budget.take_retry(now):
+                raise failure
+            await asyncio.sleep(pause)
+        permit = await _enter_again(services, target, failure)
 
 
-async def send_once(services: Services, call: Call, target: Target) -> Answering:
+async def send_once(
+    services: Services, call: Call, target: Target, api_key: str | None, deadline: Deadline
+) -> Answering:
     """Ask one target and wait for its first token, or for its whole reply. Raises UpstreamFailure."""
     registry = services.providers
     provider = registry.settings(target.model.provider)
@@ -85,7 +152,7 @@ async def send_once(services: Services, call: Call, target: Target) -> Answering
     asking = Asking(
         request=_within_output(call.request, target.model),
         target=target,
-        api_key=registry.next_key(target.model.provider),
+        api_key=api_key,
         streams=streams,
         self_hosted=provider.self_hosted,
         native=call.native,
@@ -95,12 +162,33 @@ async def send_once(services: Services, call: Call, target: Target) -> Answering
         tier=call.wish.tier.value,
         seed=int(call.request_id[-8:], 16),
     )
-    patience = provider.timeouts.first_token if streams else provider.timeouts.total
-    response = await services.client.send(wire.build_request(asking), provider.timeouts.connect, patience)
+    usual = provider.timeouts.first_token if streams else provider.timeouts.total
+    patience = deadline.within(usual, services.clock.monotonic())
+    ends = asyncio.get_running_loop().time() + patience
+    try:
+        response = await services.client.send(wire.build_request(asking), provider.timeouts.connect, patience)
+        return await _read_answer(call, target, provider, wire, response, streams=streams, ends=ends)
+    except UpstreamTimeout as exc:
+        if patience < 0.9 * usual:  # earlier attempts took its time
+            exc.outcome = "deadline"
+        raise
+
+
+async def _read_answer(
+    call: Call,
+    target: Target,
+    provider: ProviderSettings,
+    wire: Provider,
+    response: UpstreamResponse,
+    *,
+    streams: bool,
+    ends: float,
+) -> Answering:
+    """Read up to the first token, or to the end of a plain reply. Raises UpstreamFailure, the response closed."""
     try:
         if response.status >= 400:
             raise wire.read_error(response.status, response.headers, await read_error_body(response))
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout_at(ends):
             if streams:
                 events = wire.open_events(call.request)
                 return Answering(target, provider, await _read_first(response, events), events, response)
@@ -109,10 +197,49 @@ async def send_once(services: Services, call: Call, target: Target) -> Answering
         return Answering(target, provider, [], whole=whole, usage=usage)
     except TimeoutError as exc:
         await response.close()
-        raise UpstreamTimeout(f"The upstream did not answer within {patience:g} seconds.") from exc
+        raise UpstreamTimeout("The upstream did not answer in time.") from exc
     except BaseException:
         await response.close()
         raise
+
+
+def refusal(services: Services, route: Route, health: Mapping[str, TargetHealth]) -> ServiceError | None:
+    """Return what to tell a call none of whose targets may be asked now; ``None`` when one may."""
+    if not health or not all(health.get(target.key, HEALTHY).is_open for target in route.targets):
+        return None
+    away = [exc for target in route.targets if (exc := services.breakers.why_away(target)) is not None]
+    return _nobody(away) if len(away) == len(route.targets) else None
+
+
+def _nobody(away: list[TargetAway]) -> ServiceError:
+    """Return the honest answer when no target may be asked: the rate limit of all of them, or 503."""
+    soonest = min((exc.retry_in for exc in away), default=1.0)
+    wait = max(1, math.ceil(min(soonest, LONGEST_WAIT)))
+    if away and all(exc.is_busy for exc in away):
+        return UpstreamBusy("The upstream's rate limit is reached.", retry_after=wait)
+    return Overloaded("Every upstream of this model is failing or at its limit. Try again later.", retry_after=wait)
+
+
+def _has_sibling(services: Services, route: Route, place: int) -> bool:
+    """Whether the model has another endpoint further along the route that may be asked."""
+    model = route.targets[place].model
+    later = [target for target in route.targets[place + 1 :] if target.model is model]
+    return bool(later) and any(services.breakers.why_away(target) is None for target in later)
+
+
+def _may_move_on(services: Services, trip: Trip, target: Target) -> bool:
+    now = services.clock.monotonic()
+    if services.breakers.why_away(target) is not None:
+        return True  # it costs nothing to pass it by
+    return trip.deadline.left(now) > 0 and trip.budget.take_move(now)
+
+
+async def _enter_again(services: Services, target: Target, failure: UpstreamFailure) -> Permit:
+    """Return leave for another try at a target. Raises ``failure`` when there is none any more."""
+    try:
+        return await services.breakers.enter(target)
+    except TargetAway:
+        raise failure from None
 
 
 def _allowed_extra(call: Call, provider: ProviderSettings) -> dict[str, Any]:

@@ -77,14 +77,20 @@ class AnthropicFormat:
                 return UpstreamError("The upstream does not know the model or the path.", outcome="not_found")
             case 429 if error.details.error_code == "enforced_spend_limit_reached":
                 return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")
+            case 429 if error.message.startswith("Request too large"):
+                return UpstreamBusy("The request alone exceeds the upstream's rate limit.", outcome="too_large")
             case 429:
                 return UpstreamBusy("The upstream's rate limit is reached.", retry_after=read_retry_after(headers))
             case 400 | 409 | 413 | 422:
                 message = error.message or "The upstream refused the request."
                 return UpstreamRefused(message, status=413 if status == 413 else 400)
             case 529:
-                return UpstreamError("The upstream is overloaded.", outcome="overloaded")
-        return UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}")
+                failure = UpstreamError("The upstream is overloaded.", outcome="overloaded")
+                failure.retry_after = read_retry_after(headers)
+                return failure
+        failure = UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}")
+        failure.retry_after = read_retry_after(headers)
+        return failure
 
 
 class AnthropicEvents:

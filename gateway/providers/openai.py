@@ -96,6 +96,8 @@ class OpenAIFormat:
             return UpstreamError("The upstream refused the gateway's own credentials.", outcome="refused_key")
         if status == 429 and error.code == "insufficient_quota":
             return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")
+        if status == 429 and (error.message or "").startswith("Request too large"):
+            return UpstreamBusy("The request alone exceeds the upstream's rate limit.", outcome="too_large")
         if status == 429:
             return UpstreamBusy("The upstream's rate limit is reached.", retry_after=read_retry_after(headers))
         if status in (400, 404, 409, 413, 422):
@@ -108,7 +110,9 @@ class OpenAIFormat:
                 code=error.code if isinstance(error.code, str) else None,
                 param=error.param,
             )
-        return UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}")
+        failure = UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}")
+        failure.retry_after = read_retry_after(headers)
+        return failure
 
 
 class OpenAIEvents:

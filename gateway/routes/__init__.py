@@ -3,6 +3,7 @@
 from gateway import console
 from gateway.routes import (
     admin,
+    breakers,
     chat,
     completions,
     corrections,
@@ -25,6 +26,7 @@ MODULES = (
     admin,
     corrections,
     instances,
+    breakers,
     webhooks,
     health,
     console,

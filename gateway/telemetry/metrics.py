@@ -18,10 +18,14 @@ from billing.restore import Restorer
 from billing.sweep import Sweeper
 from gateway.answering.call import Call
 from gateway.answering.hooks import ReplyHook
+from gateway.resilience.breaker import State
+from gateway.resilience.breakers import Breakers
+from gateway.resilience.retry import RetryBudgets
 from router.targets import Target
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 OVERHEAD = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
+STATES = (State.CLOSED, State.HALF_OPEN, State.OPEN)  # as tollgate_breaker_state counts them
 REFRESH = 5.0  # seconds between looks at what others count
 
 
@@ -96,8 +100,34 @@ class Metrics(ReplyHook):
         self.idempotent = self._counter(
             "tollgate_idempotent_calls_total", "Calls with an Idempotency-Key, by what became of them", "outcome"
         )
+        self.breaker_state = Gauge(
+            "tollgate_breaker_state",
+            "Whether a target is asked: 0 closed, 1 half open, 2 open",
+            ["provider", "endpoint", "model"],
+            registry=self.registry,
+            multiprocess_mode="livemax",
+        )
+        self.breaker_transitions = self._counter(
+            "tollgate_breaker_transitions_total",
+            "Breakers that a gateway opened or closed",
+            *("provider", "endpoint", "model", "state"),
+        )
+        self.keys_aside = Gauge(
+            "tollgate_keys_set_aside",
+            "Keys of a provider that are not used because it refuses them, or their account is used up",
+            ["provider", "reason"],
+            registry=self.registry,
+            multiprocess_mode="livemax",
+        )
+        self.retries = self._counter(
+            "tollgate_retries_total", "Attempts beyond a call's first, by the provider tried first", "provider"
+        )
+        self.retries_refused = self._counter(
+            "tollgate_retry_budget_refused_total", "Attempts that the retry budget did not allow", "provider"
+        )
         self._counted: list[tuple[Counter, Callable[[], int]]] = []
         self._refresh_gauges: Callable[[], None] = lambda: None
+        self._refresh_breakers: Callable[[], None] = lambda: None
 
     def follow(self, quotas: Quotas, sweeper: Sweeper, flusher: Flusher, auditor: Auditor) -> None:
         """Show from now on what these count themselves."""
@@ -122,6 +152,23 @@ class Metrics(ReplyHook):
         """Show from now on how often this process rebuilds the counters."""
         self._counted.append((self.rebuilds, _rise(lambda: restorer.rebuilt)))
 
+    def follow_breakers(self, breakers: Breakers, budgets: RetryBudgets) -> None:
+        """Show from now on who is asked, and how often calls tried again."""
+        risen = Rises()
+
+        def refresh() -> None:
+            for target, state in breakers.states():
+                self.breaker_state.labels(*target).set(STATES.index(state))
+            for moved, times in list(breakers.transitions.items()):
+                risen.follow(self.breaker_transitions, moved, times)
+            for key, keys in breakers.count_refused_keys().items():
+                self.keys_aside.labels(*key).set(keys)
+            for provider, budget in budgets.all().items():
+                risen.follow(self.retries, (provider,), budget.spent)
+                risen.follow(self.retries_refused, (provider,), budget.refused)
+
+        self._refresh_breakers = refresh
+
     async def run(self) -> None:
         """Refresh every few seconds, so that a scrape that another worker process answers sees this one's too."""
         while True:
@@ -131,6 +178,7 @@ class Metrics(ReplyHook):
     def refresh(self) -> None:
         """Take over what is counted elsewhere."""
         self._refresh_gauges()
+        self._refresh_breakers()
         for counter, rise in self._counted:
             counter.inc(rise())
 
@@ -190,3 +238,15 @@ def _rise(count: Callable[[], int]) -> Callable[[], int]:
         return seen - before
 
     return rise
+
+
+class Rises:
+    """Counters with labels that follow counts kept elsewhere."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Counter, tuple[str, ...]], int] = {}
+
+    def follow(self, counter: Counter, labels: tuple[str, ...], count: int) -> None:
+        """Add to the counter what ``count`` has risen since it was last told."""
+        counter_of(counter, *labels).inc(count - self._seen.get((counter, labels), 0))
+        self._seen[counter, labels] = count

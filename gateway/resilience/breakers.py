@@ -1,0 +1,337 @@
+# The breakers of all targets as one process knows them, and what is set aside. A call that meets a healthy target waits
+# for nothing here: what the gateways tell each other goes through Redis behind it, every half second and at each
+# failure. While Redis is away, each process goes by what it sees itself.
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import structlog
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from billing.script import UNREACHABLE
+from gateway.background import Background
+from gateway.clock import Clock
+from gateway.errors import UpstreamBusy, UpstreamFailure
+from gateway.providers.registry import ProviderRegistry
+from gateway.resilience.breaker import Breaker, State, Verdict
+from gateway.resilience.retry import verdict_of
+from gateway.resilience.set_aside import (
+    LONGEST,
+    REFUSED_FOR,
+    SPENT_FOR,
+    UNTOLD,
+    Aside,
+    SetAside,
+    at_provider,
+    at_target,
+    fingerprint,
+)
+from gateway.resilience.shared import SharedBreakers, Watched
+from router.targets import Target, TargetHealth
+
+EVERY = 0.5  # seconds between looks at what the other gateways know
+TOGETHER = 0.05  # seconds for which news is gathered
+SMALL_PROMPT = 8_000  # characters, about 2,000 tokens: a failure at this size speaks for every team's calls
+PROBE_LEASE = 65.0  # seconds after which a probe counts as lost
+PROBES_TAKEN = 0.25  # seconds to wait when others have all the probes
+
+NO_TROUBLE: Mapping[str, TargetHealth] = {}
+AWAY = TargetHealth(is_open=True)
+
+log = structlog.get_logger()
+
+
+class TargetAway(Exception):
+    """A target may not be asked now; ``retry_in`` is in seconds, infinite when a person decides."""
+
+    def __init__(self, retry_in: float, *, is_busy: bool) -> None:
+        super().__init__()
+        self.retry_in = retry_in
+        self.is_busy = is_busy  # a rate limit, not a breaker
+
+
+class Permit(Struct, frozen=True):
+    """Leave to ask a target once, with this key. Say how it ended: ``succeeded``, ``failed`` or ``abandoned``."""
+
+    watched: Watched
+    api_key: str | None
+    generation: int
+    probe: str | None = None  # its token, when it is one
+
+
+class Breakers:
+    """Who may be asked. ``health`` is for the router, ``enter`` for each attempt."""
+
+    def __init__(
+        self, registry: ProviderRegistry, targets: Iterable[Target], clock: Clock, background: Background, redis: Redis
+    ) -> None:
+        self.transitions: Counter[tuple[str, str, str, str]] = Counter()  # made here: labels and the new state
+        self.is_alone = False  # Redis does not answer
+        self._registry = registry
+        self._clock = clock
+        self._background = background
+        self._shared = SharedBreakers(redis)
+        self._aside = SetAside()
+        self._watched: dict[str, Watched] = {}
+        self._open: set[str] = set()  # keys of targets whose breaker is not closed
+        self._wake = asyncio.Event()
+        self._syncing = asyncio.Lock()
+        for target in targets:
+            self.watch(target)
+
+    def watch(self, target: Target) -> Watched:
+        """Return what is known of a target, which is watched from now on."""
+        key = target.key
+        if (known := self._watched.get(key)) is None:
+            policy = self._registry.settings(target.model.provider).breaker
+            known = self._watched[key] = Watched(target, Breaker(policy))
+        return known
+
+    def all(self) -> list[Watched]:
+        """Return every target that is watched."""
+        return list(self._watched.values())
+
+    def health(self) -> Mapping[str, TargetHealth]:
+        """Return the targets that are better not asked now, by ``Target.key``."""
+        if not self._open and not self._aside:
+            return NO_TROUBLE
+        now = self._clock.monotonic()
+        suspects = self._watched if self._aside else self._open
+        return {key: AWAY for key in suspects if self._is_away(self._watched[key], now)}
+
+    async def enter(self, target: Target) -> Permit:
+        """Return leave to ask ``target`` once. Raises TargetAway."""
+        watched = self._watched.get(target.key) or self.watch(target)
+        breaker = watched.breaker
+        if not breaker.condition.is_open:
+            return Permit(watched, self._deal_key(watched), breaker.condition.generation)
+        now = self._clock.monotonic()
+        if not breaker.may_probe(now):
+            raise TargetAway(breaker.retry_in(now), is_busy=False)
+        key = self._deal_key(watched)
+        permit = Permit(watched, key, breaker.generation, secrets.token_hex(8))
+        await self._take_probe(permit)
+        return permit
+
+    def why_away(self, target: Target) -> TargetAway | None:
+        """Return why ``target`` may not be asked now; ``None`` when, for all we know here, it may."""
+        watched = self._watched.get(target.key) or self.watch(target)
+        if not watched.breaker.condition.is_open and not self._aside:
+            return None
+        now = self._clock.monotonic()
+        if watched.breaker.condition.is_open and not watched.breaker.may_probe(now):
+            return TargetAway(watched.breaker.retry_in(now), is_busy=False)
+        keys = self._registry.settings(target.model.provider).api_keys or (None,)
+        limited = [self._aside.find(at_target(target.key, key), now) for key in keys]
+        waits = [aside.until - now for aside in limited if aside is not None]
+        return TargetAway(min(waits), is_busy=True) if len(waits) == len(keys) else None
+
+    def succeeded(self, permit: Permit) -> None:
+        """The target answered."""
+        breaker = permit.watched.breaker
+        if permit.probe is None:
+            breaker.count_good(permit.generation, self._clock.monotonic())
+        else:
+            self._end_probe(permit, Verdict.GOOD)
+
+    def failed(self, permit: Permit, failure: UpstreamFailure, team: str, prompt_characters: int) -> None:
+        """The target did not answer ``team``'s call: count it, and set aside what should be left alone."""
+        watched, now = permit.watched, self._clock.monotonic()
+        self._set_aside(permit, failure, now)
+        verdict, is_small = verdict_of(failure), prompt_characters <= SMALL_PROMPT
+        if permit.probe is not None:
+            self._end_probe(permit, verdict, team, is_small)
+        elif verdict is Verdict.GOOD:
+            watched.breaker.count_good(permit.generation, now)
+        elif verdict is Verdict.BAD:
+            watched.breaker.count_bad(permit.generation, now, team, is_small)
+            self._tell(watched)
+            self._wake.set()
+
+    def abandoned(self, permit: Permit) -> None:
+        """Nobody knows how it would have ended: the client left."""
+        if permit.probe is not None:
+            self._end_probe(permit, Verdict.NOTHING)
+
+    def has_other_key(self, permit: Permit) -> bool:
+        """Whether the target may be asked with another key, now that this one was refused."""
+        now = self._clock.monotonic()
+        keys = self._registry.settings(permit.watched.target.model.provider).api_keys
+        return any(self._key_aside(permit.watched, key, now) is None for key in keys if key != permit.api_key)
+
+    async def force_open(self, watched: Watched, reason: str) -> None:
+        """Ask the target no more, at any gateway, until it is reset."""
+        watched.breaker.force_open(self._clock.monotonic(), reason)
+        self._tell(watched)
+        await self.sync()
+
+    async def reset(self, watched: Watched, reason: str) -> None:
+        """Close the target's breaker at every gateway, forget what was counted, and take back what is set aside."""
+        watched.breaker.reset(reason)
+        provider = watched.target.model.provider
+        for key in self._registry.settings(provider).api_keys or (None,):
+            self._aside.forget((at_target(watched.target.key, key), at_provider(provider, key)))
+        self._tell(watched)
+        await self.sync()
+
+    def keys_aside(self, watched: Watched, now: float) -> list[Aside]:
+        """Return why and until when keys are not used at a target; one for each such key."""
+        keys = self._registry.settings(watched.target.model.provider).api_keys or (None,)
+        return [aside for key in keys if (aside := self._key_aside(watched, key, now)) is not None]
+
+    def states(self) -> list[tuple[tuple[str, str, str], State]]:
+        """Return each target's labels and the state of its breaker."""
+        now = self._clock.monotonic()
+        return [(watched.labels, watched.breaker.state(now)) for watched in self._watched.values()]
+
+    def count_refused_keys(self) -> dict[tuple[str, str], int]:
+        """Return how many keys of each provider are set aside at all of its endpoints, by why."""
+        now, found = self._clock.monotonic(), Counter[tuple[str, str]]()
+        for provider in {watched.target.model.provider for watched in self._watched.values()}:
+            for key in self._registry.settings(provider).api_keys:
+                for why in ("refused_key", "spend_cap"):
+                    aside = self._aside.find(at_provider(provider, key), now)
+                    found[provider, why] += aside is not None and aside.why == why
+        return found
+
+    async def run(self) -> None:
+        """Tell the other gateways and hear from them, until cancelled."""
+        while True:
+            self._wake.clear()
+            await self.sync()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY):
+                    await self._wake.wait()
+                    await asyncio.sleep(TOGETHER)
+
+    async def sync(self) -> None:
+        """Tell the other gateways what is news here and learn what is elsewhere, in one trip."""
+        async with self._syncing:
+            try:
+                await self._shared.sync(self._watched.values(), self._aside, self._clock.monotonic)
+            except UNREACHABLE as exc:
+                self._stand_alone(exc)
+                return
+            if self.is_alone:
+                log.info("breakers_shared_again")
+            self.is_alone = False
+            now = self._clock.monotonic()
+            for watched in self._watched.values():
+                if watched.breaker.others:
+                    watched.breaker.judge(now)
+                self._tell(watched)
+
+    async def close(self) -> None:
+        """Give the connection back."""
+        await self._shared.close()
+
+    def _stand_alone(self, exc: BaseException) -> None:
+        if not self.is_alone:
+            log.warning("breakers_stand_alone", error=repr(exc))
+        self.is_alone = True
+        for watched in self._watched.values():
+            watched.breaker.others = ()
+
+    def _is_away(self, watched: Watched, now: float) -> bool:
+        breaker = watched.breaker
+        if breaker.condition.is_open and not breaker.may_probe(now):
+            return True
+        keys = self._registry.settings(watched.target.model.provider).api_keys or (None,)
+        return bool(self._aside) and all(self._key_aside(watched, key, now) is not None for key in keys)
+
+    def _key_aside(self, watched: Watched, key: str | None, now: float) -> Aside | None:
+        limited = self._aside.find(at_target(watched.target.key, key), now)
+        return limited or self._aside.find(at_provider(watched.target.model.provider, key), now)
+
+    def _deal_key(self, watched: Watched) -> str | None:
+        """Return the next key that is not set aside. Raises TargetAway when the target's rate limit met them all."""
+        provider = watched.target.model.provider
+        key = self._registry.next_key(provider)
+        if not self._aside:
+            return key
+        now, waits, poor = self._clock.monotonic(), math.inf, []
+        for _ in self._registry.settings(provider).api_keys or (None,):
+            limited = self._aside.find(at_target(watched.target.key, key), now)
+            if limited is not None:
+                waits = min(waits, limited.until - now)
+            elif self._aside.find(at_provider(provider, key), now) is not None:
+                poor.append(key)
+            else:
+                return key
+            key = self._registry.next_key(provider)
+        if not poor:
+            raise TargetAway(waits, is_busy=True)
+        return poor[0]  # refused lately; whoever has no better one hears at once when it is accepted again
+
+    def _set_aside(self, permit: Permit, failure: UpstreamFailure, now: float) -> None:
+        target, key = permit.watched.target, permit.api_key
+        provider = target.model.provider
+        match failure.outcome:
+            case "rate_limited" if isinstance(failure, UpstreamBusy):
+                seconds = UNTOLD if failure.retry_after is None else min(LONGEST, failure.retry_after)
+                self._aside.put(at_target(target.key, key), Aside(now + seconds, "rate_limited"))
+            case "refused_key" | "spend_cap" as why:
+                seconds = REFUSED_FOR if why == "refused_key" else SPENT_FOR
+                if self._aside.find(at_provider(provider, key), now) is None:
+                    log.error("key_set_aside", provider=provider, key=fingerprint(key), reason=why, seconds=seconds)
+                self._aside.put(at_provider(provider, key), Aside(now + seconds, why))
+            case _:
+                return
+        self._wake.set()
+
+    async def _take_probe(self, permit: Permit) -> None:
+        """Take one of the probes that all gateways share. Raises TargetAway when they are out."""
+        watched, breaker = permit.watched, permit.watched.breaker
+        breaker.begin_probe()
+        try:
+            if self.is_alone or await self._shared.take_probe(watched, permit.generation, permit.probe, PROBE_LEASE):
+                return
+        except UNREACHABLE:
+            return  # our own bound holds
+        except asyncio.CancelledError:
+            self._end_probe(permit, Verdict.NOTHING)
+            raise
+        now = self._clock.monotonic()
+        breaker.end_probe(permit.generation, Verdict.NOTHING, now)
+        breaker.refuse_probes(now + PROBES_TAKEN)
+        raise TargetAway(PROBES_TAKEN, is_busy=False)
+
+    def _end_probe(self, permit: Permit, verdict: Verdict, team: str = "", is_small: bool = True) -> None:
+        watched = permit.watched
+        watched.breaker.end_probe(permit.generation, verdict, self._clock.monotonic(), team, is_small)
+        self._tell(watched)
+        if not self.is_alone:
+            self._background.spawn(self._give_probe_back(permit, verdict))
+
+    async def _give_probe_back(self, permit: Permit, verdict: Verdict) -> None:
+        watched = permit.watched
+        with suppress(*UNREACHABLE):
+            is_good = verdict is Verdict.GOOD
+            answered = await self._shared.end_probe(watched, permit.generation, permit.probe, is_good)
+            watched.breaker.learn_good_probes(permit.generation, answered)
+            self._tell(watched)
+
+    def _tell(self, watched: Watched) -> None:
+        """Note a breaker that moved: in the log and the metrics if it moved here, and for the other gateways."""
+        breaker, key = watched.breaker, watched.target.key
+        is_open = breaker.condition.is_open
+        if is_open == (key in self._open) and not breaker.transitions:
+            return
+        (self._open.add if is_open else self._open.discard)(key)
+        if breaker.transitions:
+            breaker.transitions = 0
+            provider, endpoint, model = watched.labels
+            state = State.OPEN if is_open else State.CLOSED
+            self.transitions[provider, endpoint, model, state.value] += 1
+            write = log.warning if is_open else log.info
+            words: dict[str, Any] = {"provider": provider, "endpoint": endpoint, "model": model}
+            write(f"breaker_{state.value}", **words, reason=breaker.condition.reason)
+            self._wake.set()

@@ -1,0 +1,80 @@
+# What is left alone for a while: a key at a target whose rate limit it met, a key that its provider refuses.
+# No I/O: time is an argument, in monotonic seconds.
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+LONGEST = 60.0  # seconds for a rate limit, whatever the upstream says
+UNTOLD = 1.0  # when it says nothing
+REFUSED_FOR = 300.0  # for a key that the provider refuses
+SPENT_FOR = 60.0  # for a key whose account is used up
+
+
+class Aside(Struct, frozen=True):
+    """One thing left alone, ``until`` monotonic seconds, and why: ``rate_limited``, ``refused_key``, ``spend_cap``."""
+
+    until: float
+    why: str
+
+
+class SetAside:
+    """Everything that is set aside, by name. What is new waits in ``news`` for the other gateways to hear of it."""
+
+    def __init__(self) -> None:
+        self.news: set[str] = set()
+        self._asides: dict[str, Aside] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._asides)
+
+    def put(self, name: str, aside: Aside) -> None:
+        """Set something aside, or for longer."""
+        known = self._asides.get(name)
+        if known is None or known.until < aside.until:
+            self._asides[name] = aside
+            self.news.add(name)
+
+    def find(self, name: str, now: float) -> Aside | None:
+        """Return why and until when something is set aside, if it is."""
+        if not self._asides or (aside := self._asides.get(name)) is None:
+            return None
+        if aside.until > now:
+            return aside
+        del self._asides[name]
+        return None
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Set aside no longer."""
+        for name in names:
+            if self._asides.pop(name, None) is not None:
+                self.news.add(name)
+
+    def names(self, now: float) -> list[str]:
+        """Return what is set aside now."""
+        return [name for name in list(self._asides) if self.find(name, now) is not None]
+
+    def agree(self, shared: dict[str, Aside], heard: Iterable[str]) -> None:
+        """Take over what all gateways know, which has heard of ``heard``; what is news since then stays."""
+        self.news -= set(heard)
+        unsaid = {name: aside for name, aside in self._asides.items() if name in self.news}
+        unsaid_gone = self.news - unsaid.keys()
+        self._asides = {name: aside for name, aside in shared.items() if name not in unsaid_gone} | unsaid
+
+
+def at_target(target_key: str, api_key: str | None) -> str:
+    """Return the name of a key at one target."""
+    return f"{target_key} {fingerprint(api_key)}"
+
+
+def at_provider(provider: str, api_key: str | None) -> str:
+    """Return the name of a key at all of a provider's endpoints."""
+    return f"{provider} {fingerprint(api_key)}"
+
+
+def fingerprint(api_key: str | None) -> str:
+    """Return what tells one key of a provider from another and nothing about it: 32 bits of a digest."""
+    return hashlib.sha256(api_key.encode()).hexdigest()[:8] if api_key else "-"
