@@ -34,7 +34,7 @@ from gateway.resilience.set_aside import (
     at_target,
     fingerprint,
 )
-from gateway.resilience.shared import SharedBreakers, Watched
+from gateway.resilience.shared import DEADLINE, SharedBreakers, Watched
 from router.targets import Target, TargetHealth
 
 EVERY = 0.5  # seconds between looks at what the other gateways know
@@ -71,14 +71,21 @@ class Breakers:
     """Who may be asked. ``health`` is for the router, ``enter`` for each attempt."""
 
     def __init__(
-        self, registry: ProviderRegistry, targets: Iterable[Target], clock: Clock, background: Background, redis: Redis
+        self,
+        registry: ProviderRegistry,
+        targets: Iterable[Target],
+        clock: Clock,
+        background: Background,
+        redis: Redis,
+        *,
+        deadline: float = DEADLINE,
     ) -> None:
         self.transitions: Counter[tuple[str, str, str, str]] = Counter()  # made here: labels and the new state
         self.is_alone = False  # Redis does not answer
         self._registry = registry
         self._clock = clock
         self._background = background
-        self._shared = SharedBreakers(redis)
+        self._shared = SharedBreakers(redis, deadline=deadline)
         self._aside = SetAside()
         self._watched: dict[str, Watched] = {}
         self._open: set[str] = set()  # keys of targets whose breaker is not closed

@@ -1,0 +1,363 @@
+# What clients see while upstreams fail, behind two regions and two keys: another region's answer, another key's, or an
+# honest refusal. The first test is the table of docs/operations.md, a row a fault.
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from gateway.embedded import temporary_postgres, temporary_valkey
+from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
+from router.targets import Endpoint
+from tests.support.house import House, make_team, model, running_house, serving, settings_for
+from tests.support.scripted_upstream import ScriptedUpstream
+
+POLICY = BreakerPolicy(window=30.0, min_requests=4, failure_ratio=0.5, open_for=1.0, probes=1)
+TIMEOUTS = Timeouts(connect=1.0, first_token=0.4, between_tokens=1.0, total=5.0)
+ASK: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Say something."}]}
+
+
+@pytest.fixture(scope="module")
+def regions() -> Iterator[tuple[ScriptedUpstream, ScriptedUpstream]]:
+    """One provider's two regions."""
+    with ScriptedUpstream(models=("small", "spare")) as us, ScriptedUpstream(models=("small", "spare")) as eu:
+        yield us, eu
+
+
+@pytest.fixture(scope="module")
+def front(
+    regions: tuple[ScriptedUpstream, ScriptedUpstream], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[House]:
+    """A gateway in front of both regions, and of "spare" at the second one alone."""
+    us, eu = regions
+    both = ProviderSettings(
+        name="upstream",
+        format="openai",
+        api_keys=("sk-upstream", "sk-other"),
+        endpoints=(Endpoint("us", us.url), Endpoint("eu", eu.url)),
+        timeouts=TIMEOUTS,
+        retries=Retries(attempts=2, budget=0.1),
+        breaker=POLICY,
+    )
+    alone = replace(both, name="alone", endpoints=(Endpoint("eu", eu.url),), api_keys=("sk-upstream",))
+    folder: Path = tmp_path_factory.mktemp("front")
+    with temporary_postgres() as postgres, temporary_valkey() as valkey:
+        settings = settings_for(postgres.url, valkey.url, us.url, folder)
+        models = {"small": model("small"), "spare": model("spare", "alone")}
+        settings = replace(settings, providers={"upstream": both, "alone": alone}, models=models, auto={}, aliases={})
+        with running_house(settings) as house:
+            yield house
+
+
+@pytest.fixture
+def us(regions: tuple[ScriptedUpstream, ScriptedUpstream]) -> ScriptedUpstream:
+    """The region that is preferred."""
+    return regions[0]
+
+
+@pytest.fixture
+def eu(regions: tuple[ScriptedUpstream, ScriptedUpstream]) -> ScriptedUpstream:
+    """The other one."""
+    return regions[1]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(front: House, regions: tuple[ScriptedUpstream, ScriptedUpstream]) -> Iterator[None]:
+    """Begin with upstreams that answer and breakers that have seen nothing."""
+    for region in regions:
+        region.forget()
+    reset_all(front)
+    yield
+    assert [violation for region in regions for violation in region.violations] == []
+
+
+def reset_all(house: House) -> None:
+    with house.client(house.admin_key) as admin:
+        for breaker in admin.get("/admin/breakers").json()["breakers"]:
+            admin.post(f"/admin/breakers/{breaker['id']}/reset").raise_for_status()
+
+
+def ask(house: House, key: str | None = None, **more: Any) -> httpx.Response:
+    with house.client(key) as client:
+        return client.post("/v1/chat/completions", json={**ASK, **more})
+
+
+def breaker_of(house: House, region: str, model: str = "small", provider: str = "upstream") -> dict[str, Any]:
+    with house.client(house.admin_key) as admin:
+        for breaker in admin.get("/admin/breakers").json()["breakers"]:
+            if (breaker["region"], breaker["model"], breaker["provider"]) == (region, model, provider):
+                return breaker
+    raise AssertionError(f"no breaker of {model} at {region}")
+
+
+def row_of(house: House, answer: httpx.Response) -> dict[str, Any]:
+    deadline = time.monotonic() + 10
+    with house.client(house.admin_key) as admin:
+        while True:
+            found = admin.get(f"/admin/usage-records/{answer.headers['x-request-id']}")
+            if found.status_code == 200:
+                return found.json()
+            assert time.monotonic() < deadline, found.text
+            time.sleep(0.02)
+
+
+# script, its outcome's name, does it count against the endpoint, what a client sees when there is nowhere else to go,
+# after how many attempts at the one endpoint
+FAULTS = [
+    ("hang-before-headers", "timeout", True, (504, "upstream_timeout"), 1),
+    ("reset-before-headers", "reset", True, (502, "upstream_error"), 2),
+    ("500", "status_500", True, (502, "upstream_error"), 2),
+    ("502", "status_502", True, (502, "upstream_error"), 2),
+    ("503", "status_503", True, (502, "upstream_error"), 2),
+    ("529", "status_529", True, (502, "upstream_error"), 2),
+    ("not-json", "cut", True, (502, "upstream_error"), 2),
+    ("error-first", "error_frame", True, (502, "upstream_error"), 2),
+    ("cut,after=0", "cut", True, (502, "upstream_error"), 2),
+    ("role-only", "timeout", True, (504, "upstream_timeout"), 1),
+    ("pings-only", "timeout", True, (504, "upstream_timeout"), 1),
+    ("429", "rate_limited", False, (429, "rate_limit_exceeded"), 1),
+    ("429-seconds", "rate_limited", False, (429, "rate_limit_exceeded"), 1),
+    ("429-too-large", "too_large", False, (429, "rate_limit_exceeded"), 1),
+    ("insufficient-quota", "spend_cap", False, (429, "rate_limit_exceeded"), 1),
+    ("refused-key", "refused_key", False, (502, "upstream_error"), 1),
+    ("403", "refused_key", False, (502, "upstream_error"), 1),
+    ("404", "not_found", False, (502, "upstream_error"), 1),
+]
+
+
+@pytest.mark.parametrize(("script", "outcome", "counts", "alone", "tries"), FAULTS, ids=[row[0] for row in FAULTS])
+def test_each_fault_before_the_first_token(
+    front: House,
+    us: ScriptedUpstream,
+    eu: ScriptedUpstream,
+    script: str,
+    outcome: str,
+    counts: bool,
+    alone: tuple[int, str],
+    tries: int,
+) -> None:
+    """With another region its answer comes; with none an honest status; the breaker counts what is the endpoint's."""
+    us.script(script)
+    answer = ask(front, stream=True)
+    row = row_of(front, answer)
+    counted = breaker_of(front, "us")["failures"]
+    eu.script(script)
+    refused = ask(front, stream=True, model="spare")
+    attempts = row_of(front, refused)["attempts"]
+
+    assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n")
+    assert {attempt["outcome"] for attempt in row["attempts"][:-1]} == {outcome}
+    assert [attempt["outcome"] for attempt in row["attempts"]][-1] == "ok"
+    assert "/eu/" in row["attempts"][-1]["target"] and row["provider_endpoint"].startswith("eu ")
+    assert (counted > 0) == counts
+    assert (refused.status_code, refused.json()["error"]["code"]) == alone
+    assert [attempt["outcome"] for attempt in attempts] == [outcome] * tries
+    assert refused.status_code != 429 or int(refused.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("script", ["400", "413"])
+def test_the_requests_own_fault_is_told_and_goes_nowhere_else(
+    front: House, us: ScriptedUpstream, eu: ScriptedUpstream, script: str
+) -> None:
+    """No other endpoint would take it either; the breaker counts an answer."""
+    us.script(script)
+    answer = ask(front)
+
+    assert answer.status_code == int(script)
+    assert (len(us.requests), len(eu.requests)) == (1, 0)
+    assert (breaker_of(front, "us")["requests"], breaker_of(front, "us")["failures"]) == (1, 0)
+
+
+def test_a_dead_region_is_left_within_a_second_and_found_again(
+    front: House, us: ScriptedUpstream, eu: ScriptedUpstream
+) -> None:
+    """Every call is answered while a region dies; soon nobody asks it; when it is well again, calls go back to it."""
+    us.script("reset-before-headers")
+    began = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: ask(front), range(12)))
+    opened = breaker_of(front, "us")
+    asked = len(us.requests)
+    later = ask(front)
+    assert {answer.status_code for answer in answers} == {200}
+    assert opened["state"] == "open" and opened["retry_at"] and "failed" in opened["reason"]
+    assert len(us.requests) == asked and row_of(front, later)["attempts"][0]["outcome"] == "ok"
+    assert time.monotonic() - began < 30
+
+    us.forget()
+    deadline = time.monotonic() + 20
+    while breaker_of(front, "us")["state"] != "closed":
+        assert time.monotonic() < deadline
+        assert ask(front).status_code == 200
+        time.sleep(0.05)
+    eu.forget()
+
+    assert ask(front).status_code == 200
+    assert eu.requests == []
+
+
+def test_a_probe_that_fails_costs_its_caller_nothing(front: House, us: ScriptedUpstream) -> None:
+    """A region that is still down is asked by one call at a time, and that call is answered elsewhere."""
+    us.script("500")
+    for _ in range(6):
+        assert ask(front).status_code == 200
+    asked, until = len(us.requests), time.monotonic() + 2.5
+    while time.monotonic() < until:
+        assert ask(front).status_code == 200
+        time.sleep(0.02)
+
+    assert 1 <= len(us.requests) - asked <= 4
+    assert breaker_of(front, "us")["state"] in ("open", "half_open")
+
+
+def test_one_teams_giant_prompts_do_not_close_an_endpoint(front: House, us: ScriptedUpstream) -> None:
+    """A team whose prompts are too much for a region finds its answers in the other; small prompts still go there."""
+    us.script("500")
+    giant = [{"role": "user", "content": "so many words " * 1000}]
+    for _ in range(8):
+        assert ask(front, messages=giant).status_code == 200
+    one_team = breaker_of(front, "us")
+    other = asyncio.run(make_team(front.settings, f"team_{time.time_ns()}"))
+    for _ in range(8):
+        assert ask(front, other, messages=giant).status_code == 200
+
+    assert (one_team["state"], one_team["failures"]) == ("closed", 8)
+    assert breaker_of(front, "us")["state"] == "open"
+
+
+def test_a_rate_limited_key_rests_and_the_other_answers(
+    front: House, us: ScriptedUpstream, eu: ScriptedUpstream
+) -> None:
+    """429 of one key: the region's other key answers, and goes on alone until the limit's time is over."""
+    us.script("429,retry_after=30", api_key="sk-upstream")
+    answers = [ask(front) for _ in range(6)]
+    aside = breaker_of(front, "us")["keys_set_aside"]
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert sum(request.api_key == "sk-upstream" for request in us.requests) == 1
+    assert eu.requests == []
+    assert [one["reason"] for one in aside] == ["rate_limited"]
+
+
+def test_when_all_are_limited_the_limit_passes(front: House, eu: ScriptedUpstream) -> None:
+    """No target left: 429 with what is left of retry-after, and nobody asks the upstream again."""
+    eu.script("429,retry_after=30")
+    first, second = ask(front, model="spare"), ask(front, model="spare")
+
+    assert (first.status_code, second.status_code) == (429, 429)
+    assert second.json()["error"]["code"] == "rate_limit_exceeded"
+    assert 25 <= int(second.headers["retry-after"]) <= 30
+    assert len(eu.requests) == 1
+
+
+def test_a_refused_key_is_set_aside_and_told(front: House, us: ScriptedUpstream) -> None:
+    """The next key is used; the metric says so; nobody hears 401."""
+    us.script("refused-key", api_key="sk-other")
+    answers = [ask(front) for _ in range(6)]
+    with front.client(front.admin_key) as admin:
+        metrics = admin.get("/metrics").text
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert sum(request.api_key == "sk-other" for request in us.requests) <= 1
+    assert 'tollgate_keys_set_aside{provider="upstream",reason="refused_key"} 1.0' in metrics
+
+
+def test_when_everything_is_open_calls_are_shed(front: House, us: ScriptedUpstream, eu: ScriptedUpstream) -> None:
+    """503 overloaded with retry-after, without asking, in any dialect; it passes when an endpoint is back."""
+    us.script("500")
+    eu.script("500")
+    statuses = [ask(front).status_code for _ in range(10)]
+    asked = len(us.requests) + len(eu.requests)
+    shed = ask(front)
+
+    assert statuses[0] == 502 and statuses[-1] == 503
+    assert (shed.status_code, shed.json()["error"]["code"]) == (503, "overloaded")
+    assert int(shed.headers["retry-after"]) >= 1
+    assert len(us.requests) + len(eu.requests) <= asked + 2  # a probe each, at the most
+
+
+def test_no_storm_when_everything_fails(front: House, us: ScriptedUpstream, eu: ScriptedUpstream) -> None:
+    """Upstreams that are down are asked less than before, not more."""
+    us.script("503")
+    eu.script("503")
+    with ThreadPoolExecutor(8) as pool:
+        statuses = set(pool.map(lambda _: ask(front).status_code, range(80)))
+
+    assert statuses <= {502, 503}
+    assert len(us.requests) + len(eu.requests) <= 60
+
+
+def test_all_attempts_end_at_the_calls_deadline(front: House, us: ScriptedUpstream, eu: ScriptedUpstream) -> None:
+    """Two silent regions are two first-token deadlines, and never more than `timeouts.total`."""
+    us.script("hang-before-headers")
+    eu.script("hang-before-headers")
+    began = time.monotonic()
+    answer = ask(front, stream=True)
+
+    assert answer.status_code == 504
+    assert 0.8 <= time.monotonic() - began < 5.0
+    assert (len(us.requests), len(eu.requests)) == (1, 1)
+
+
+def test_a_client_that_leaves_counts_for_nothing(front: House, us: ScriptedUpstream) -> None:
+    """Cancels are not the endpoint's failures."""
+    us.script("tokens=3,first_token=0.3")
+    for _ in range(5):
+        with front.client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/chat/completions", json={**ASK, "stream": True}, timeout=0.1)
+    us.wait_until(lambda: all(request.closed_at for request in us.requests))
+    us.forget()
+
+    assert breaker_of(front, "us")["failures"] == 0
+    assert ask(front).status_code == 200
+
+
+def test_an_admin_opens_and_resets_a_breaker_at_every_gateway(
+    front: House, us: ScriptedUpstream, tmp_path: Path
+) -> None:
+    """Forced open holds until reset, at a second gateway too; both acts are in the audit log."""
+    with serving(replace(front.settings, data_dir=tmp_path)) as second, front.client(front.admin_key) as admin:
+        us_id = breaker_of(front, "us")["id"]
+        opened = admin.post(f"/admin/breakers/{us_id}/open").json()
+        deadline = time.monotonic() + 10
+        while breaker_of(replace_url(front, second), "us")["state"] != "open":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        us.forget()
+        answers = [ask(front), ask(replace_url(front, second))]
+        asked = len(us.requests)
+        reset = admin.post(f"/admin/breakers/{us_id}/reset").json()
+        acts = admin.get("/admin/audit-log").json()["data"][:2]
+        unknown = admin.post("/admin/breakers/nothing/open")
+
+    assert (opened["state"], opened["forced"], opened["retry_at"]) == ("open", True, None)
+    assert [answer.status_code for answer in answers] == [200, 200] and asked == 0
+    assert (reset["state"], reset["forced"]) == ("closed", False)
+    assert [(act["action"], act["subject"]) for act in acts] == [("breaker.reset", us_id), ("breaker.opened", us_id)]
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "breaker_not_found")
+
+
+def test_metrics_tell_of_breakers_and_retries(front: House, us: ScriptedUpstream) -> None:
+    """State, transitions and retries, by target and provider."""
+    us.script("500")
+    for _ in range(6):
+        ask(front)
+    with front.client(front.admin_key) as admin:
+        lines = admin.get("/metrics").text.splitlines()
+
+    target = f'endpoint="us {us.url}",model="small",provider="upstream"'
+    assert f"tollgate_breaker_state{{{target}}} 2.0" in lines
+    assert any(line.startswith(f'tollgate_breaker_transitions_total{{{target},state="open"}}') for line in lines)
+    assert any(line.startswith('tollgate_retries_total{provider="upstream"}') for line in lines)
+
+
+def replace_url(house: House, url: str) -> House:
+    return House(url, house.team_id, house.team_key, house.admin_key, house.settings)
