@@ -19,13 +19,14 @@ ASK: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content"
 
 @pytest.fixture(autouse=True, params=["small", "claude"])
 def _each_dialect(
-    request: pytest.FixtureRequest, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, house: House, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """Every rule holds for a model behind either dialect."""
     monkeypatch.setitem(ASK, "model", request.param)
     upstream.forget()
     yield
     upstream.forget()
+    house.reset_breakers()
 
 
 def ask(house: House, **more: Any) -> httpx.Response:

@@ -74,15 +74,9 @@ def _quiet(front: House, regions: tuple[ScriptedUpstream, ScriptedUpstream]) -> 
     """Begin with upstreams that answer and breakers that have seen nothing."""
     for region in regions:
         region.forget()
-    reset_all(front)
+    front.reset_breakers()
     yield
     assert [violation for region in regions for violation in region.violations] == []
-
-
-def reset_all(house: House) -> None:
-    with house.client(house.admin_key) as admin:
-        for breaker in admin.get("/admin/breakers").json()["breakers"]:
-            admin.post(f"/admin/breakers/{breaker['id']}/reset").raise_for_status()
 
 
 def ask(house: House, key: str | None = None, **more: Any) -> httpx.Response:

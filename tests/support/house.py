@@ -21,7 +21,7 @@ from billing.prices import Price
 from gateway.app import create_app
 from gateway.audit_log import Act
 from gateway.database import Database
-from gateway.settings import ProviderSettings, Settings, Timeouts
+from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Settings, Timeouts
 from gateway.team_inputs import LimitsInput, NewKey, NewTeam
 from gateway.team_keys import create_key
 from gateway.teams import create_team
@@ -30,6 +30,10 @@ from router.targets import Ability, Endpoint, ModelSpec
 
 ADMIN_KEY = "tgadmin-" + "a" * 43
 PEPPER = "pepper of the tests"
+
+# Many tests share a house: each sees the fault that it asked for, once, and none that another one left behind.
+ONCE = Retries(attempts=1)
+NEVER_OPENS = BreakerPolicy(min_requests=1_000_000)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,12 @@ class House:
         """Return a client that calls with ``key``, the team's unless said otherwise."""
         headers = {"authorization": f"Bearer {key or self.team_key}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=30, **more)  # type: ignore[arg-type]
+
+    def reset_breakers(self) -> None:
+        """Forget what upstreams did: close every breaker, and use every key again."""
+        with self.client(self.admin_key) as admin:
+            for breaker in admin.get("/admin/breakers").json()["breakers"]:
+                admin.post(f"/admin/breakers/{breaker['id']}/reset").raise_for_status()
 
 
 def model(name: str, provider: str = "upstream", **more: object) -> ModelSpec:
@@ -70,6 +80,8 @@ def anthropic_provider(root_url: str) -> ProviderSettings:
         api_keys=("sk-upstream",),
         endpoints=(Endpoint("local", root_url),),
         timeouts=Timeouts(connect=1.0, first_token=1.5, between_tokens=1.5, total=3.0),
+        retries=ONCE,
+        breaker=NEVER_OPENS,
     )
 
 
@@ -81,6 +93,8 @@ def settings_for(postgres_url: str, redis_url: str, upstream_url: str, data_dir:
         api_keys=("sk-upstream",),
         endpoints=(Endpoint("local", upstream_url),),
         timeouts=Timeouts(connect=1.0, first_token=1.5, between_tokens=1.5, total=3.0),
+        retries=ONCE,
+        breaker=NEVER_OPENS,
     )
     facts: dict[str, object] = {
         "database_url": postgres_url,
