@@ -92,6 +92,7 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
         targets = [target for model in catalog.models.values() for target in catalog.targets_of(model)]
         breakers, budgets = Breakers(registry, targets, clock, background, redis), RetryBudgets()
         stack.push_async_callback(breakers.close)
+        await breakers.sync()  # what is open is known before the first call
         services = Services(
             settings=settings,
             catalog=catalog,
