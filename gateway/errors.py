@@ -15,6 +15,7 @@
 #       ├── UpstreamError     502  upstream_error: 5xx, reset, cut, our key refused, nonsense
 #       ├── UpstreamTimeout   504  upstream_timeout
 #       ├── UpstreamBusy      429  its rate limit, with retry-after
+#       ├── UpstreamFull      503  overloaded: our own engine's queue is full, or it is going; with retry-after
 #       └── UpstreamRefused   4xx  the request itself is at fault: no other target is tried
 
 from __future__ import annotations
@@ -161,6 +162,20 @@ class UpstreamBusy(UpstreamFailure):
     def __init__(self, message: str, *, retry_after: float | None = None, outcome: str | None = None) -> None:
         wait = 1 if retry_after is None else max(1, -int(-retry_after // 1))
         super().__init__(message, outcome=outcome, headers={"retry-after": str(wait)})
+        self.retry_after = retry_after
+
+
+class UpstreamFull(UpstreamFailure):
+    """An engine of ours is well and takes no more now: its queue is full, it starts, or it drains."""
+
+    status = 503
+    type = "server_error"
+    code = "overloaded"
+    outcome = "full"
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        wait = 1 if retry_after is None else max(1, -int(-retry_after // 1))
+        super().__init__(message, headers={"retry-after": str(wait)})
         self.retry_after = retry_after
 
 

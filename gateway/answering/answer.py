@@ -47,5 +47,8 @@ def _close_unanswered(services: Services, account: Account, call: Call, route: R
     tried = {target.key: target for target in route.targets}
     target = tried[log.attempts[-1].target] if log.attempts else route.targets[0]
     spent = round((services.clock.monotonic() - call.started) * 1000, 3)
-    account.close(record_for(call, route, target, Status.FAILED, total_ms=spent, attempts=tuple(log.attempts)))
+    record = record_for(call, route, target, Status.FAILED, total_ms=spent, attempts=tuple(log.attempts))
+    account.close(record)
+    if log.attempts:
+        services.metrics.close(record)
     services.background.spawn(settle(services, account))

@@ -109,8 +109,8 @@ async def send_with_retries(
     retries = services.providers.settings(target.model.provider).retries
     tries = 0
     permit = await breakers.enter(target)
+    started = clock.monotonic()
     while True:
-        started = clock.monotonic()
         try:
             answering = await send_once(services, call, target, permit.api_key, trip.deadline)
         except UpstreamFailure as exc:
@@ -138,6 +138,7 @@ async def send_with_retries(
                 raise failure
             await asyncio.sleep(pause)
         permit = await _enter_again(services, target, failure)
+        started = now  # the pause is a part of the attempt that it is for: it is the upstream's doing, not ours
 
 
 async def send_once(

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused
+from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull, UpstreamRefused
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
 from protocol.chat import (
     ChatReply,
@@ -109,6 +109,10 @@ class OpenAIFormat:
                 status=413 if status == 413 else 400,
                 code=error.code if isinstance(error.code, str) else None,
                 param=error.param,
+            )
+        if status == 503 and error.code == "overloaded":  # our own engine's word
+            return UpstreamFull(
+                "Every engine of this model is busy. Try again soon.", retry_after=read_retry_after(headers)
             )
         failure = UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}")
         failure.retry_after = read_retry_after(headers)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,7 @@ from redis.asyncio import Redis
 from billing.script import UNREACHABLE
 from gateway.background import Background
 from gateway.clock import Clock
-from gateway.errors import UpstreamBusy, UpstreamFailure
+from gateway.errors import UpstreamFailure
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breaker import Breaker, State, Verdict
 from gateway.resilience.retry import verdict_of
@@ -136,10 +135,9 @@ class Breakers:
         now = self._clock.monotonic()
         if watched.breaker.condition.is_open and not watched.breaker.may_probe(now):
             return TargetAway(watched.breaker.retry_in(now), is_busy=False)
-        keys = self._registry.settings(target.model.provider).api_keys or (None,)
+        keys = self._keys(target)
         limited = [self._aside.find(at_target(target.key, key), now) for key in keys]
-        waits = [aside.until - now for aside in limited if aside is not None]
-        return TargetAway(min(waits), is_busy=True) if len(waits) == len(keys) else None
+        return _limited([aside for aside in limited if aside is not None], now) if all(limited) else None
 
     def succeeded(self, permit: Permit) -> None:
         """The target answered."""
@@ -191,7 +189,7 @@ class Breakers:
 
     def keys_aside(self, watched: Watched, now: float) -> list[Aside]:
         """Return why and until when keys are not used at a target; one for each such key."""
-        keys = self._registry.settings(watched.target.model.provider).api_keys or (None,)
+        keys = self._keys(watched.target)
         return [aside for key in keys if (aside := self._key_aside(watched, key, now)) is not None]
 
     def states(self) -> list[tuple[tuple[str, str, str], State]]:
@@ -251,8 +249,11 @@ class Breakers:
         breaker = watched.breaker
         if breaker.condition.is_open and not breaker.may_probe(now):
             return True
-        keys = self._registry.settings(watched.target.model.provider).api_keys or (None,)
+        keys = self._keys(watched.target)
         return bool(self._aside) and all(self._key_aside(watched, key, now) is not None for key in keys)
+
+    def _keys(self, target: Target) -> tuple[str | None, ...]:
+        return self._registry.settings(target.model.provider).api_keys or (None,)
 
     def _key_aside(self, watched: Watched, key: str | None, now: float) -> Aside | None:
         limited = self._aside.find(at_target(watched.target.key, key), now)
@@ -264,27 +265,31 @@ class Breakers:
         key = self._registry.next_key(provider)
         if not self._aside:
             return key
-        now, waits, poor = self._clock.monotonic(), math.inf, []
-        for _ in self._registry.settings(provider).api_keys or (None,):
+        now = self._clock.monotonic()
+        limits: list[Aside] = []
+        poor: list[str | None] = []
+        for _ in self._keys(watched.target):
             limited = self._aside.find(at_target(watched.target.key, key), now)
             if limited is not None:
-                waits = min(waits, limited.until - now)
+                limits.append(limited)
             elif self._aside.find(at_provider(provider, key), now) is not None:
                 poor.append(key)
             else:
                 return key
             key = self._registry.next_key(provider)
         if not poor:
-            raise TargetAway(waits, is_busy=True)
+            raise _limited(limits, now)
         return poor[0]  # refused lately; whoever has no better one hears at once when it is accepted again
 
     def _set_aside(self, permit: Permit, failure: UpstreamFailure, now: float) -> None:
         target, key = permit.watched.target, permit.api_key
         provider = target.model.provider
         match failure.outcome:
-            case "rate_limited" if isinstance(failure, UpstreamBusy):
+            case "rate_limited" | "full" as why:
                 seconds = UNTOLD if failure.retry_after is None else min(LONGEST, failure.retry_after)
-                self._aside.put(at_target(target.key, key), Aside(now + seconds, "rate_limited"))
+                keys = (key,) if why == "rate_limited" else self._keys(target)
+                for one in keys:
+                    self._aside.put(at_target(target.key, one), Aside(now + seconds, why))
             case "refused_key" | "spend_cap" as why:
                 seconds = REFUSED_FOR if why == "refused_key" else SPENT_FOR
                 if self._aside.find(at_provider(provider, key), now) is None:
@@ -342,3 +347,10 @@ class Breakers:
             words: dict[str, Any] = {"provider": provider, "endpoint": endpoint, "model": model}
             write(f"breaker_{state.value}", **words, reason=breaker.condition.reason)
             self._wake.set()
+
+
+def _limited(limits: list[Aside], now: float) -> TargetAway:
+    """Return what to say of a target each of whose keys is at a limit."""
+    return TargetAway(
+        min(aside.until for aside in limits) - now, is_busy=all(aside.why == "rate_limited" for aside in limits)
+    )

@@ -15,7 +15,10 @@ SPENT_FOR = 60.0  # for a key whose account is used up
 
 
 class Aside(Struct, frozen=True):
-    """One thing left alone, ``until`` monotonic seconds, and why: ``rate_limited``, ``refused_key``, ``spend_cap``."""
+    """One thing left alone, ``until`` monotonic seconds, and why.
+
+    ``rate_limited`` and ``full`` are of one target, ``refused_key`` and ``spend_cap`` of a provider.
+    """
 
     until: float
     why: str

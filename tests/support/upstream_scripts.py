@@ -85,6 +85,7 @@ NAMED: dict[str, Script] = {
     "500": Script(status=500),
     "502": Script(status=502, message="Bad gateway."),
     "503": Script(status=503, code="server_is_overloaded", message="The server is overloaded."),
+    "full": Script(status=503, code="overloaded", message="Too many wait.", retry_after="3"),  # our own engine's
     "529": Script(status=529, type="overloaded_error", message="Overloaded."),
     "refused-key": Script(
         status=401, type="invalid_request_error", code="invalid_api_key", message="Incorrect API key."
