@@ -20,8 +20,9 @@ from gateway.errors import Overloaded, UpstreamBusy, UpstreamError, UpstreamFail
 from gateway.providers.base import Asking, EventStream, Provider, Request, WholeReply
 from gateway.providers.client import UpstreamResponse, read_error_body
 from gateway.providers.openai import ENGINE_FIELDS
-from gateway.resilience.breakers import Permit, TargetAway
+from gateway.resilience.breakers import Permit
 from gateway.resilience.deadline import Deadline
+from gateway.resilience.keys import TargetAway
 from gateway.resilience.retry import OF_THE_KEY, RetryBudget, next_pause
 from gateway.services import Services
 from gateway.settings import ProviderSettings

@@ -21,18 +21,9 @@ from gateway.clock import Clock
 from gateway.errors import UpstreamFailure
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breaker import Breaker, State, Verdict
+from gateway.resilience.keys import KeyRing, TargetAway
 from gateway.resilience.retry import verdict_of
-from gateway.resilience.set_aside import (
-    LONGEST,
-    REFUSED_FOR,
-    SPENT_FOR,
-    UNTOLD,
-    Aside,
-    SetAside,
-    at_provider,
-    at_target,
-    fingerprint,
-)
+from gateway.resilience.set_aside import Aside
 from gateway.resilience.shared import DEADLINE, SharedBreakers, Watched
 from router.targets import Target, TargetHealth
 
@@ -46,15 +37,6 @@ NO_TROUBLE: Mapping[str, TargetHealth] = {}
 AWAY = TargetHealth(is_open=True)
 
 log = structlog.get_logger()
-
-
-class TargetAway(Exception):
-    """A target may not be asked now; ``retry_in`` is in seconds, infinite when a person decides."""
-
-    def __init__(self, retry_in: float, *, is_busy: bool) -> None:
-        super().__init__()
-        self.retry_in = retry_in
-        self.is_busy = is_busy  # a rate limit, not a breaker
 
 
 class Permit(Struct, frozen=True):
@@ -85,7 +67,7 @@ class Breakers:
         self._clock = clock
         self._background = background
         self._shared = SharedBreakers(redis, deadline=deadline)
-        self._aside = SetAside()
+        self._keys = KeyRing(registry)
         self._watched: dict[str, Watched] = {}
         self._open: set[str] = set()  # keys of targets whose breaker is not closed
         self._wake = asyncio.Event()
@@ -107,37 +89,33 @@ class Breakers:
 
     def health(self) -> Mapping[str, TargetHealth]:
         """Return the targets that are better not asked now, by ``Target.key``."""
-        if not self._open and not self._aside:
+        if not self._open and not self._keys.asides:
             return NO_TROUBLE
         now = self._clock.monotonic()
-        suspects = self._watched if self._aside else self._open
-        return {key: AWAY for key in suspects if self._is_away(self._watched[key], now)}
+        suspects = self._watched if self._keys.asides else self._open
+        return {key: AWAY for key in suspects if self._goes_last(self._watched[key], now)}
 
     async def enter(self, target: Target) -> Permit:
         """Return leave to ask ``target`` once. Raises TargetAway."""
         watched = self._watched.get(target.key) or self.watch(target)
-        breaker = watched.breaker
+        breaker, now = watched.breaker, self._clock.monotonic()
         if not breaker.condition.is_open:
-            return Permit(watched, self._deal_key(watched), breaker.condition.generation)
-        now = self._clock.monotonic()
+            return Permit(watched, self._keys.deal(target, now), breaker.condition.generation)
         if not breaker.may_probe(now):
             raise TargetAway(breaker.retry_in(now), is_busy=False)
-        key = self._deal_key(watched)
-        permit = Permit(watched, key, breaker.generation, secrets.token_hex(8))
+        permit = Permit(watched, self._keys.deal(target, now), breaker.generation, secrets.token_hex(8))
         await self._take_probe(permit)
         return permit
 
     def why_away(self, target: Target) -> TargetAway | None:
         """Return why ``target`` may not be asked now; ``None`` when, for all we know here, it may."""
-        watched = self._watched.get(target.key) or self.watch(target)
-        if not watched.breaker.condition.is_open and not self._aside:
+        breaker = (self._watched.get(target.key) or self.watch(target)).breaker
+        if not breaker.condition.is_open and not self._keys.asides:
             return None
         now = self._clock.monotonic()
-        if watched.breaker.condition.is_open and not watched.breaker.may_probe(now):
-            return TargetAway(watched.breaker.retry_in(now), is_busy=False)
-        keys = self._keys(target)
-        limited = [self._aside.find(at_target(target.key, key), now) for key in keys]
-        return _limited([aside for aside in limited if aside is not None], now) if all(limited) else None
+        if breaker.condition.is_open and not breaker.may_probe(now):
+            return TargetAway(breaker.retry_in(now), is_busy=False)
+        return self._keys.why_away(target, now)
 
     def succeeded(self, permit: Permit) -> None:
         """The target answered."""
@@ -150,7 +128,8 @@ class Breakers:
     def failed(self, permit: Permit, failure: UpstreamFailure, team: str, prompt_characters: int) -> None:
         """The target did not answer ``team``'s call: count it, and set aside what should be left alone."""
         watched, now = permit.watched, self._clock.monotonic()
-        self._set_aside(permit, failure, now)
+        if self._keys.set_aside(watched.target, permit.api_key, failure, now):
+            self._wake.set()
         verdict, is_small = verdict_of(failure), prompt_characters <= SMALL_PROMPT
         if permit.probe is not None:
             self._end_probe(permit, verdict, team, is_small)
@@ -168,9 +147,7 @@ class Breakers:
 
     def has_other_key(self, permit: Permit) -> bool:
         """Whether the target may be asked with another key, now that this one was refused."""
-        now = self._clock.monotonic()
-        keys = self._registry.settings(permit.watched.target.model.provider).api_keys
-        return any(self._key_aside(permit.watched, key, now) is None for key in keys if key != permit.api_key)
+        return self._keys.has_good_one(permit.watched.target, self._clock.monotonic(), permit.api_key)
 
     async def force_open(self, watched: Watched, reason: str) -> None:
         """Ask the target no more, at any gateway, until it is reset."""
@@ -181,16 +158,13 @@ class Breakers:
     async def reset(self, watched: Watched, reason: str) -> None:
         """Close the target's breaker at every gateway, forget what was counted, and take back what is set aside."""
         watched.breaker.reset(reason)
-        provider = watched.target.model.provider
-        for key in self._registry.settings(provider).api_keys or (None,):
-            self._aside.forget((at_target(watched.target.key, key), at_provider(provider, key)))
+        self._keys.use_again(watched.target)
         self._tell(watched)
         await self.sync()
 
-    def keys_aside(self, watched: Watched, now: float) -> list[Aside]:
+    def keys_aside(self, watched: Watched) -> list[Aside]:
         """Return why and until when keys are not used at a target; one for each such key."""
-        keys = self._keys(watched.target)
-        return [aside for key in keys if (aside := self._key_aside(watched, key, now)) is not None]
+        return self._keys.asides_of(watched.target, self._clock.monotonic())
 
     def states(self) -> list[tuple[tuple[str, str, str], State]]:
         """Return each target's labels and the state of its breaker."""
@@ -199,13 +173,8 @@ class Breakers:
 
     def count_refused_keys(self) -> dict[tuple[str, str], int]:
         """Return how many keys of each provider are set aside at all of its endpoints, by why."""
-        now, found = self._clock.monotonic(), Counter[tuple[str, str]]()
-        for provider in {watched.target.model.provider for watched in self._watched.values()}:
-            for key in self._registry.settings(provider).api_keys:
-                for why in ("refused_key", "spend_cap"):
-                    aside = self._aside.find(at_provider(provider, key), now)
-                    found[provider, why] += aside is not None and aside.why == why
-        return found
+        providers = {watched.target.model.provider for watched in self._watched.values()}
+        return self._keys.count_asides(providers, self._clock.monotonic())
 
     async def run(self) -> None:
         """Tell the other gateways and hear from them, until cancelled."""
@@ -221,7 +190,7 @@ class Breakers:
         """Tell the other gateways what is news here and learn what is elsewhere, in one trip."""
         async with self._syncing:
             try:
-                await self._shared.sync(self._watched.values(), self._aside, self._clock.monotonic)
+                await self._shared.sync(self._watched.values(), self._keys.asides, self._clock.monotonic)
             except UNREACHABLE as exc:
                 self._stand_alone(exc)
                 return
@@ -244,60 +213,13 @@ class Breakers:
         self.is_alone = True
         for watched in self._watched.values():
             watched.breaker.others = ()
+        self._keys.asides.forget_ended(self._clock.monotonic())
 
-    def _is_away(self, watched: Watched, now: float) -> bool:
+    def _goes_last(self, watched: Watched, now: float) -> bool:
         breaker = watched.breaker
         if breaker.condition.is_open and not breaker.may_probe(now):
             return True
-        keys = self._keys(watched.target)
-        return bool(self._aside) and all(self._key_aside(watched, key, now) is not None for key in keys)
-
-    def _keys(self, target: Target) -> tuple[str | None, ...]:
-        return self._registry.settings(target.model.provider).api_keys or (None,)
-
-    def _key_aside(self, watched: Watched, key: str | None, now: float) -> Aside | None:
-        limited = self._aside.find(at_target(watched.target.key, key), now)
-        return limited or self._aside.find(at_provider(watched.target.model.provider, key), now)
-
-    def _deal_key(self, watched: Watched) -> str | None:
-        """Return the next key that is not set aside. Raises TargetAway when the target's rate limit met them all."""
-        provider = watched.target.model.provider
-        key = self._registry.next_key(provider)
-        if not self._aside:
-            return key
-        now = self._clock.monotonic()
-        limits: list[Aside] = []
-        poor: list[str | None] = []
-        for _ in self._keys(watched.target):
-            limited = self._aside.find(at_target(watched.target.key, key), now)
-            if limited is not None:
-                limits.append(limited)
-            elif self._aside.find(at_provider(provider, key), now) is not None:
-                poor.append(key)
-            else:
-                return key
-            key = self._registry.next_key(provider)
-        if not poor:
-            raise _limited(limits, now)
-        return poor[0]  # refused lately; whoever has no better one hears at once when it is accepted again
-
-    def _set_aside(self, permit: Permit, failure: UpstreamFailure, now: float) -> None:
-        target, key = permit.watched.target, permit.api_key
-        provider = target.model.provider
-        match failure.outcome:
-            case "rate_limited" | "full" as why:
-                seconds = UNTOLD if failure.retry_after is None else min(LONGEST, failure.retry_after)
-                keys = (key,) if why == "rate_limited" else self._keys(target)
-                for one in keys:
-                    self._aside.put(at_target(target.key, one), Aside(now + seconds, why))
-            case "refused_key" | "spend_cap" as why:
-                seconds = REFUSED_FOR if why == "refused_key" else SPENT_FOR
-                if self._aside.find(at_provider(provider, key), now) is None:
-                    log.error("key_set_aside", provider=provider, key=fingerprint(key), reason=why, seconds=seconds)
-                self._aside.put(at_provider(provider, key), Aside(now + seconds, why))
-            case _:
-                return
-        self._wake.set()
+        return not self._keys.has_good_one(watched.target, now)
 
     async def _take_probe(self, permit: Permit) -> None:
         """Take one of the probes that all gateways share. Raises TargetAway when they are out."""
@@ -347,10 +269,3 @@ class Breakers:
             words: dict[str, Any] = {"provider": provider, "endpoint": endpoint, "model": model}
             write(f"breaker_{state.value}", **words, reason=breaker.condition.reason)
             self._wake.set()
-
-
-def _limited(limits: list[Aside], now: float) -> TargetAway:
-    """Return what to say of a target each of whose keys is at a limit."""
-    return TargetAway(
-        min(aside.until for aside in limits) - now, is_busy=all(aside.why == "rate_limited" for aside in limits)
-    )

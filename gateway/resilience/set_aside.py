@@ -56,9 +56,13 @@ class SetAside:
             if self._asides.pop(name, None) is not None:
                 self.news.add(name)
 
-    def names(self, now: float) -> list[str]:
-        """Return what is set aside now."""
-        return [name for name in list(self._asides) if self.find(name, now) is not None]
+    def forget_ended(self, now: float) -> None:
+        """Forget what is over; while Redis answers, what all know takes its place anyway."""
+        self._asides = {name: aside for name, aside in self._asides.items() if aside.until > now}
+
+    def names(self) -> list[str]:
+        """Return what is set aside, or was until lately."""
+        return list(self._asides)
 
     def agree(self, shared: dict[str, Aside], heard: Iterable[str]) -> None:
         """Take over what all gateways know, which has heard of ``heard``; what is news since then stays."""

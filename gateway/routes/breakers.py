@@ -78,7 +78,7 @@ def breaker_view(services: Services, watched: Watched) -> dict[str, Any]:
     now, clock = services.clock.monotonic(), services.clock.now()
     breaker, condition = watched.breaker, watched.breaker.condition
     counted = breaker.tallies(now)[-1]
-    aside = services.breakers.keys_aside(watched, now)
+    aside = services.breakers.keys_aside(watched)
     provider, endpoint, model = watched.labels
     has_retry = condition.is_open and not condition.is_forced
     return {

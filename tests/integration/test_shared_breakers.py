@@ -14,7 +14,8 @@ from gateway.background import Background, stop_all
 from gateway.errors import UpstreamBusy, UpstreamError
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breaker import State
-from gateway.resilience.breakers import Breakers, Permit, TargetAway
+from gateway.resilience.breakers import Breakers, Permit
+from gateway.resilience.keys import TargetAway
 from gateway.settings import BreakerPolicy, ProviderSettings
 from router.targets import Endpoint, Target
 from tests.support.clock import SetClock

@@ -25,7 +25,7 @@ def test_gateways_agree_without_losing_what_is_news() -> None:
     asides.forget(["gone"])
     asides.agree({"old": Aside(10.0, "x"), "gone": Aside(10.0, "x"), "theirs": Aside(9.0, "x")}, told - {"gone"})
 
-    assert sorted(asides.names(0.0)) == ["fresh", "old", "theirs"]
+    assert sorted(asides.names()) == ["fresh", "old", "theirs"]
     assert asides.news == {"fresh", "gone"}
 
 
