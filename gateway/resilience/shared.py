@@ -14,8 +14,9 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from billing.script import Script
-from gateway.resilience.breaker import Breaker, Condition, Tally
+from gateway.resilience.breaker import Breaker, Condition
 from gateway.resilience.set_aside import Aside, SetAside
+from gateway.resilience.window import Tally
 from router.targets import Target
 
 PREFIX = "tollgate:{breakers}"

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.resilience.breaker import Breaker, Condition, State, Tally, Verdict, Window
+from gateway.resilience.breaker import Breaker, Condition, State, Verdict
+from gateway.resilience.window import Tally, Window
 from gateway.settings import BreakerPolicy
 
 POLICY = BreakerPolicy(window=30.0, min_requests=10, failure_ratio=0.5, open_for=15.0, probes=2)
