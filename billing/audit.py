@@ -63,26 +63,28 @@ class View(Struct, frozen=True):
     is_busy: bool
 
 
-Look = Callable[[Sequence[str] | None], Awaitable[Mapping[str, View]]]
+Book = tuple[str, str | None]  # a team's id, and a key's of it or None for the whole team: whoever has limits
+Look = Callable[[Sequence[Book] | None], Awaitable[Mapping[Book, View]]]
 
 
 async def audit(database: Database, quotas: Quotas, day: date) -> list[Difference]:
     """Compare all books of one day, and return where they differ even after a moment's patience.
 
-    Ledger and statements are read in one snapshot. A team whose figures stand still is compared with its counters
-    whole; one whose figures move is compared at the flushed watermark: calls from before it are all in the ledger and
-    settled. Counters that Redis no longer has, or began after the watermark, are left out.
+    Ledger and statements are read in one snapshot. A team or key whose figures stand still is compared with its
+    counters whole; a team whose figures move is compared at the flushed watermark: calls from before it are all in the
+    ledger and settled. Counters that Redis no longer has, or began after the watermark, are left out.
     """
     async with database.begin() as connection:
         differences = await compare_statements(connection, day)
-    views = await _lasting(lambda teams: _look_whole(database, quotas, day, teams))
-    moving = [team_id for team_id, seen in views.items() if len(set(seen)) > 1 or any(view.is_busy for view in seen)]
-    still = {team_id: seen[-1].pair for team_id, seen in views.items() if team_id not in moving}
+    views = await _lasting(lambda books: _look_whole(database, quotas, day, books))
+    moving = [book for book, seen in views.items() if len(set(seen)) > 1 or any(view.is_busy for view in seen)]
+    still = {book: seen[-1].pair for book, seen in views.items() if book not in moving}
     differences += _name(day, still)
-    before = await flushed_before(database) if moving else None
+    teams = [book for book in moving if book[1] is None]
+    before = await flushed_before(database) if teams else None
     if before is not None:
-        views = await _lasting(lambda teams: _look_before(database, quotas, day, before, teams or moving))
-        seen_before = {team_id: seen[-1].pair for team_id, seen in views.items()}
+        views = await _lasting(lambda books: _look_before(database, quotas, day, before, books or teams))
+        seen_before = {book: seen[-1].pair for book, seen in views.items()}
         differences += _name(day, seen_before, f" before {datetime.fromtimestamp(before, UTC):%H:%M}")
     return differences
 
@@ -97,78 +99,85 @@ async def flushed_before(database: Database) -> float | None:
     return None if least is None else (float(least) - SLACK) // 60 * 60
 
 
-async def _lasting(look: Look) -> dict[str, list[View]]:
-    """Look several times, and return what was seen of the teams that differed each time."""
-    seen: dict[str, list[View]] = {team_id: [view] for team_id, view in (await look(None)).items()}
-    seen = {team_id: views for team_id, views in seen.items() if not views[0].pair.agrees}
+async def _lasting(look: Look) -> dict[Book, list[View]]:
+    """Look several times, and return what was seen of the books that differed each time."""
+    seen: dict[Book, list[View]] = {book: [view] for book, view in (await look(None)).items()}
+    seen = {book: views for book, views in seen.items() if not views[0].pair.agrees}
     for _ in range(TRIES - 1):
         if not seen:
             break
         await asyncio.sleep(PAUSE)
-        for team_id, view in (await look(list(seen))).items():
-            seen[team_id].append(view)
-        seen = {team_id: views for team_id, views in seen.items() if not views[-1].pair.agrees}
+        for book, view in (await look(list(seen))).items():
+            seen[book].append(view)
+        seen = {book: views for book, views in seen.items() if not views[-1].pair.agrees}
     return seen
 
 
-async def _look_whole(database: Database, quotas: Quotas, day: date, teams: Sequence[str] | None) -> dict[str, View]:
-    """Compare everything that the ledger and the counters have, of ``teams`` or of all."""
+async def _look_whole(database: Database, quotas: Quotas, day: date, books: Sequence[Book] | None) -> dict[Book, View]:
+    """Compare everything that the ledger and the counters have, of ``books`` or of all."""
     async with database.begin() as connection:
         owed = await _owed(connection, day)
     views = {}
-    for team_id in owed if teams is None else teams:
-        state = await quotas.usage(team_id, day=(day - EPOCH).days)
+    for book in owed if books is None else books:
+        team_id, key_id = book
+        state = await quotas.usage(team_id, day=(day - EPOCH).days, key_id=key_id)
         if state.knows_day:
             counted = Sums(state.day_tokens, state.day_nanousd, state.month_nanousd)
-            views[team_id] = View(Pair(owed.get(team_id, Sums()), counted), state.live > 0)
+            views[book] = View(Pair(owed.get(book, Sums()), counted), state.live > 0)
     return views
 
 
 async def _look_before(
-    database: Database, quotas: Quotas, day: date, before: float, teams: Iterable[str]
-) -> dict[str, View]:
-    """Compare what the books have of calls, and of corrections, from before a moment."""
+    database: Database, quotas: Quotas, day: date, before: float, teams: Iterable[Book]
+) -> dict[Book, View]:
+    """Compare what the books of teams have of calls, and of corrections, from before a moment."""
     async with database.begin() as connection:
         owed = await _owed(connection, day, before)
     views = {}
-    for team_id in teams:
-        settled = await quotas.settled_before(team_id, (day - EPOCH).days, before)
+    for book in teams:
+        settled = await quotas.settled_before(book[0], (day - EPOCH).days, before)
         if settled is not None:
             counted = Sums(settled.tokens, settled.day_nanousd, settled.month_nanousd)
-            views[team_id] = View(Pair(owed.get(team_id, Sums()), counted), is_busy=False)
+            views[book] = View(Pair(owed.get(book, Sums()), counted), is_busy=False)
     return views
 
 
-async def _owed(connection: AsyncConnection, day: date, before: float | None = None) -> dict[str, Sums]:
-    """Return what every team owes by the statements and the corrections, in one snapshot; if only before a moment, then
-    without the rows of calls that are younger."""
+async def _owed(connection: AsyncConnection, day: date, before: float | None = None) -> dict[Book, Sums]:
+    """Return what every team and key owes by the statements and the corrections, in one snapshot; if only before a
+    moment, then without the rows of calls that are younger."""
     await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
     query = {"day": day, "charged": [status.value for status in CHARGED]}
-    amounts = {row.team_id: [0, 0, 0] for row in await connection.execute(TEAMS)}
+    amounts: dict[Book, list[int]] = {(row.team_id, None): [0, 0, 0] for row in await connection.execute(TEAMS)}
     for row in await connection.execute(OWED, query):
-        _add(amounts, row.team_id, int(row.day_tokens or 0), int(row.day_nanousd or 0), int(row.month_nanousd))
+        more = int(row.day_tokens or 0), int(row.day_nanousd or 0), int(row.month_nanousd)
+        _add(amounts, row.team_id, row.key_id, *more)
     moment = None if before is None else datetime.fromtimestamp(before, UTC)
     if before is not None and moment is not None:
         younger = query | {"first": UUID(int=int(before * 1000) << 80), "first_day": moment.date()}
         for row in await connection.execute(YOUNGER, younger):
-            _add(amounts, row.team_id, -int(row.day_tokens or 0), -int(row.day_nanousd or 0), -int(row.month_nanousd))
+            less = -int(row.day_tokens or 0), -int(row.day_nanousd or 0), -int(row.month_nanousd)
+            _add(amounts, row.team_id, row.key_id, *less)
     first = day.replace(day=1)
     last = (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)
     for one in await sums_of(connection, first, last, before=moment):
         is_of_day = one.day == day
-        _add(amounts, one.team_id, one.tokens * is_of_day, one.cost_nanousd * is_of_day, one.cost_nanousd)
-    return {team_id: Sums(*each) for team_id, each in amounts.items()}
+        more = one.tokens * is_of_day, one.cost_nanousd * is_of_day, one.cost_nanousd
+        _add(amounts, one.team_id, one.key_id, *more)
+    return {book: Sums(*each) for book, each in amounts.items()}
 
 
-def _add(amounts: dict[str, list[int]], team_id: str, *more: int) -> None:
-    present = amounts.setdefault(team_id, [0, 0, 0])
-    amounts[team_id] = [one + another for one, another in zip(present, more, strict=True)]
+def _add(amounts: dict[Book, list[int]], team_id: str, key_id: str | None, *more: int) -> None:
+    """Add to the team's book, and to its key's."""
+    for book in {(team_id, None), (team_id, key_id)}:
+        present = amounts.setdefault(book, [0, 0, 0])
+        amounts[book] = [one + another for one, another in zip(present, more, strict=True)]
 
 
-def _name(day: date, pairs: Mapping[str, Pair], when: str = "") -> list[Difference]:
+def _name(day: date, pairs: Mapping[Book, Pair], when: str = "") -> list[Difference]:
     """Return a difference for each figure that two books disagree on."""
     differences = []
-    for team_id, pair in sorted(pairs.items()):
+    for (team_id, key_id), pair in sorted(pairs.items(), key=lambda item: (item[0][0], item[0][1] or "")):
+        whose = "" if key_id is None else f" of {key_id}"
         for name in Sums.__struct_fields__:
             where, quantity = name.split("_")
             ledger, counters = getattr(pair.ledger, name), getattr(pair.counters, name)
@@ -177,7 +186,7 @@ def _name(day: date, pairs: Mapping[str, Pair], when: str = "") -> list[Differen
                     Difference(
                         day=day,
                         team_id=team_id,
-                        where=where + when,
+                        where=where + whose + when,
                         quantity="cost_nanousd" if quantity == "nanousd" else quantity,
                         ledger=ledger,
                         counters=counters,
@@ -238,7 +247,7 @@ WATERMARK = text("""
 TEAMS = text("SELECT id AS team_id FROM teams")
 
 OWED = text("""
-    SELECT team_id,
+    SELECT team_id, key_id,
            sum(input_tokens + output_tokens) FILTER (WHERE day = :day) AS day_tokens,
            sum(cost_nanousd) FILTER (WHERE day = :day) AS day_nanousd,
            sum(cost_nanousd) AS month_nanousd
@@ -246,12 +255,12 @@ OWED = text("""
     WHERE status = ANY(CAST(:charged AS text[]))
       AND day >= date_trunc('month', CAST(:day AS date))
       AND day < date_trunc('month', CAST(:day AS date)) + interval '1 month'
-    GROUP BY team_id
-    ORDER BY team_id
+    GROUP BY team_id, key_id
+    ORDER BY team_id, key_id
 """)
 
 YOUNGER = text("""
-    SELECT team_id,
+    SELECT team_id, key_id,
            sum(input_tokens + output_tokens) FILTER (WHERE day = :day) AS day_tokens,
            sum(cost_nanousd) FILTER (WHERE day = :day) AS day_nanousd,
            sum(cost_nanousd) AS month_nanousd
@@ -260,5 +269,5 @@ YOUNGER = text("""
       AND day >= greatest(CAST(:first_day AS date), CAST(date_trunc('month', CAST(:day AS date)) AS date))
       AND day < date_trunc('month', CAST(:day AS date)) + interval '1 month'
       AND request_id >= :first
-    GROUP BY team_id
+    GROUP BY team_id, key_id
 """)

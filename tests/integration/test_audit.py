@@ -152,6 +152,18 @@ async def test_one_nanodollar_too_many_in_a_counter_is_found_under_load(house: H
     assert one.where.startswith("day before ")
 
 
+async def test_one_nanodollar_too_many_for_a_key_is_found(house: House) -> None:
+    """Keys have limits of their own, so their counters are books too; the team's are in order here."""
+    day = day_of(house.older.new_id())
+    [key] = [key async for key in house.redis.scan_iter(f"*{{team_a}}*:d:key:key_a:{day}")]
+    await house.redis.hincrby(key, "c", 1)
+
+    [one] = await house.audit()
+
+    assert (one.team_id, one.where, one.quantity) == ("team_a", "day of key_a", "cost_nanousd")
+    assert (one.counters or 0) - one.ledger == 1
+
+
 @pytest.mark.parametrize(
     "tampering",
     [
