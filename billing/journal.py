@@ -22,6 +22,7 @@ from msgspec import Struct
 from billing.adoption import Progress, adopt, close_at, seize_segments, settle_segment
 from billing.edges import Clock
 from billing.errors import JournalFull
+from billing.owners import dead
 from billing.records import UsageRecord, bounded, bounded_cost, bounded_usage
 from billing.segments import HEAD, SUFFIX, Fsync, Kind, Segment
 from protocol.usage import Usage
@@ -159,6 +160,10 @@ class Journal:
             if settled:
                 self.on_closed()
             yield len(settled)
+
+    def dead_neighbours(self) -> set[str]:
+        """Return the names of those who wrote beside us and live no more, as they are listed among the flushers."""
+        return dead(self.directory)
 
     def take_closed(self, limit: int, most_bytes: int = TAKEN_BYTES) -> list[Closed]:
         """Return closed calls, oldest first: up to ``limit``, and up to ``most_bytes`` of records, but at least one.

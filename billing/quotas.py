@@ -116,11 +116,11 @@ class Quotas(TeamBooks):
             if code == TOO_LATE and self._server_ahead > believed and self._clock.now() < request.valid_until:
                 return await self._open(request)  # we stood still when Redis last told the time, and took it for slow
         known = [ScopeState(*state) for state in states]
+        hold = self._held(request, known) if code == 1 else None
         for scope, state in zip(request.scopes, known, strict=False):  # told nothing, it is too late
             self._standalone.remember(scope, period(request.request_id)[0], state, self._clock.now())
-        if code != 1:
+        if hold is None:
             return refusal(request, known, refusals)
-        hold = self._held(request, known)
         if epoch != self.epoch:  # the books that hold it are closed
             await self._say(enter_hold(request), self.epoch)
         return hold
@@ -128,7 +128,7 @@ class Quotas(TeamBooks):
     def _open_standalone(self, request: HoldRequest, *, may_be_held: bool) -> Hold | RefusedHold:
         answer = self._standalone.open(request, self._clock.now())
         if isinstance(answer, Hold):
-            self._live[request.request_id] = answer
+            self._begin(answer)
             self._say_later(enter_hold(request))
         elif may_be_held:
             self._say_later(release_hold(request))
@@ -138,7 +138,7 @@ class Quotas(TeamBooks):
         """Hold a call whose counters Redis refuses to touch against our share; its settlement may be refused too."""
         answer = self._standalone.open(request, self._clock.now())
         if isinstance(answer, Hold):
-            self._live[request.request_id] = answer
+            self._begin(answer)
         return answer
 
     async def renew(self, hold: Hold, used: Settlement) -> bool:
@@ -160,7 +160,8 @@ class Quotas(TeamBooks):
 
     def close(self, hold: Hold) -> str:
         """Note that the journal closes a call now, and return the epoch in which it counts."""
-        self._live.pop(hold.request.request_id, None)
+        if self._live.pop(hold.request.request_id, None) is not None:
+            self._standalone.ended(hold.request)
         return self.epoch
 
     async def settle(self, hold: Hold, used: Settlement, epoch: str | None = None) -> None:
@@ -254,10 +255,15 @@ class Quotas(TeamBooks):
         self._standalone.end_outage()
         return True
 
+    def _begin(self, hold: Hold) -> None:
+        if hold.request.request_id not in self._live:
+            self._standalone.began(hold.request)
+        self._live[hold.request.request_id] = hold
+
     def _held(self, request: HoldRequest, states: Sequence[ScopeState]) -> Hold:
         requests, tokens = remaining(request, states)
         hold = Hold(request=request, opened_at=self._clock.now(), requests=requests, tokens=tokens)
-        self._live[request.request_id] = hold
+        self._begin(hold)
         return hold
 
     async def _say(self, words: Words, epoch: str) -> None:

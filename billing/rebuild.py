@@ -21,7 +21,6 @@ from billing.flusher import Flusher
 from billing.holds import Hold
 from billing.journal import Journal
 from billing.ledger_sums import LedgerSums, Sums
-from billing.owners import dead
 from billing.quotas import Quotas
 from billing.rebuild_store import RebuildStore
 from billing.records import CHARGED, UsageRecord
@@ -150,7 +149,7 @@ class Rebuilder:
         Only those dead for a moment: what a process sent last, Postgres may still be committing.
         """
         now = time.monotonic()
-        self._found_dead = {name: self._found_dead.get(name, now) for name in dead(self._journal.directory)}
+        self._found_dead = {name: self._found_dead.get(name, now) for name in self._journal.dead_neighbours()}
         return {name for name, since in self._found_dead.items() if now - since >= AFTERLIFE}
 
     async def _read(self, epoch: str) -> LedgerSums:

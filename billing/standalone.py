@@ -33,11 +33,12 @@ class ScopeSums(Struct, frozen=True):
 
 
 class Room(Struct, frozen=True):
-    """What Redis told of a scope: for which day (since 1970), and when (unix seconds)."""
+    """What Redis told of a scope: for which day (since 1970), when (unix seconds), and who ran others' calls then."""
 
     day: int
     told_at: float
     state: ScopeState
+    others: int  # calls of other processes that ran
 
 
 AskStatements = Callable[[Scope, str, int], Awaitable[ScopeSums]]  # scope, team id, day since 1970
@@ -60,12 +61,27 @@ class Standalone:
         self._spent: dict[tuple[str, str], dict[tuple[LimitName, int], int]] = {}  # by limit and its day or month
         self._recent: dict[tuple[str, str], deque[tuple[float, int]]] = {}
         self._holds: dict[str, HoldRequest] = {}
-        self._live: dict[tuple[str, str], int] = {}
+        self._own: dict[tuple[str, str], int] = {}  # calls of this process that run, wherever they are held
+
+    def began(self, request: HoldRequest) -> None:
+        """Count a call of this process that runs from now on."""
+        for scope in request.scopes:
+            name = (scope.kind, scope.id)
+            self._own[name] = self._own.get(name, 0) + 1
+
+    def ended(self, request: HoldRequest) -> None:
+        """Count it no more."""
+        for scope in request.scopes:
+            name = (scope.kind, scope.id)
+            if self._own[name] == 1:
+                del self._own[name]
+            else:
+                self._own[name] -= 1
 
     def remember(self, scope: Scope, day: int, state: ScopeState, now: float) -> None:
         """Keep what Redis says a scope has used and held; what we spent without it is in there."""
         name = (scope.kind, scope.id)
-        self._rooms[name] = Room(day, now, state)
+        self._rooms[name] = Room(day, now, state, max(0, state.live - self._own.get(name, 0)))
         if self._spent:
             self._spent.pop(name, None)
         if self._recent:
@@ -93,7 +109,6 @@ class Standalone:
         for scope in request.scopes:
             name = (scope.kind, scope.id)
             self._recent.setdefault(name, deque()).append((now, request.tokens))
-            self._live[name] = self._live.get(name, 0) + 1
             self._spend(scope, request, request.tokens, request.cost_nanousd)
         self._holds[request.request_id] = request
         return Hold(request=request, opened_at=now, standalone=True)
@@ -106,14 +121,12 @@ class Standalone:
         tokens = used.usage.total_tokens if used else 0
         cost = used.cost_nanousd if used else 0
         for scope in request.scopes:
-            self._live[scope.kind, scope.id] -= 1
             self._spend(scope, request, tokens - request.tokens, cost - request.cost_nanousd)
 
     def end_outage(self) -> None:
         """Redis counts again, and knows every hold that was opened here."""
         self._sums.clear()
         self._holds.clear()
-        self._live.clear()
 
     def _check(self, scope: Scope, request: HoldRequest, now: float) -> RefusedHold | None:
         name = (scope.kind, scope.id)
@@ -128,7 +141,7 @@ class Standalone:
                 case LimitName.TOKENS_PER_MINUTE:
                     base, spent = self._flowing(scope, limit, cap, now), sum(tokens for _, tokens in recent)
                 case LimitName.CONCURRENT_REQUESTS:
-                    base, spent = self._flowing(scope, limit, cap, now), self._live.get(name, 0)
+                    base, spent = self._beside_others(scope, cap, now), self._own.get(name, 0)
                 case _:
                     base = self._remainder(scope, request, limit, cap)
                     spent = self._spent.get(name, {}).get((limit, _span(limit, request)), 0)
@@ -154,6 +167,11 @@ class Standalone:
         if room is None or now - room.told_at >= MINUTE:
             return cap
         return max(0, cap - sum(room.state.used_and_held(limit)))
+
+    def _beside_others(self, scope: Scope, cap: int, now: float) -> int:
+        """Return how many calls may run beside those of other processes: for a minute, those that Redis last told."""
+        room = self._rooms.get((scope.kind, scope.id))
+        return cap if room is None or now - room.told_at >= MINUTE else max(0, cap - room.others)
 
     def _remainder(self, scope: Scope, request: HoldRequest, limit: LimitName, cap: int) -> int | None:
         """Return what a day or month has left as far as anybody told us; ``None`` when nobody did."""

@@ -141,6 +141,10 @@ class DictJournal:
     def unflushed(self) -> list[UsageRecord]:
         return list(self.closed.values())
 
+    def dead_neighbours(self) -> set[str]:
+        """Return nobody: in the model every process has a disk of its own."""
+        return set()
+
     def adopt(self, dead: DictJournal) -> None:
         """Take over what a dead process left; its running calls were interrupted."""
         self.closed |= dead.closed | dead.open
