@@ -212,12 +212,13 @@ async def test_the_audit_finds_what_was_changed(database: Database, redis: Redis
 
     async with database.begin() as connection:
         await connection.execute(text("UPDATE usage_daily SET cost_nanousd = cost_nanousd + 1"))
-    [ledger, counted_day, counted_month] = await audit(database, quotas, clock.today())
+    [ledger, counted_day, counted_month, *of_key] = await audit(database, quotas, clock.today())
 
     assert (ledger.quantity, ledger.ledger, ledger.statements) == ("cost_nanousd", 400_000, 400_001)
     assert "key_a gpt-4o interactive answered" in ledger.where
     assert (counted_day.where, counted_day.counters) == ("day", 400_000)
     assert (counted_month.where, counted_month.counters) == ("month", 400_000)
+    assert [one.where for one in of_key] == ["day of key_a", "month of key_a"]
 
 
 async def open_hold(quotas: Quotas, clock: Clock) -> Hold:
