@@ -11,14 +11,12 @@ from msgspec import Struct
 from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused
 from gateway.providers.anthropic_request import Unsayable, message_body, native_body
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
-from gateway.providers.openai import read_retry_after
+from gateway.providers.reading import SseEvents, count_of, read_retry_after
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, Reasoning, ReplyMessage, ToolCall
-from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
-from protocol.sse import EventReader, EventStreamTooLong
+from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 from protocol.usage import Usage
 
 VERSION = "2023-06-01"
-MOST_TOKENS = 2**31  # of one kind in one call
 
 STOP_REASONS = {
     "end_turn": FinishReason.STOP,
@@ -93,43 +91,18 @@ class AnthropicFormat:
         return failure
 
 
-class AnthropicEvents:
+class AnthropicEvents(SseEvents):
     """Reads one streamed message."""
 
     def __init__(self) -> None:
-        self.failure: UpstreamFailure | None = None
-        self._reader = EventReader()
+        super().__init__()
         self._usage = _Usage()
         self._tools: dict[int, int] = {}  # index of a content block -> index among the tool calls
         self._unsaid: set[int] = set()  # tool blocks whose arguments have not begun
-        self._has_reason = False
-        self._is_done = False
+        self._stop_reason: str | None = None
 
-    def feed(self, piece: bytes) -> list[Event]:
-        """Take in bytes and return the deltas, the usage and the end that they complete."""
-        events: list[Event] = []
-        try:
-            for event in self._reader.feed(piece):
-                if self._is_done:
-                    break
-                self._read_event(event.data, events)
-        except EventStreamTooLong as exc:
-            self.failure = UpstreamError("The upstream sent an event that is too long.", outcome="malformed")
-            self.failure.__cause__ = exc
-        except UpstreamFailure as exc:
-            self.failure = exc
-        if self.failure is not None and not events:
-            raise self.failure
-        return events
-
-    def finish(self) -> list[Event]:
-        """Return the end that a stop reason without message_stop stands for; refuse a stream that was cut before."""
-        if self._is_done:
-            return []
-        if not self._has_reason:
-            raise UpstreamError("The upstream's answer was cut off.", outcome="cut")
-        self._is_done = True
-        return [ReplyEnd()]
+    def _has_reason(self) -> bool:
+        return self._stop_reason is not None
 
     def _read_event(self, data: bytes, events: list[Event]) -> None:
         try:
@@ -148,14 +121,11 @@ class AnthropicEvents:
             case "message_delta":
                 if event.usage is not None:
                     self._count(event.usage, events)
-                if event.delta.stop_reason is not None:
-                    self._has_reason = True
-                    events.append(Delta(finish_reason=STOP_REASONS.get(event.delta.stop_reason, FinishReason.STOP)))
+                if (reason := event.delta.stop_reason) is not None:
+                    self._stop_reason = reason
+                    events.append(Delta(finish_reason=STOP_REASONS.get(reason, FinishReason.STOP)))
             case "message_stop":
-                if not self._has_reason:
-                    raise UpstreamError("The upstream ended its answer without a reason.", outcome="cut")
-                self._is_done = True
-                events.append(ReplyEnd())
+                self._end(events)
             case "error":
                 is_full = event.error is not None and event.error.type == "overloaded_error"
                 raise UpstreamError(
@@ -214,7 +184,7 @@ class _Usage(Struct, frozen=True):
     def count(self) -> Usage | None:
         """Return the counts as ours, or ``None`` where they cannot be counts."""
         plain, written, read, output = (
-            _whole(number)
+            count_of(number)
             for number in (
                 self.input_tokens,
                 self.cache_creation_input_tokens,
@@ -224,7 +194,7 @@ class _Usage(Struct, frozen=True):
         )
         if plain is None or output is None or not plain + (written or 0) + (read or 0):
             return None
-        thought = _whole((self.output_tokens_details or _OutputDetails()).thinking_tokens) or 0
+        thought = count_of((self.output_tokens_details or _OutputDetails()).thinking_tokens) or 0
         return Usage(
             input_tokens=plain + (written or 0) + (read or 0),
             cached_input_tokens=read or 0,
@@ -232,11 +202,6 @@ class _Usage(Struct, frozen=True):
             output_tokens=output,
             reasoning_tokens=min(thought, output),
         )
-
-
-def _whole(number: float | None) -> int | None:
-    """Return a count that fits the ledger, or ``None`` for what is none: negative, broken, absurd."""
-    return int(number) if number is not None and 0 <= number < MOST_TOKENS and number == int(number) else None
 
 
 class _Block(Struct, frozen=True):

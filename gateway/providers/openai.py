@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import base64
-import math
-import time
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
@@ -14,6 +11,7 @@ from msgspec import Raw, Struct
 
 from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull, UpstreamRefused
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
+from gateway.providers.reading import SseEvents, count_of, read_retry_after
 from protocol.chat import (
     ChatReply,
     ChatRequest,
@@ -26,8 +24,7 @@ from protocol.chat import (
 )
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
-from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
-from protocol.sse import EventReader, EventStreamTooLong
+from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 from protocol.usage import Usage
 
 # What our own engine understands beyond OpenAI's fields, and any caller may say.
@@ -119,47 +116,25 @@ class OpenAIFormat:
         return failure
 
 
-class OpenAIEvents:
+class OpenAIEvents(SseEvents):
     """Reads one streamed reply in OpenAI's dialect. ``choices`` is how many were asked for."""
 
     def __init__(self, choices: int = 1) -> None:
-        self.failure: UpstreamFailure | None = None
-        self._reader = EventReader()
-        self._is_done = False
+        super().__init__()
         self._choices = choices
         self._finished: set[int] = set()  # choices that have said why they ended
 
-    def feed(self, piece: bytes) -> list[Event]:
-        """Take in bytes and return the deltas, the usage and the end that they complete."""
-        events: list[Event] = []
-        try:
-            for event in self._reader.feed(piece):
-                if self._is_done:
-                    break
-                if event.data == b"[DONE]":
-                    if not self._finished:
-                        raise UpstreamError("The upstream ended its answer without a reason.", outcome="cut")
-                    self._is_done = True
-                    events.append(ReplyEnd())
-                else:
-                    self._read_chunk(event.data, events)
-        except EventStreamTooLong as exc:
-            self.failure = UpstreamError("The upstream sent an event that is too long.", outcome="malformed")
-            self.failure.__cause__ = exc
-        except UpstreamFailure as exc:
-            self.failure = exc
-        if self.failure is not None and not events:
-            raise self.failure
-        return events
+    def _has_reason(self) -> bool:
+        return bool(self._finished)
 
-    def finish(self) -> list[Event]:
-        """Return the end that a finish reason without [DONE] stands for; refuse a stream that was cut before one."""
-        if self._is_done:
-            return []
-        if len(self._finished) < self._choices:
-            raise UpstreamError("The upstream's answer was cut off.", outcome="cut")
-        self._is_done = True
-        return [ReplyEnd()]
+    def _has_finished(self) -> bool:
+        return len(self._finished) >= self._choices
+
+    def _read_event(self, data: bytes, events: list[Event]) -> None:
+        if data == b"[DONE]":
+            self._end(events)
+        else:
+            self._read_chunk(data, events)
 
     def _read_chunk(self, data: bytes, events: list[Event]) -> None:
         try:
@@ -174,29 +149,6 @@ class OpenAIEvents:
             events.append(choice.delta_event())
         if (usage := _count(chunk.usage)) is not None:
             events.append(UsageReport(usage))
-
-
-def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that an upstream asks to wait, from any of the three ways it may say so."""
-    if (milliseconds := _read_seconds(headers.get("retry-after-ms", ""))) is not None:
-        return milliseconds / 1000
-    if (value := headers.get("retry-after")) is None:
-        return None
-    if (seconds := _read_seconds(value)) is not None:
-        return seconds
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return None
-
-
-def _read_seconds(text: str) -> float | None:
-    """Return a number that somebody can wait for; neither words nor infinity are one."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return max(0.0, number) if math.isfinite(number) else None
 
 
 def _choices_asked(request: Request) -> int:
@@ -239,7 +191,6 @@ def _encode_with(request: Struct, extra: Mapping[str, Any]) -> bytes:
 # The upstream's shapes. Only what we read is named; the rest is skipped without being built.
 
 LARGEST_FLOAT32 = 3.4028235e38
-MOST_TOKENS = 2**31  # of one kind in one call
 MOST_SECONDS = 1e6  # of device time in one call
 NOTHING = Raw()  # msgspec takes no union of Raw with None
 
@@ -262,13 +213,13 @@ class _Usage(Struct, frozen=True):
 
     def usage(self) -> Usage | None:
         """Return the counts, or ``None`` where they cannot be counts: then the reply itself is counted."""
-        prompt, completion = _whole(self.prompt_tokens), _whole(self.completion_tokens)
+        prompt, completion = count_of(self.prompt_tokens), count_of(self.completion_tokens)
         if not prompt or completion is None:  # no prompt is empty once a template is around it
             return None
         details = self.prompt_tokens_details or NO_DETAILS
-        cached = min(_whole(details.cached_tokens) or 0, prompt)
-        written = min(_whole(details.cache_write_tokens) or 0, prompt - cached)
-        reasoning = _whole((self.completion_tokens_details or NO_DETAILS).reasoning_tokens) or 0
+        cached = min(count_of(details.cached_tokens) or 0, prompt)
+        written = min(count_of(details.cache_write_tokens) or 0, prompt - cached)
+        reasoning = count_of((self.completion_tokens_details or NO_DETAILS).reasoning_tokens) or 0
         return Usage(
             input_tokens=prompt,
             cached_input_tokens=cached,
@@ -277,11 +228,6 @@ class _Usage(Struct, frozen=True):
             cache_write_tokens=written,
             gpu_seconds=_seconds(self.gpu_seconds),
         )
-
-
-def _whole(number: float | None) -> int | None:
-    """Return a count that fits the ledger, or ``None`` for what is none: negative, broken, absurd."""
-    return int(number) if number is not None and 0 <= number < MOST_TOKENS and number == int(number) else None
 
 
 def _seconds(number: float | None) -> float:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import UpstreamBusy
-from gateway.providers.openai import OpenAIFormat, read_retry_after
+from gateway.providers.openai import OpenAIFormat
+from gateway.providers.reading import read_retry_after
 from protocol.chat import (
     ChatRequest,
     Function,

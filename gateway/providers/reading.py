@@ -1,0 +1,101 @@
+# What every wire format reads alike: a stream of server-sent events, whatever is in them; counts; how long to wait.
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+
+from gateway.errors import UpstreamError, UpstreamFailure
+from protocol.events import Event, ReplyEnd
+from protocol.sse import EventReader, EventStreamTooLong
+
+MOST_TOKENS = 2**31  # of one kind in one call
+
+
+class SseEvents(ABC):
+    """Reads one streamed reply that comes as server-sent events; a format says what each of them means.
+
+    However the bytes are cut, the events are the same: what came before a fault is returned, and the fault waits in
+    ``failure``. What comes after the terminal marker is left unread.
+    """
+
+    def __init__(self) -> None:
+        self.failure: UpstreamFailure | None = None
+        self._reader = EventReader()
+        self._is_done = False  # the terminal marker has come
+
+    def feed(self, piece: bytes) -> list[Event]:
+        """Take in bytes and return the deltas, the usage and the end that they complete."""
+        events: list[Event] = []
+        try:
+            for event in self._reader.feed(piece):
+                if self._is_done:
+                    break
+                self._read_event(event.data, events)
+        except EventStreamTooLong as exc:
+            self.failure = UpstreamError("The upstream sent an event that is too long.", outcome="malformed")
+            self.failure.__cause__ = exc
+        except UpstreamFailure as exc:
+            self.failure = exc
+        if self.failure is not None and not events:
+            raise self.failure
+        return events
+
+    def finish(self) -> list[Event]:
+        """Return the end that a finish without the terminal marker stands for; refuse a stream cut before one."""
+        if self._is_done:
+            return []
+        if not self._has_finished():
+            raise UpstreamError("The upstream's answer was cut off.", outcome="cut")
+        self._is_done = True
+        return [ReplyEnd()]
+
+    def _end(self, events: list[Event]) -> None:
+        """Note the terminal marker. Raises UpstreamError when nothing has said why the reply ends."""
+        if not self._has_reason():
+            raise UpstreamError("The upstream ended its answer without a reason.", outcome="cut")
+        self._is_done = True
+        events.append(ReplyEnd())
+
+    @abstractmethod
+    def _read_event(self, data: bytes, events: list[Event]) -> None:
+        """Add to ``events`` what one of the upstream's means. Raises UpstreamFailure."""
+
+    @abstractmethod
+    def _has_reason(self) -> bool:
+        """Whether any choice has said why it ended."""
+
+    def _has_finished(self) -> bool:
+        """Whether every choice has."""
+        return self._has_reason()
+
+
+def count_of(number: float | None) -> int | None:
+    """Return a count that fits the ledger, or ``None`` for what is none: negative, broken, absurd."""
+    return int(number) if number is not None and 0 <= number < MOST_TOKENS and number == int(number) else None
+
+
+def read_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that an upstream asks to wait, from any of the three ways it may say so."""
+    if (milliseconds := _read_seconds(headers.get("retry-after-ms", ""))) is not None:
+        return milliseconds / 1000
+    if (value := headers.get("retry-after")) is None:
+        return None
+    if (seconds := _read_seconds(value)) is not None:
+        return seconds
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+def _read_seconds(text: str) -> float | None:
+    """Return a number that somebody can wait for; neither words nor infinity are one."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return max(0.0, number) if math.isfinite(number) else None
