@@ -43,6 +43,9 @@ async def count_tokens(request: Request[Any, Any, Any]) -> Response[bytes]:
 def check_message(asked: MessagesRequest) -> None:
     """Refuse what the types let through and Anthropic's API does not. Raises BadRequest."""
     require(bool(asked.messages), "messages", "'messages' must hold at least one turn.")
+    for place, turn in enumerate(asked.messages):
+        is_prefill = turn.role == "assistant" and place == len(asked.messages) - 1
+        require(bool(turn.content) or is_prefill, f"messages[{place}]", f"'messages[{place}]' holds no content.")
     require_between(asked.max_tokens, 1, 2**31, "max_tokens")
     require_between(asked.temperature, 0, 1, "temperature")
     require_between(asked.top_p, 0, 1, "top_p")

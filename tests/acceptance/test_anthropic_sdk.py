@@ -189,6 +189,8 @@ def test_a_stream_that_breaks_raises(client: Anthropic, upstream: ScriptedUpstre
         ("messages", [{"role": "user", "content": [{"type": "document", "source": {}}]}]),
         ("messages", [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]),
         ("messages", []),
+        ("messages", [{"role": "user", "content": []}]),
+        ("messages", [{"role": "user", "content": ""}]),
         ("system", [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]),
         ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
         ("mcp_servers", [{"url": "https://a"}]),
