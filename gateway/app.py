@@ -125,22 +125,12 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
         await restorer.start()  # before anything is adopted, flushed or held
         sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
         auditor = Auditor(database, redis, quotas, clock)
-        metrics.follow(quotas, sweeper, services.flusher, auditor)
-        metrics.follow_rebuilds(restorer)
+        metrics.follow_books(quotas, restorer, sweeper, services.flusher, auditor)
         metrics.follow_breakers(breakers, budgets)
         watcher = InstanceWatcher(services)
-        loops = (
-            services.flusher,
-            services.auth,
-            services.idempotency,
-            services.keeper,
-            sweeper,
-            metrics,
-            watcher,
-            breakers,
-        )
-        for loop in (one.run for one in (*loops, auditor)):
-            task = asyncio.create_task(_keep_going(loop))
+        keepers = (services.flusher, services.auth, services.idempotency, services.keeper, breakers)
+        for one in (*keepers, sweeper, metrics, watcher, auditor):
+            task = asyncio.create_task(_keep_going(one.run))
             stack.push_async_callback(stop_all, [task])
         yield services
         await background.drain(SETTLE_WITHIN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -35,12 +35,8 @@ class Metrics(ReplyHook):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = self._counter("tollgate_http_requests_total", "Answers by path and status", "path", "status")
-        self.request_seconds = Histogram(
-            "tollgate_http_request_seconds",
-            "Whole time of a request",
-            ["path"],
-            buckets=SECONDS,
-            registry=self.registry,
+        self.request_seconds = self._histogram(
+            "tollgate_http_request_seconds", "Whole time of a request", SECONDS, "path"
         )
         self.calls = self._counter(
             "tollgate_calls_total", "Calls that reached an upstream", "team", "model", "endpoint", "status", "reason"
@@ -48,43 +44,24 @@ class Metrics(ReplyHook):
         self.tokens = self._counter("tollgate_tokens_total", "Tokens charged", "team", "model", "kind")
         self.cost = self._counter("tollgate_cost_nanousd_total", "Charged, in billionths of a dollar", "team", "model")
         self.attempts = self._counter("tollgate_attempts_total", "Tries at targets", "target", "outcome")
-        self.first_token = Histogram(
-            "tollgate_first_token_seconds", "Until the first token", ["model"], buckets=SECONDS, registry=self.registry
+        self.first_token = self._histogram("tollgate_first_token_seconds", "Until the first token", SECONDS, "model")
+        self.overhead = self._histogram(
+            "tollgate_overhead_seconds", "Time until the first token that was ours, not the upstream's", OVERHEAD
         )
-        self.overhead = Histogram(
-            "tollgate_overhead_seconds",
-            "Time until the first token that was ours, not the upstream's",
-            buckets=OVERHEAD,
-            registry=self.registry,
+        self.in_flight = self._gauge_of_all("tollgate_calls_in_flight", "Calls being answered")
+        self.journal_backlog = self._gauge_of_all(
+            "tollgate_journal_backlog", "Closed calls that are not in Postgres yet"
         )
-        self.in_flight = Gauge(
-            "tollgate_calls_in_flight", "Calls being answered", registry=self.registry, multiprocess_mode="livesum"
-        )
-        self.journal_backlog = Gauge(
-            "tollgate_journal_backlog",
-            "Closed calls that are not in Postgres yet",
-            registry=self.registry,
-            multiprocess_mode="livesum",
-        )
-        self.quotas_standalone = Gauge(
+        self.quotas_standalone = self._gauge_of_worst(
             "tollgate_quotas_standalone",
             "1 while Redis is away and limits are this gateway's share of the last remainder",
-            registry=self.registry,
-            multiprocess_mode="livemax",
         )
         self.hold_exceeded = self._counter("tollgate_hold_exceeded_total", "Calls billed above their hold")
-        self.books_differ = Gauge(
-            "tollgate_books_differ",
-            "Figures of the ledger that a book does not share, by the last audit",
-            ["book"],
-            registry=self.registry,
-            multiprocess_mode="livemax",
+        self.books_differ = self._gauge_of_worst(
+            "tollgate_books_differ", "Figures of the ledger that a book does not share, by the last audit", "book"
         )
-        self.books_audited = Gauge(
-            "tollgate_books_audited_timestamp_seconds",
-            "When the books were last compared; 0: not yet",
-            registry=self.registry,
-            multiprocess_mode="livemax",
+        self.books_audited = self._gauge_of_worst(
+            "tollgate_books_audited_timestamp_seconds", "When the books were last compared; 0: not yet"
         )
         self.journals_damaged = self._counter(
             "tollgate_journals_damaged_total", "Journal files with places that could not be read, kept for people"
@@ -100,24 +77,23 @@ class Metrics(ReplyHook):
         self.idempotent = self._counter(
             "tollgate_idempotent_calls_total", "Calls with an Idempotency-Key, by what became of them", "outcome"
         )
-        self.breaker_state = Gauge(
+        self.breaker_state = self._gauge_of_worst(
             "tollgate_breaker_state",
             "Whether a target is asked: 0 closed, 1 half open, 2 open",
-            ["provider", "endpoint", "model"],
-            registry=self.registry,
-            multiprocess_mode="livemax",
+            "provider",
+            "endpoint",
+            "model",
         )
         self.breaker_transitions = self._counter(
             "tollgate_breaker_transitions_total",
             "Breakers that a gateway opened or closed",
             *("provider", "endpoint", "model", "state"),
         )
-        self.keys_aside = Gauge(
+        self.keys_aside = self._gauge_of_worst(
             "tollgate_keys_set_aside",
             "Keys of a provider that are not used because it refuses them, or their account is used up",
-            ["provider", "reason"],
-            registry=self.registry,
-            multiprocess_mode="livemax",
+            "provider",
+            "reason",
         )
         self.retries = self._counter(
             "tollgate_retries_total", "Attempts beyond a call's first, by the provider tried first", "provider"
@@ -126,31 +102,30 @@ class Metrics(ReplyHook):
             "tollgate_retry_budget_refused_total", "Attempts that the retry budget did not allow", "provider"
         )
         self._counted: list[tuple[Counter, Callable[[], int]]] = []
-        self._refresh_gauges: Callable[[], None] = lambda: None
+        self._refresh_books: Callable[[], None] = lambda: None
         self._refresh_breakers: Callable[[], None] = lambda: None
 
-    def follow(self, quotas: Quotas, sweeper: Sweeper, flusher: Flusher, auditor: Auditor) -> None:
-        """Show from now on what these count themselves."""
+    def follow_books(
+        self, quotas: Quotas, restorer: Restorer, sweeper: Sweeper, flusher: Flusher, auditor: Auditor
+    ) -> None:
+        """Show from now on what those who keep the books count themselves."""
 
-        def refresh_gauges() -> None:
+        def refresh() -> None:
             self.quotas_standalone.set(quotas.is_standalone)
             self.journal_backlog.set(flusher.backlog)
             self.books_differ.labels("statements").set(auditor.found.statements)
             self.books_differ.labels("counters").set(auditor.found.counters)
             self.books_audited.set(auditor.found.at)
 
-        self._refresh_gauges = refresh_gauges
+        self._refresh_books = refresh
         self._counted = [
             (self.hold_exceeded, _rise(lambda: quotas.exceeded)),
             (self.redis_refusals, _rise(lambda: quotas.refused)),
+            (self.rebuilds, _rise(lambda: restorer.rebuilt)),
             (self.holds_swept, _rise(lambda: sweeper.freed)),
             (self.journals_lost, _rise(lambda: sweeper.lost)),
             (self.journals_damaged, _rise(lambda: flusher.damaged)),
         ]
-
-    def follow_rebuilds(self, restorer: Restorer) -> None:
-        """Show from now on how often this process rebuilds the counters."""
-        self._counted.append((self.rebuilds, _rise(lambda: restorer.rebuilt)))
 
     def follow_breakers(self, breakers: Breakers, budgets: RetryBudgets) -> None:
         """Show from now on who is asked, and how often calls tried again."""
@@ -177,7 +152,7 @@ class Metrics(ReplyHook):
 
     def refresh(self) -> None:
         """Take over what is counted elsewhere."""
-        self._refresh_gauges()
+        self._refresh_books()
         self._refresh_breakers()
         for counter, rise in self._counted:
             counter.inc(rise())
@@ -211,6 +186,17 @@ class Metrics(ReplyHook):
 
     def _counter(self, name: str, words: str, *labels: str) -> Counter:
         return Counter(name, words, labels, registry=self.registry)
+
+    def _histogram(self, name: str, words: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(name, words, labels, buckets=buckets, registry=self.registry)
+
+    def _gauge_of_all(self, name: str, words: str, *labels: str) -> Gauge:
+        """Return a gauge that shows the sum over all worker processes."""
+        return Gauge(name, words, labels, registry=self.registry, multiprocess_mode="livesum")
+
+    def _gauge_of_worst(self, name: str, words: str, *labels: str) -> Gauge:
+        """Return a gauge that shows the largest of all worker processes."""
+        return Gauge(name, words, labels, registry=self.registry, multiprocess_mode="livemax")
 
 
 # ``labels()`` checks and locks anew each time; the same few combinations come with every call.

@@ -7,6 +7,7 @@ import httpx
 from billing.auditor import Auditor, Found
 from billing.flusher import Flusher
 from billing.quotas import Quotas
+from billing.restore import Restorer
 from billing.sweep import Sweeper
 from gateway.telemetry.metrics import Metrics
 from tests.support.house import House
@@ -38,7 +39,9 @@ def test_a_scrape_shows_what_others_counted() -> None:
     quotas.exceeded, quotas.refused, quotas.is_standalone, sweeper.freed, sweeper.lost = 2, 1, True, 5, 4
     auditor = object.__new__(Auditor)
     auditor.found = Found(1.0, statements=2, counters=3)
-    metrics.follow(quotas, sweeper, flusher, auditor)
+    restorer = object.__new__(Restorer)
+    restorer.rebuilt = 8
+    metrics.follow_books(quotas, restorer, sweeper, flusher, auditor)
     metrics.render()
     quotas.exceeded, quotas.is_standalone = 3, False
 
@@ -47,6 +50,7 @@ def test_a_scrape_shows_what_others_counted() -> None:
     assert [f"{name} {count}" in lines for name, count in zip(COUNTED, (3.0, 5.0, 1.0), strict=True)] == [True] * 3
     assert "tollgate_quotas_standalone 0.0" in lines and "tollgate_journal_backlog 7.0" in lines
     assert "tollgate_journals_lost_total 4.0" in lines and "tollgate_journals_damaged_total 6.0" in lines
+    assert "tollgate_rebuilds_total 8.0" in lines
     assert 'tollgate_books_differ{book="statements"} 2.0' in lines
     assert 'tollgate_books_differ{book="counters"} 3.0' in lines
 

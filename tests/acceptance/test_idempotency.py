@@ -276,6 +276,7 @@ def test_without_a_key_a_client_that_leaves_still_frees_its_upstream(house: Hous
             next(answer.iter_bytes())
 
     upstream.wait_until(lambda: upstream.requests[0].closed_at)
+    assert upstream.requests[0].tokens_sent < 50
 
 
 def test_who_waits_for_a_call_that_fails_runs_it(house: House, upstream: ScriptedUpstream, key: str) -> None:
