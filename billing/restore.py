@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from enum import StrEnum
 
 import structlog
@@ -62,6 +63,7 @@ def next_move(seen: Seen, owner: str, *, joined: str, put_back_in: str, run_id: 
 
 FAULTS = {
     "stale": "a team's books are of another epoch",
+    "broken": "somebody wrote over a key of the counters",
     "late_journal": "a journal came so late that nobody knows whether its calls were settled",
 }
 FRESH = "*"  # joined: whatever is ready, because nothing was opened, adopted or flushed yet
@@ -99,6 +101,7 @@ class Restorer:
         self._noting: asyncio.Task[None] | None = None
         self.rebuilt = 0  # epochs that this process made ready
         self._is_noted = False  # Postgres knows that we have something unsaid
+        self._owing = 0  # bookings that are under way
         self._task: asyncio.Task[None] | None = None
         quotas.attach(self, store.scope_sums)
 
@@ -174,7 +177,7 @@ class Restorer:
                 await self._rebuilder.put_back(present)
             case Move.START:
                 await self._start(present, why)
-        if self._is_noted and not self._quotas.is_standalone and not self._quotas.unsaid:
+        if self._is_noted and not self._owing and not self._quotas.is_standalone and not self._quotas.unsaid:
             await self._note(0)
         return move
 
@@ -192,6 +195,19 @@ class Restorer:
             task = self._welcomes[team_id] = asyncio.create_task(self._welcome(team_id))
             task.add_done_callback(lambda _: self._welcomes.pop(team_id, None))
         return await asyncio.shield(task)
+
+    @asynccontextmanager
+    async def owing(self) -> AsyncIterator[None]:
+        """Book in Postgres first and count after: should this process die inside, a rebuild follows.
+
+        Raises what Postgres raises.
+        """
+        self._owing += 1
+        try:
+            await self._note(max(1, self._quotas.unsaid))
+            yield
+        finally:
+            self._owing -= 1
 
     async def request_rebuild(self, why: str) -> bool:
         """Ask for a new epoch, as when the audit finds the counters wrong. False when there is none to follow."""

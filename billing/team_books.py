@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any, Protocol
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from billing.edges import Clock
 from billing.epochs import EPOCH_KEY, read_epoch
@@ -31,8 +32,8 @@ class Guard(Protocol):
     def alarm(self, reason: str) -> None:
         """Look soon.
 
-        Redis does not answer ("redis_lost"); a team's books are missing ("unknown") or not of our epoch ("stale"); or
-        they cannot say whether they have a call ("late_journal").
+        Redis does not answer ("redis_lost"); a team's books are missing ("unknown"), not of our epoch ("stale") or
+        written over ("broken"); or they cannot say whether they have a call ("late_journal").
         """
 
     async def welcome(self, team_id: str) -> bool:
@@ -111,7 +112,12 @@ class TeamBooks:
         """Run one verb of the script on its team's books; a new team's are begun first."""
         time = "" if self._uses_server_time else repr(self._clock.now())
         key = f"tollgate:{{{words.team_id}}}"
-        answer = await self._script.call(key, words.verb, time, epoch, words.request_id, *words.rest)
+        try:
+            answer = await self._script.call(key, words.verb, time, epoch, words.request_id, *words.rest)
+        except ResponseError as exc:
+            if self._guard is not None and "WRONGTYPE" in str(exc):
+                self._guard.alarm("broken")
+            raise
         is_unknown = (answer[0] if words.verb == "open" else answer) == Said.UNKNOWN
         if is_unknown and self._guard is not None and await self._guard.welcome(words.team_id):
             answer = await self._script.call(key, words.verb, time, epoch, words.request_id, *words.rest)

@@ -93,6 +93,8 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
         breakers, budgets = Breakers(registry, targets, clock, background, redis), RetryBudgets()
         stack.push_async_callback(breakers.close)
         await breakers.sync()  # what is open is known before the first call
+        flusher = Flusher(journal, database, clock, book_adopted=quotas.book_adopted)
+        restorer = Restorer(quotas, journal, flusher, PostgresStore(database, clock), redis, clock)
         services = Services(
             settings=settings,
             catalog=catalog,
@@ -101,7 +103,8 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
             redis=redis,
             quotas=quotas,
             journal=journal,
-            flusher=Flusher(journal, database, clock, book_adopted=quotas.book_adopted),
+            flusher=flusher,
+            restorer=restorer,
             client=client,
             providers=registry,
             breakers=breakers,
@@ -120,7 +123,6 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
             hooks=(metrics.watch,),
             started_at=clock.now(),
         )
-        restorer = Restorer(quotas, journal, services.flusher, PostgresStore(database, clock), redis, clock)
         stack.push_async_callback(restorer.stop)
         await restorer.start()  # before anything is adopted, flushed or held
         sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.quotas import Quotas
+from billing.restore import Restorer
 from gateway.answering.hooks import HookMaker
 from gateway.answering.keeper import Keeper
 from gateway.auth import Authenticator
@@ -40,6 +41,7 @@ class Services:
     quotas: Quotas
     journal: Journal
     flusher: Flusher
+    restorer: Restorer
     client: UpstreamClient
     providers: ProviderRegistry
     breakers: Breakers

@@ -21,7 +21,7 @@ async def post_correction(request: AnyRequest) -> Response[bytes]:
     services = services_of(request)
     new = decode(await request.body(), NewCorrection)
     # Nothing is flushed meanwhile: counters that are rebuilt from the books between the two would count it twice.
-    async with services.flusher.paused():
+    async with services.flusher.paused(), services.restorer.owing():
         async with services.database.begin() as connection:
             booked, is_new = await book_correction(
                 connection, new, act_of(request), services.clock, services.catalog.models

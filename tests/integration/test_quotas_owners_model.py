@@ -339,6 +339,20 @@ class House(RuleBasedStateMachine):
         assert not why, why
         self.books_agree()
 
+    @rule()
+    def outlive_the_dead(self) -> None:
+        """A lease later nothing of the dead is held, and what they spent is settled to the last token."""
+        self.heal()
+        for _ in range(7):
+            self.clock.move(5.0)
+            self.report()
+            for number in range(OWNERS):
+                self.renew_all(number)
+                self.sweep(number)
+        self.books_agree()
+        holds = {key.decode() for key in self.run(self.redis.hkeys(f"tollgate:{{{TEAM}}}:{self.epoch}:holds"))}
+        assert not holds & self.of_dead
+
     async def recover(self) -> str:
         await self.deliver()
         while self.orphans:
@@ -382,8 +396,13 @@ class House(RuleBasedStateMachine):
             self.check_caps(state, limits, of_scope, day)
 
     def check_exact(self, name: str, state: ScopeState, calls: dict[str, Call], holds: set[str], day: int) -> None:
-        """The settled sums are those of all calls that ended; running calls are held."""
-        owed = [call.record for call in calls.values() if call.record is not None and call.record.status in CHARGED]
+        """The settled sums are those of all calls that ended; running calls are held.
+
+        What a dead process never said is still held, not settled, until its lease ends.
+        """
+        unsaid = holds & self.of_dead
+        ended = [call.record for key, call in calls.items() if key not in unsaid and call.record is not None]
+        owed = [record for record in ended if record.status in CHARGED]
         today = [record for record in owed if day_of(record.request_id) == day]
         month = [record for record in owed if month_of(day_of(record.request_id)) == month_of(day)]
         settled = (sum(r.input_tokens for r in today), sum(r.cost_nanousd for r in today))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 from sqlalchemy import text
 
 from billing import rebuild, rebuild_store, restore
 from billing.epochs import EPOCH_KEY
-from billing.holds import Hold, Limits, RefusedHold
+from billing.holds import Hold, Limits, RefusedHold, Settlement
 from billing.ledger import write_records
 from billing.records import day_of
 from gateway.clock import Clock
 from gateway.database import Database
+from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 from tests.support.owners import Owner, open_owner
@@ -263,6 +266,60 @@ async def test_what_others_wrote_over_the_markers_is_a_wipe(start: Start, databa
     await rebuilt(owner)
 
     assert [(await owner.quotas.usage(team_id)).live for team_id in (TEAM, "team_b")] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["holds", "live", "leases", "d:team:{today}", "w:key:key_a", "reaped"])
+async def test_a_key_that_others_wrote_over_is_rebuilt_at_once(start: Start, redis: Redis, name: str) -> None:
+    """Redis refuses what touches the key; the first refusal has the counters built anew, with nothing missing."""
+    owner = await start("a")
+    running, ending = await owner.begin(owner.ask()), await owner.begin(owner.ask())
+    key = f"tollgate:{{{TEAM}}}:{owner.quotas.epoch}:{name.format(today=today())}"
+    await redis.delete(key)
+    await redis.set(key, "strange")
+    owner.close(ending)
+    await ending.settle()
+    await owner.quotas.renew(running.hold, Settlement(Usage(), 0))
+    with suppress(ResponseError):
+        await owner.quotas.sweep(TEAM)
+
+    await rebuilt(owner)
+
+    state = await owner.quotas.usage(TEAM)
+    assert (state.day_nanousd, state.live) == (400_000, 1)
+
+
+async def test_a_booking_cut_off_before_it_counts_starts_a_rebuild(
+    start: Start, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process dies after Postgres has its booking and before Redis has heard of it: the survivors find its note."""
+    monkeypatch.setattr(restore, "ASK_FOR_DEAD_EVERY", 0.0)
+    dying, other = await start("dying"), await start("other")
+    async with dying.restorer.owing():
+        await dying.restorer.look_once()  # it has nothing unsaid, but the note stays
+        async with database.begin() as connection:
+            await write_records(connection, [make_record(CLOCK.new_id(), cost_nanousd=700)], today=CLOCK.today())
+        await dying.die()
+    async with database.begin() as connection:
+        late = text("UPDATE flushers SET seen_at = seen_at - interval '31 s' WHERE id = :id")
+        await connection.execute(late, {"id": dying.flusher.id})
+
+    await rebuilt(other)
+
+    assert (await other.quotas.usage(TEAM)).day_nanousd == 700
+
+
+async def test_a_booking_that_was_counted_leaves_no_note(start: Start, database: Database) -> None:
+    """The next look takes it back."""
+    owner = await start("a")
+    async with owner.restorer.owing():
+        pass
+    await owner.restorer.look_once()
+
+    async with database.begin() as connection:
+        noted = await connection.execute(
+            text("SELECT unsettled FROM flushers WHERE id = :id"), {"id": owner.flusher.id}
+        )
+    assert noted.scalar_one() == 0
 
 
 async def test_a_rebuild_can_be_asked_for(start: Start, redis: Redis) -> None:
