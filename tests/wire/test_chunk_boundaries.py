@@ -1,0 +1,151 @@
+# Where the network cuts an upstream's bytes is nobody's business: not in the reader, whatever ends a line, and not
+# through the HTTP client, whatever comes in one TCP segment. Every split in two of what was recorded is in
+# test_conformance.py; here the line ends differ, and the bytes go over a real connection.
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+
+import pytest
+
+from gateway.errors import UpstreamFailure
+from gateway.providers.base import EventStream, UpstreamRequest
+from gateway.providers.client import UpstreamClient
+from protocol.events import Event
+from tests.wire.test_conformance import FORMATS, events_of, formats, streams
+from tests.wire.traffic import Streamed, WireFormat
+
+STRIDE = 7  # bytes in a piece; odd, so that it falls out of step with whatever the streams repeat
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+Play = Callable[[asyncio.StreamWriter], Coroutine[None, None, None]]
+
+
+def rewritten(stream: bytes, end: bytes) -> bytes:
+    """Return the stream with other line ends; no data of ours holds one."""
+    return stream.replace(b"\r\n", b"\n").replace(b"\n", end)
+
+
+def cut_every(stream: bytes, size: int, start: int) -> list[bytes]:
+    """Return pieces of ``size`` bytes, the first of ``start``: over all starts, every place is cut once."""
+    places = [0, *range(start, len(stream), size), len(stream)]
+    return [stream[one:other] for one, other in zip(places, places[1:], strict=False) if one < other]
+
+
+@streams
+@pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["CRLF", "CR"])
+def test_every_split_gives_the_same_events_with_any_line_end(wire: WireFormat, streamed: Streamed, end: bytes) -> None:
+    """CR LF and CR mean what LF means, cut between the two bytes, inside a character or inside ``data:``."""
+    stream = rewritten(streamed.stream, end)
+    whole = events_of(wire, streamed, [rewritten(streamed.stream, b"\n")])
+
+    for place in range(len(stream) + 1):
+        assert events_of(wire, streamed, [stream[:place], stream[place:]]) == whole, place
+
+
+@streams
+def test_a_byte_order_mark_and_comments_change_nothing(wire: WireFormat, streamed: Streamed) -> None:
+    """Proxies put both into streams; neither is a part of an event, wherever it is cut."""
+    plain = rewritten(streamed.stream, b"\n")
+    stream = b"\xef\xbb\xbf: hello\n\n" + plain.replace(b"data:", b": in between\nid: 7\nretry: 10\ndata:")
+    whole = events_of(wire, streamed, [plain])
+
+    for start in range(STRIDE):
+        assert events_of(wire, streamed, cut_every(stream, STRIDE, start)) == whole, start
+
+
+@formats
+async def test_every_place_is_cut_on_its_way_through_the_client(wire: WireFormat) -> None:
+    """Each piece comes in a chunk of its own, and the next only once it was read."""
+    for streamed in wire.streamed:
+        for start in range(STRIDE):
+            pieces = cut_every(streamed.stream, STRIDE, start)
+            whole = events_of(wire, streamed, [streamed.stream])
+
+            assert await read_over_http(wire, streamed, pieces) == whole, (streamed.name, start)
+
+
+@pytest.mark.parametrize("wire", FORMATS, ids=lambda wire: wire.name)
+async def test_every_place_is_cut_in_the_http_itself(wire: WireFormat) -> None:
+    """The head, the sizes of chunks and their ends may come in pieces, too."""
+    streamed = wire.streamed[0]
+    raw = HEAD + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in cut_every(streamed.stream, 50, 50))
+    whole = events_of(wire, streamed, [streamed.stream])
+    for start in range(STRIDE):
+
+        async def play(writer: asyncio.StreamWriter, start: int = start) -> None:
+            for piece in cut_every(raw + b"0\r\n\r\n", STRIDE, start):
+                writer.write(piece)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # one turn for the bytes to arrive, one for them to be read
+
+        async with serving(play) as url, asyncio.timeout(20):
+            assert await read(url, wire.make().open_events(streamed.request)) == whole, start
+
+
+async def read_over_http(wire: WireFormat, streamed: Streamed, pieces: list[bytes]) -> tuple[list[Event], str | None]:
+    """Return what comes of ``pieces`` when each is sent once the one before it was read."""
+    was_read = asyncio.Event()
+
+    async def play(writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD)
+        for piece in pieces:
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await was_read.wait()
+            was_read.clear()
+        writer.write(b"0\r\n\r\n")
+
+    async with serving(play) as url, asyncio.timeout(20):
+        return await read(url, wire.make().open_events(streamed.request), was_read.set)
+
+
+async def read(
+    url: str, reader: EventStream, on_piece: Callable[[], None] = lambda: None
+) -> tuple[list[Event], str | None]:
+    """Return the events of a stream, and the word of the failure that it ends in, as a reply's reader finds them."""
+    client = UpstreamClient()
+    seen: list[Event] = []
+    response = await client.send(UpstreamRequest("POST", url, {"content-type": "application/json"}, b"{}"), 5.0, 5.0)
+    try:
+        while (piece := await response.next_piece()) is not None:
+            on_piece()
+            seen += reader.feed(piece)
+            if reader.failure is not None:
+                raise reader.failure
+        seen += reader.finish()
+    except UpstreamFailure as exc:
+        return seen, exc.outcome
+    finally:
+        await response.close()
+        await client.close()
+    return seen, None
+
+
+@contextlib.asynccontextmanager
+async def serving(play: Play) -> AsyncIterator[str]:
+    """Answer every request by ``play``, on one connection each, and give the URL."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(2)  # the body, "{}"
+            await play(writer)
+            await writer.drain()
+        writer.close()
+
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.get_running_loop().create_task(answer(reader, writer)))
+
+    server = await asyncio.start_server(begin, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
