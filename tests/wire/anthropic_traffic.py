@@ -92,6 +92,7 @@ STREAMED = (
     Streamed("events of later versions", CHAT,
              start() + event("novelty", index=0) + block(0, "novelty_block", {"type": "novelty_delta"}) + WORDS + end(),
              GREETING),
+    Streamed("data in two lines", CHAT, (start() + WORDS + end()).replace(b',"index"', b'\ndata: ,"index"'), GREETING),
     Streamed("CR LF", CHAT, (start() + PING + WORDS + end()).replace(b"\n", b"\r\n"), GREETING),
     Streamed("cut at the length", CHAT, start() + WORDS + end("max_tokens"),
              Said(GREETING.text, (FinishReason.LENGTH,), usage=COUNTED)),

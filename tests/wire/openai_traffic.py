@@ -78,6 +78,8 @@ STREAMED = (
              GREETING),
     Streamed("no space after the colon", CHAT, (ROLE + WORDS + STOP + COUNT + DONE).replace(b"data: ", b"data:"),
              GREETING),
+    Streamed("data in two lines", CHAT,
+             (ROLE + WORDS + STOP + COUNT + DONE).replace(b',"choices"', b'\ndata: ,"choices"'), GREETING),
     Streamed("bytes after [DONE]", CHAT, ROLE + WORDS + STOP + COUNT + DONE + chunk({"content": "late"}), GREETING),
     Streamed("cut at the length", CHAT, ROLE + WORDS + chunk({}, "length") + DONE,
              Said(GREETING.text, (FinishReason.LENGTH,))),

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
+from itertools import pairwise
 
 import pytest
 
@@ -32,7 +33,7 @@ def rewritten(stream: bytes, end: bytes) -> bytes:
 def cut_every(stream: bytes, size: int, start: int) -> list[bytes]:
     """Return pieces of ``size`` bytes, the first of ``start``: over all starts, every place is cut once."""
     places = [0, *range(start, len(stream), size), len(stream)]
-    return [stream[one:other] for one, other in zip(places, places[1:], strict=False) if one < other]
+    return [stream[one:other] for one, other in pairwise(places) if one < other]
 
 
 @streams
