@@ -19,7 +19,7 @@ from gateway.answering.call import Call
 from gateway.errors import Overloaded, UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamTimeout
 from gateway.providers.base import Asking, EventStream, Provider, Request, WholeReply
 from gateway.providers.client import UpstreamResponse, read_error_body
-from gateway.providers.openai import ENGINE_FIELDS
+from gateway.providers.openai_request import ENGINE_FIELDS
 from gateway.resilience.breakers import Permit
 from gateway.resilience.deadline import Deadline
 from gateway.resilience.keys import TargetAway

@@ -18,7 +18,7 @@ from gateway.answering.collect import Collector
 from gateway.answering.estimate import probable_prompt_tokens, probable_usage, tokens_of
 from gateway.answering.hooks import HookMaker, ReplyHook
 from gateway.errors import UpstreamFailure, UpstreamTimeout
-from gateway.providers.base import WholeReply
+from gateway.providers.base import WholeReply, replies_asked
 from gateway.services import Services
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.usage import Usage
@@ -64,7 +64,7 @@ class Reply:
         self._prompt_seen: int | None = None
         self._most = 0  # output tokens that the hold covers; known with the prompt
         self._gpu_seconds: dict[int, float] = {}  # by choice: what our own engine told as it went
-        self._choices = _replies_asked(call)
+        self._choices = replies_asked(call.request)
         self._finished: set[int] = set()  # choices that have said why they ended
         self._last_content = services.clock.monotonic()
         self._was_sent = False
@@ -268,9 +268,3 @@ async def settle(services: Services, account: Account) -> None:
         await account.settle()
     finally:
         services.keeper.remove(account)
-
-
-def _replies_asked(call: Call) -> int:
-    prompts = getattr(call.request, "prompt", None)
-    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
-    return (getattr(call.request, "n", None) or 1) * several

@@ -76,3 +76,10 @@ class Provider(Protocol):
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
         """Return what an answer with a failing status means to us."""
+
+
+def replies_asked(request: Request) -> int:
+    """Return how many choices a whole reply has: ``n`` for each prompt."""
+    prompts = getattr(request, "prompt", None)
+    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    return (getattr(request, "n", None) or 1) * several
