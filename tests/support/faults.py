@@ -7,8 +7,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 from msgspec import Struct
+from redis import Redis
+from redis.exceptions import TimeoutError as NoAnswer
 
 from gateway.embedded import EmbeddedServer
 from gateway.processes import descendants_of
@@ -127,6 +130,35 @@ def _freeze_server(server: EmbeddedServer) -> Iterator[None]:
     thaw.wait(2 * FREEZE)
 
 
+def _make_redis_unwilling(house: FaultHouse, _: Load, dice: random.Random) -> Iterator[None]:
+    """Redis runs, and refuses: it has no replicas, no memory, no permission for scripts, or runs somebody else's."""
+    with Redis.from_url(house.redis.url, socket_timeout=5) as redis:
+        match dice.choice(("replicas", "memory", "permission", "script")):
+            case "replicas":
+                redis.config_set("min-replicas-to-write", 1)
+                yield from _for_a_while(dice)
+                redis.config_set("min-replicas-to-write", 0)
+            case "memory":
+                redis.config_set("maxmemory", 1)
+                yield from _for_a_while(dice)
+                redis.config_set("maxmemory", 0)
+            case "permission":
+                redis.execute_command("ACL", "SETUSER", "default", "-eval", "-evalsha", "-script")
+                yield from _for_a_while(dice)
+                redis.execute_command("ACL", "SETUSER", "default", "+@all")
+            case "script":
+                redis.config_set("busy-reply-threshold", 200)
+                with Redis.from_url(house.redis.url, socket_timeout=0.1, retry=None) as other, suppress(NoAnswer):
+                    other.eval("while true do end", 0)
+                yield from _for_a_while(dice)
+                redis.script_kill()
+
+
+def _for_a_while(dice: random.Random) -> Iterator[None]:
+    yield
+    time.sleep(dice.uniform(1, 4))
+
+
 FAULTS: dict[str, Fault] = {
     "gateway killed": _kill_gateway,
     "gateway killed after [DONE]": _kill_gateway_after_done,
@@ -138,6 +170,7 @@ FAULTS: dict[str, Fault] = {
     "Redis killed and emptied": _lose_redis,
     "Redis flushed": _flush_redis,
     "Redis frozen": _freeze_redis,
+    "Redis unwilling": _make_redis_unwilling,
 }
 
 
