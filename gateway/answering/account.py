@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from billing.holds import Hold, Settlement
 from billing.journal import Journal
 from billing.quotas import Quotas
@@ -18,7 +20,7 @@ class Account:
     def __init__(self, hold: Hold, journal: Journal, quotas: Quotas, *, owes_parts: bool = True) -> None:
         self.hold = hold
         self.owes_parts = owes_parts  # whether a part of an answer is owed, should this process die
-        self.used = NOTHING  # so far
+        self.count: Callable[[], Settlement] = lambda: NOTHING  # tells what was used so far
         self.record: UsageRecord | None = None  # the final one, once closed
         self._journal = journal
         self._quotas = quotas
@@ -38,13 +40,16 @@ class Account:
 
     def note_progress(self) -> None:
         """Enter what was used so far, if that changed."""
-        if self.owes_parts and self._is_opened and not self.is_closed and self.used != self._noted:
-            self._journal.progress(self.hold.request.request_id, self.used.usage, self.used.cost_nanousd)
-            self._noted = self.used
+        if not self.owes_parts or not self._is_opened or self.is_closed:
+            return
+        if (used := self.count()) != self._noted:
+            self._journal.progress(self.hold.request.request_id, used.usage, used.cost_nanousd)
+            self._noted = used
 
     async def renew(self) -> None:
         """Renew the lease of the hold and tell it what was used so far."""
-        await self._quotas.renew(self.hold, self.used)
+        if not self.is_closed:
+            await self._quotas.renew(self.hold, self.count())
 
     def close(self, record: UsageRecord) -> None:
         """Enter how the call ended. Only after this may its last bytes leave."""
@@ -54,6 +59,7 @@ class Account:
         if self._is_opened:
             self._journal.closed(record)
         self.record = record
+        self.count = lambda: NOTHING  # whoever counted may go
 
     async def settle(self) -> None:
         """Put what was used in place of the hold, or give the hold back when nothing is owed."""

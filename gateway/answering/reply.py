@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
@@ -17,7 +16,7 @@ from gateway.answering.call import Call, record_for
 from gateway.answering.collect import Collector
 from gateway.answering.estimate import probable_prompt_tokens, probable_usage, tokens_of
 from gateway.answering.hooks import HookMaker, ReplyHook
-from gateway.errors import UpstreamFailure, UpstreamTimeout
+from gateway.errors import UpstreamFailure
 from gateway.providers.base import WholeReply, replies_asked
 from gateway.services import Services
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
@@ -52,6 +51,7 @@ class Reply:
         self.call = call
         self.route = route
         self.account = account
+        account.count = self.used
         self.log = log
         self.keep_ending: KeepEnding | None = None
         self.first_token_seconds = services.clock.monotonic() - call.started
@@ -67,6 +67,7 @@ class Reply:
         self._choices = replies_asked(call.request)
         self._finished: set[int] = set()  # choices that have said why they ended
         self._last_content = services.clock.monotonic()
+        self._had_content = False  # whether a token has come since
         self._was_sent = False
         self._kept_record: UsageRecord | None = None  # while the end is being kept, and after
 
@@ -148,7 +149,7 @@ class Reply:
                     if event.gpu_seconds:
                         self._gpu_seconds[event.index] = event.gpu_seconds
                     if event.has_content:
-                        self._last_content = self._services.clock.monotonic()
+                        self._had_content = True
                     if event.finish_reason is not None:
                         self._finished.add(event.index)
                     passed = self._through_hooks(event)
@@ -158,7 +159,6 @@ class Reply:
                     self._usage = usage
                 case ReplyEnd():
                     return out, True
-        self._count()
         return out, False
 
     def _through_hooks(self, delta: Delta) -> Delta | None:
@@ -174,17 +174,15 @@ class Reply:
         assert answering.response is not None and answering.events is not None
         if answering.events.failure is not None:
             raise answering.events.failure
-        timeouts = answering.provider.timeouts
+        timeouts, now = answering.provider.timeouts, self._services.clock.monotonic()
+        if self._had_content:  # its next token is awaited from now on: what a slow client took is not the upstream's
+            self._last_content, self._had_content = now, False
         late = min(self._last_content + timeouts.between_tokens, self.call.started + timeouts.total)
-        try:
-            async with asyncio.timeout(max(0.0, late - self._services.clock.monotonic())):
-                piece = await answering.response.next_piece()
-        except TimeoutError as exc:
-            raise UpstreamTimeout("The upstream fell silent, or took too long in all.") from exc
+        piece = await answering.response.next_piece(late - now)
         return answering.events.finish() if piece is None else answering.events.feed(piece)
 
-    def _count(self) -> None:
-        """Tell the books what was used so far."""
+    def used(self) -> Settlement:
+        """Return what was used so far, and what it costs."""
         if self._prompt_seen is None:
             self._prompt_seen = probable_prompt_tokens(self.call.request)
             self._most = self._output_most()
@@ -196,7 +194,7 @@ class Reply:
         )
         if usage.output_tokens < seen:  # told at the beginning of a reply that has gone on since
             usage = replace(usage, output_tokens=seen)
-        self.account.used = Settlement(usage, self._cost(usage))
+        return Settlement(usage, self._cost(usage))
 
     def _output_most(self) -> int:
         return output_tokens_most(self.call.request, self.target.model)
@@ -221,16 +219,14 @@ class Reply:
 
     def _final_usage(self) -> Usage:
         if self._usage is None:
-            self._count()
-            self._usage = self.account.used.usage
+            self._usage = self.used().usage
         return self._usage
 
     def _final_record(self, status: Status) -> UsageRecord:
         if status is Status.ANSWERED:
             usage = self._final_usage()
         else:  # what was told, if anything, may be less than what went past
-            self._count()
-            usage = self.account.used.usage
+            usage = self.used().usage
         return _usage_record(self, status, usage, self._cost(usage), self._services.clock.monotonic())
 
     def _end(self, status: Status) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -63,6 +64,9 @@ class UpstreamResponse:
         self._response = response
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
+        self._loop = asyncio.get_running_loop()
+        self._due = math.inf  # the loop's seconds: when whoever waits for bytes has waited long enough
+        self._alarm: asyncio.TimerHandle | None = None  # one for many pieces: it is moved when it rings, not before
 
     async def read(self, longest: int = LONGEST_REPLY) -> bytes:
         """Return the whole body. Raises UpstreamError when it is longer than ``longest``."""
@@ -75,15 +79,33 @@ class UpstreamResponse:
                 raise UpstreamError("The upstream's answer is too long.", outcome="too_long")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def next_piece(self) -> bytes | None:
-        """Return the next bytes of the body, or ``None`` at its end."""
+    async def next_piece(self, patience: float = math.inf) -> bytes | None:
+        """Return the next bytes of the body, or ``None`` at its end.
+
+        Raises UpstreamTimeout after ``patience`` seconds without any; then the answer is lost, and only to be closed.
+        """
+        self._due = self._loop.time() + patience
+        if self._alarm is None and patience < math.inf:
+            self._alarm = self._loop.call_at(self._due, self._ring)
         try:
             return await self._response.content.readany() or None
         except BROKEN as exc:
             raise _as_ours(exc) from exc
+        finally:
+            self._due = math.inf
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self._due <= self._loop.time():
+            late = UpstreamTimeout("The upstream fell silent, or took too long in all.")
+            self._response.content.set_exception(late)
+        elif self._due < math.inf:
+            self._alarm = self._loop.call_at(self._due, self._ring)
 
     async def close(self) -> None:
         """Close the connection if the body has not come to its end; else it went back to the pool. Never raises."""
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._response.close()
 
 

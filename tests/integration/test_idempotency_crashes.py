@@ -60,7 +60,7 @@ class Scene:
         self.account = Account(hold, self.journal, self.quotas, owes_parts=False)
         unknown = {"status": Status.FAILED, "input_tokens": 0, "cached_input_tokens": 0, "output_tokens": 0}
         self.account.open(make_record(hold.request.request_id, cost_nanousd=0, **unknown))
-        self.account.used = Settlement(Usage(100, 0, 12), 400)
+        self.account.count = lambda: Settlement(Usage(100, 0, 12), 400)
         self.account.note_progress()
         self.record = make_record(hold.request.request_id, cost_nanousd=COST)
 

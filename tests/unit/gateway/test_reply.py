@@ -47,8 +47,8 @@ class Upstream:
         self.pieces = list(pieces)
         self.is_closed = False
 
-    async def next_piece(self) -> bytes | None:
-        """Return the next piece."""
+    async def next_piece(self, patience: float) -> bytes | None:
+        """Return the next piece; it never takes long."""
         return self.pieces.pop(0) if self.pieces else None
 
     async def close(self) -> None:
