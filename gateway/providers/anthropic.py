@@ -217,7 +217,7 @@ class _Block(Struct, frozen=True):
 
 class _Message(Struct, frozen=True):
     content: tuple[_Block, ...]
-    stop_reason: str
+    stop_reason: str | None = None
     id: str = ""
     usage: _Usage = _Usage()
 
@@ -238,7 +238,7 @@ class _Message(Struct, frozen=True):
                 if block.signature or block.data
             ),
         )
-        reason = STOP_REASONS.get(self.stop_reason, FinishReason.STOP)
+        reason = STOP_REASONS.get(self.stop_reason or "", FinishReason.STOP)
         return ChatReply(id=self.id, created=0, choices=(Choice(index=0, message=said, finish_reason=reason),))
 
 

@@ -1,9 +1,8 @@
-# No stream dies silently, and a client that leaves frees its upstream. What each fault looks like to the client, and
-# what the books say of it.
+# What test_fault_table.py does not play: refusals in the upstream's own words, deadlines, clients that leave, and what
+# reaches an upstream. For a model behind either format.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -48,18 +47,7 @@ def row_of(house: House, answer: httpx.Response) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("script", "status", "code"),
-    [
-        ("500", 502, "upstream_error"),
-        ("503", 502, "upstream_error"),
-        ("529", 502, "upstream_error"),
-        ("refused-key", 502, "upstream_error"),
-        ("403", 502, "upstream_error"),
-        ("not-json", 502, "upstream_error"),
-        ("reset-before-headers", 502, "upstream_error"),
-        ("hang-before-headers", 504, "upstream_timeout"),
-        ("429-seconds", 429, "rate_limit_exceeded"),
-        ("400", 400, "invalid_value"),
-    ],
+    [("403", 502, "upstream_error"), ("400", 400, "invalid_value")],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_fault_before_the_first_token_has_an_honest_status(
@@ -75,37 +63,7 @@ def test_a_fault_before_the_first_token_has_an_honest_status(
         code = None  # Anthropic's errors have no codes of that kind
     assert (answer.status_code, error["code"]) == (status, code)
     assert "sk-upstream" not in answer.text
-    assert status != 429 or answer.headers["retry-after"] == "2"
     assert (row["status"], row["cost_usd"]) == ("failed", 0)
-
-
-@pytest.mark.parametrize("script", ["error-first", "role-only", "pings-only"])
-def test_an_error_frame_a_role_or_a_ping_is_no_first_token(
-    house: House, upstream: ScriptedUpstream, script: str
-) -> None:
-    """A stream that never gives content has not begun: its failure still gets a status of its own."""
-    upstream.script(script)
-    answer = ask(house, stream=True)
-
-    assert answer.status_code in (502, 504)
-    assert answer.json()["error"]["code"] in ("upstream_error", "upstream_timeout")
-
-
-@pytest.mark.parametrize("script", ["cut", "reset", "broken", "malformed", "error-frame", "hang"])
-def test_a_stream_that_breaks_ends_in_an_error_chunk(house: House, upstream: ScriptedUpstream, script: str) -> None:
-    """What came is delivered, then an error object, and never [DONE]; what was sent is charged as `interrupted`."""
-    upstream.script(script)
-    answer = ask(house, stream=True)
-    events = [line[6:] for line in answer.text.splitlines() if line]
-    row = row_of(house, answer)
-
-    assert answer.status_code == 200
-    assert "[DONE]" not in events
-    assert json.loads(events[-1])["error"]["code"] in ("upstream_error", "upstream_timeout")
-    assert all("error" not in json.loads(event) for event in events[:-1])
-    assert not any(choice["finish_reason"] for event in events[:-1] for choice in json.loads(event)["choices"])
-    assert (row["status"], row["output_tokens"]) == ("interrupted", 2)
-    assert row["cost_usd"] > 0
 
 
 def test_a_stream_ends_at_its_total_deadline(house: House, upstream: ScriptedUpstream) -> None:
@@ -116,24 +74,6 @@ def test_a_stream_ends_at_its_total_deadline(house: House, upstream: ScriptedUps
 
     assert "[DONE]" not in answer.text and '"upstream_timeout"' in answer.text
     assert row["status"] == "interrupted" and 3 <= row["output_tokens"] < 40
-
-
-def test_done_without_a_finish_reason_is_a_failure(house: House, upstream: ScriptedUpstream) -> None:
-    """An answer that was cut and then closed politely is no whole answer."""
-    upstream.script("no-finish")
-    answer = ask(house, stream=True)
-
-    assert "[DONE]" not in answer.text and '"upstream_error"' in answer.text
-    assert row_of(house, answer)["status"] == "interrupted"
-
-
-def test_a_finish_reason_without_done_is_complete(house: House, upstream: ScriptedUpstream) -> None:
-    """Some compatible services never send [DONE]; ours always comes after a whole reply."""
-    upstream.script("no-done")
-    answer = ask(house, stream=True)
-
-    assert answer.text.endswith("data: [DONE]\n\n")
-    assert row_of(house, answer)["status"] == "answered"
 
 
 def test_an_answer_without_usage_is_charged_by_what_was_seen(house: House, upstream: ScriptedUpstream) -> None:

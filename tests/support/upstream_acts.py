@@ -90,7 +90,7 @@ async def play_whole(
             connection.write(half)
             await asyncio.sleep(0.01)  # or the reset would overtake the bytes
             connection.reset() if fault is Fault.RESET else connection.drop()
-        case Fault.CUT | Fault.NO_DONE | Fault.MALFORMED:
+        case Fault.CUT | Fault.MALFORMED:
             connection.start(200, head, len(half))
             connection.write(half)
         case Fault.DRIP:

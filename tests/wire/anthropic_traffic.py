@@ -138,6 +138,7 @@ WHOLE = (
           body([{"type": "tool_use", "id": WEATHER[0], "name": WEATHER[1], "input": {"city": "Zürich"}},
                 {"type": "tool_use", "id": CLOCK[0], "name": CLOCK[1], "input": {}}], "tool_use"),
           Said(finish=(FinishReason.TOOL_CALLS,), calls=(WEATHER, CLOCK), usage=COUNTED)),
+    Whole("no reason", CHAT, body(stop_reason=None), Said(("Grüezi 🚪",), usage=COUNTED)),
     Whole("a stranger's word", CHAT, body(reason="novelty"), Said(("Grüezi 🚪",), usage=COUNTED)),
 )  # fmt: skip
 

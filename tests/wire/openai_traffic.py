@@ -162,6 +162,7 @@ WHOLE = (
     Whole("a refusal", CHAT, body({"content": None, "refusal": "I can't."}), Said(refusal="I can't.", usage=COUNTED)),
     Whole("an older word for tools", CHAT, body(finish="function_call"),
           Said(("Grüezi 🚪",), (FinishReason.TOOL_CALLS,), usage=COUNTED)),
+    Whole("no reason", CHAT, body(finish=None), Said(("Grüezi 🚪",), usage=COUNTED)),
     Whole("a stranger's word", CHAT, body(finish="eos"), Said(("Grüezi 🚪",), usage=COUNTED)),
     Whole("a completion", TEXT,
           b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"text":" upon a time",'
