@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -64,9 +64,9 @@ class SetAside:
         """Return what is set aside, or was until lately."""
         return list(self._asides)
 
-    def agree(self, shared: dict[str, Aside], heard: Iterable[str]) -> None:
-        """Take over what all gateways know, which has heard of ``heard``; what is news since then stays."""
-        self.news -= set(heard)
+    def agree(self, shared: dict[str, Aside], told: Mapping[str, Aside | None]) -> None:
+        """Take over what all gateways know, who were ``told`` so much; what has changed here since then stays news."""
+        self.news -= {name for name, aside in told.items() if self._asides.get(name) == aside}
         unsaid = {name: aside for name, aside in self._asides.items() if name in self.news}
         unsaid_gone = self.news - unsaid.keys()
         self._asides = {name: aside for name, aside in shared.items() if name not in unsaid_gone} | unsaid

@@ -20,13 +20,16 @@ def test_gateways_agree_without_losing_what_is_news() -> None:
     asides = SetAside()
     asides.put("old", Aside(10.0, "rate_limited"))
     asides.put("gone", Aside(10.0, "rate_limited"))
-    told = set(asides.news)
+    asides.put("more", Aside(10.0, "rate_limited"))
+    told = {name: asides.find(name, 0.0) for name in asides.news}
+    asides.put("more", Aside(30.0, "refused_key"))
     asides.put("fresh", Aside(20.0, "rate_limited"))
     asides.forget(["gone"])
-    asides.agree({"old": Aside(10.0, "x"), "gone": Aside(10.0, "x"), "theirs": Aside(9.0, "x")}, told - {"gone"})
+    asides.agree({name: Aside(10.0, "x") for name in ("old", "gone", "more", "theirs")}, told)
 
-    assert sorted(asides.names()) == ["fresh", "old", "theirs"]
-    assert asides.news == {"fresh", "gone"}
+    assert sorted(asides.names()) == ["fresh", "more", "old", "theirs"]
+    assert asides.find("more", 20.0) == Aside(30.0, "refused_key")
+    assert asides.news == {"fresh", "gone", "more"}
 
 
 def test_names_tell_nothing_of_a_key() -> None:
