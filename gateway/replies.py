@@ -17,7 +17,7 @@ from gateway.services import Services
 from gateway.stored_answers import StoredAnswer
 from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
-from protocol.leaving import ended_when_client_leaves
+from protocol.leaving import Client, ended_when_client_leaves
 from protocol.usage import Usage
 
 log = structlog.get_logger()
@@ -52,13 +52,15 @@ class ReplyResponse:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the call until its last byte is sent, or until its client leaves; with a key, until its end."""
-        async with ended_when_client_leaves(receive):
+        async with ended_when_client_leaves(receive) as client:
             if self._call.idempotency_key is None:
-                await self._run(self._call, self._dialect, send)
+                await self._run(self._call, self._dialect, send, client)
             else:
                 await answer_once(self._services, self._call, self._run_and_keep, self._dialect.error, scope, send)
 
-    async def _run(self, call: Call, dialect: Dialect, send: Any, keep_ending: KeepEnding | None = None) -> None:
+    async def _run(
+        self, call: Call, dialect: Dialect, send: Any, client: Client, keep_ending: KeepEnding | None = None
+    ) -> None:
         self._services.metrics.in_flight.inc()
         try:
             reply = await answer(self._services, call)
@@ -69,6 +71,8 @@ class ReplyResponse:
                 else:
                     await self._send_whole(reply, dialect, send)
             finally:
+                if client.has_left:
+                    reply.abandon()
                 reply.close()
         finally:
             self._services.metrics.in_flight.dec()
@@ -80,7 +84,7 @@ class ReplyResponse:
             written.end(reply, ending)
             await keep(written.answer(reply), reply.record)
 
-        await self._run(call, written, send, keep_ending)
+        await self._run(call, written, send, Client(), keep_ending)  # nobody whose leaving ends the call
 
     async def _send_whole(self, reply: Reply, dialect: Dialect, send: Any) -> None:
         whole, usage = await reply.collect()

@@ -5,31 +5,38 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 
+@dataclass(slots=True)
+class Client:
+    """Whoever waits for an answer."""
+
+    has_left: bool = False
+
+
 @asynccontextmanager
-async def ended_when_client_leaves(receive: Any) -> AsyncIterator[None]:
+async def ended_when_client_leaves(receive: Any) -> AsyncIterator[Client]:
     """Cancel what runs inside as soon as the client has gone, and swallow that cancellation.
 
     ``receive`` is ASGI's, once the whole body was read from it: all that can still come is ``http.disconnect``.
     """
     running = asyncio.current_task()
     assert running is not None
-    has_left = False
+    client = Client()
 
     async def watch() -> None:
-        nonlocal has_left
         while (await receive())["type"] != "http.disconnect":
             pass
-        has_left = True
+        client.has_left = True
         running.cancel()
 
     watching = asyncio.create_task(watch())
     try:
-        yield
+        yield client
     except asyncio.CancelledError:
-        if not has_left or running.uncancel() > 0:
+        if not client.has_left or running.uncancel() > 0:
             raise
     finally:
         watching.cancel()

@@ -122,6 +122,7 @@ async def send_with_retries(
                 raise
             failure = exc
         except BaseException:
+            log.add(target, "abandoned", clock.monotonic() - started)  # its client left, or we are closing
             breakers.abandoned(permit)
             raise
         else:

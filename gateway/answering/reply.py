@@ -135,6 +135,11 @@ class Reply:
         finally:
             self._services.background.spawn(self._let_go())
 
+    def abandon(self) -> None:
+        """The client left by itself: it owes what was produced for it until now, sent or not. Then ``close()``."""
+        if self._output_seen and not self.account.is_closed:
+            self._end(Status.INTERRUPTED)
+
     async def _let_go(self) -> None:
         await self._answering.close()
         await settle(self._services, self.account)

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text
 
+from gateway.database import Database
 from tests.support.house import House
 from tests.support.scripted_upstream import ScriptedUpstream
 
@@ -26,6 +29,21 @@ def _each_dialect(
     yield
     upstream.forget()
     house.reset_breakers()
+
+
+def rows_of(house: House, user: str) -> list[Any]:
+    """Return the usage records of calls that named this user."""
+
+    async def read() -> list[Any]:
+        database = Database(house.settings.database_url)
+        try:
+            async with database.begin() as connection:
+                wanted = text("SELECT * FROM usage_records WHERE user_tag = :user")
+                return list(await connection.execute(wanted, {"user": user}))
+        finally:
+            await database.close()
+
+    return asyncio.run(read())
 
 
 def ask(house: House, **more: Any) -> httpx.Response:
@@ -105,6 +123,20 @@ def test_a_client_that_leaves_closes_its_upstream(house: House, upstream: Script
         row = row_of(house, answer)
         assert row["status"] == "interrupted"
         assert 1 <= row["output_tokens"] <= upstream.requests[-1].tokens_sent + 1
+
+
+def test_a_plain_call_that_is_left_costs_nothing(house: House, upstream: ScriptedUpstream) -> None:
+    """Nothing came of it that could be counted. The row says who was asked, and that it was abandoned."""
+    upstream.script("tokens=100,pace=0.02")
+    who = f"leaves {ASK['model']}"
+    with house.client() as client, pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/chat/completions", json={**ASK, "user": who}, timeout=0.3)
+    upstream.wait_until(lambda: upstream.requests[-1].closed_at)
+    upstream.wait_until(lambda: rows_of(house, who))
+    (row,) = rows_of(house, who)
+
+    assert (row.status, row.cost_nanousd) == ("failed", 0)
+    assert [attempt["outcome"] for attempt in row.attempts] == ["abandoned"]
 
 
 def test_no_header_of_the_client_reaches_the_upstream(house: House, upstream: ScriptedUpstream) -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from httpx import ReadTimeout
 from openai import OpenAI
 from sqlalchemy import text
 
@@ -101,6 +102,18 @@ def test_calls_and_idle_time_make_instance_hours_times_the_price(own_house: Hous
     assert all(row.gpu_cost_nanousd > 0 for row in booked)
     assert {one["status"] for one in shown.values()} == {"active"}
     assert shown[f"local {second.url}/v1"]["instance_id"] == lines[f"local {second.url}/v1"].instance_id
+
+
+def test_who_leaves_a_plain_call_pays_what_was_produced(own_house: House, engines: list[EngineServer]) -> None:
+    """Our engine streams to the gateway, so that is known; the engine is free again, and its time is on the books."""
+    with own_house.client() as client, pytest.raises(ReadTimeout):
+        client.post("/v1/chat/completions", json={"model": "llama", "messages": ASK, "max_tokens": 3000}, timeout=0.5)
+    wait_until(lambda: engines[0].load()["running"] == 0 and len(rows(own_house)) == 1)
+    (row,) = rows(own_house)
+
+    assert row.status == "interrupted"
+    assert 0 < row.output_tokens < 3000
+    assert row.cost_nanousd > 0 and row.gpu_cost_nanousd > 0
 
 
 def plain(client: OpenAI) -> None:

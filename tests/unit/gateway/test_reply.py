@@ -45,10 +45,13 @@ class Upstream:
 
     def __init__(self, *pieces: bytes) -> None:
         self.pieces = list(pieces)
+        self.falls_silent = False  # after the last piece
         self.is_closed = False
 
     async def next_piece(self, patience: float) -> bytes | None:
         """Return the next piece; it never takes long."""
+        if not self.pieces and self.falls_silent:
+            await asyncio.Event().wait()
         return self.pieces.pop(0) if self.pieces else None
 
     async def close(self) -> None:
@@ -204,6 +207,31 @@ def test_a_reply_nobody_read_costs_nothing(folder: Path) -> None:
         assert (scene.reply.record.status, scene.reply.record.cost_nanousd) == (Status.FAILED, 0)
         assert scene.books.told == [("release", 0)]
         assert scene.upstream.is_closed
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("leaves", ["its client", "the gateway"])
+def test_a_whole_answer_that_its_client_left_costs_what_was_produced(folder: Path, leaves: str) -> None:
+    """Collected from a stream, so that is known; but a gateway that closes in the middle owes its client an answer."""
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b", TEXT % b"c")
+        scene.upstream.falls_silent = True
+        collecting = asyncio.create_task(scene.reply.collect())
+        await asyncio.sleep(0)
+        collecting.cancel()
+        with suppress(asyncio.CancelledError):
+            await collecting
+        if leaves == "its client":
+            scene.reply.abandon()
+        await scene.finish()
+
+        record = scene.reply.record
+        is_owed = leaves == "its client"
+        assert (record.status, record.output_tokens) == (Status.INTERRUPTED if is_owed else Status.FAILED, 3)
+        assert scene.books.told == [("settle", record.cost_nanousd) if is_owed else ("release", 0)]
+        assert (record.cost_nanousd > 0) is is_owed
 
     asyncio.run(scene())
 
