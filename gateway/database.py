@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,6 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 CONNECT_TIMEOUT = 3.0  # seconds
 COMMAND_TIMEOUT = 10.0  # seconds, for one statement as the client sees it
 POOL_TIMEOUT = 3.0  # seconds to wait for a free connection
+ANSWERS_WITHIN = 2.0  # seconds for the question whether anybody is there, asked
+SILENT_FOR = 1.0  # seconds after Postgres last gave a sign of life
 
 # What the driver raises of itself; where SQLAlchemy does not look, it arrives as it is.
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
@@ -23,6 +27,7 @@ class Database:
 
     def __init__(self, url: str, *, pool_size: int = 5, application_name: str = "tollgate") -> None:
         self.url = url
+        self._heard = 0.0  # monotonic seconds; when a transaction last went through
         self.engine = create_engine(url, pool_size=pool_size, application_name=application_name)
 
     @asynccontextmanager
@@ -30,17 +35,32 @@ class Database:
         """Give a connection inside one short transaction: committed at the end, rolled back by an exception.
 
         Never wait for an upstream, a client or a lock of your own inside it. Raises SQLAlchemyError, OSError and
-        TimeoutError.
+        TimeoutError: after a few seconds where Postgres stands still, though a statement may take longer.
         """
         try:
             async with self.engine.begin() as connection:
+                if time.monotonic() - self._heard > SILENT_FOR:
+                    await _greet(connection)
                 yield connection
+            self._heard = time.monotonic()
         except DRIVER_ERRORS as exc:  # of a connection that was lost while it was being made
             raise ConnectionError(f"Postgres cannot be spoken to: {exc}") from exc
 
     async def close(self) -> None:
         """Close every connection."""
         await self.engine.dispose()
+
+
+async def _greet(connection: AsyncConnection) -> None:
+    """Ask whether anybody is there, beside the transaction: its first statement may have to be another."""
+    raw = await connection.get_raw_connection()
+    assert raw.driver_connection is not None
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN):
+            await raw.driver_connection.execute("SELECT 1")
+    except BaseException:
+        await connection.invalidate()
+        raise
 
 
 def create_engine(url: str, *, pool_size: int = 5, application_name: str = "tollgate") -> AsyncEngine:

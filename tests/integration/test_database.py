@@ -1,0 +1,57 @@
+# The way into Postgres: a server that stands still is found out soon, and leaves nothing broken behind.
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from sqlalchemy import text
+
+from gateway import database as module
+from gateway.database import COMMAND_TIMEOUT, Database
+
+
+async def test_a_server_that_stands_still_is_found_out_soon(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a silence it is asked for a sign of life first; the next transaction has a connection that works."""
+    monkeypatch.setattr(module, "SILENT_FOR", 0.0)
+    monkeypatch.setattr(module, "ANSWERS_WITHIN", 0.2)
+    async with database.begin() as connection:
+        pid = (await connection.execute(text("SELECT pg_backend_pid()"))).scalar_one()
+    os.kill(pid, signal.SIGSTOP)
+    started = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError):
+            async with database.begin() as connection:
+                await connection.execute(text("SELECT 1"))
+        taken = time.monotonic() - started
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+    async with database.begin() as connection:
+        assert (await connection.execute(text("SELECT 7"))).scalar_one() == 7
+    assert taken < COMMAND_TIMEOUT - 2
+
+
+async def test_the_question_is_no_part_of_the_transaction(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction may begin with how it is isolated."""
+    monkeypatch.setattr(module, "SILENT_FOR", 0.0)
+    async with database.begin() as connection:
+        await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+        assert (await connection.execute(text("SHOW transaction_isolation"))).scalar_one() == "repeatable read"
+
+
+async def test_whoever_was_just_heard_is_not_asked(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under load the question costs nothing."""
+    async with database.begin() as connection:
+        await connection.execute(text("SELECT 1"))
+
+    async def fail(_: object) -> None:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(module, "_greet", fail)
+    async with database.begin() as connection:
+        await connection.execute(text("SELECT 1"))
