@@ -43,7 +43,7 @@ class MessagesDialect:
         self._tool = -1  # index of the tool call whose block is open
         self._later: dict[int, list[ToolCallDelta]] = {}  # pieces of calls that have to wait for the open one's end
         self._is_begun = False
-        self._stop_reason = "end_turn"
+        self._stop: dict[str, Any] = _stop(FinishReason.STOP, None)
 
     def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
         """Return a ``message`` object."""
@@ -51,7 +51,7 @@ class MessagesDialect:
         choice = whole.choices[0]
         message = self._message(reply) | {
             "content": _content(choice.message),
-            "stop_reason": STOP_REASONS[choice.finish_reason],
+            **_stop(choice.finish_reason, choice.stop_sequence),
             "usage": usage_object(usage) | {"cost_usd": to_text(reply.record.cost_nanousd)},
         }
         return msgspec.json.encode(message)
@@ -70,8 +70,7 @@ class MessagesDialect:
                     self._add(event, out)
                 case UsageReport(usage):
                     counted = usage_object(usage) | {"cost_usd": to_text(reply.record.cost_nanousd)}
-                    delta = {"stop_reason": self._stop_reason, "stop_sequence": None}
-                    out.append(_event({"type": "message_delta", "delta": delta, "usage": counted}))
+                    out.append(_event({"type": "message_delta", "delta": self._stop, "usage": counted}))
                 case ReplyEnd():
                     out.append(_event({"type": "message_stop"}))
         return b"".join(out)
@@ -113,7 +112,7 @@ class MessagesDialect:
                 for piece in self._later[index]:
                     self._write_call(piece, out)
             self._end(out)
-            self._stop_reason = STOP_REASONS[delta.finish_reason]
+            self._stop = _stop(delta.finish_reason, delta.stop_sequence)
 
     def _add_call(self, piece: ToolCallDelta, out: list[bytes]) -> None:
         """Write a piece of a call. Blocks come one after the other: another call waits until the first is whole."""
@@ -145,6 +144,13 @@ class MessagesDialect:
         if self._open:
             self._open = ""
             out.append(_event({"type": "content_block_stop", "index": self._blocks}))
+
+
+def _stop(reason: FinishReason, sequence: str | None) -> dict[str, Any]:
+    """Return why a reply ended; which stop sequence did it, where the upstream said."""
+    if reason is FinishReason.STOP and sequence is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
+    return {"stop_reason": STOP_REASONS[reason], "stop_sequence": None}
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

@@ -18,8 +18,16 @@ class FinishReason(StrEnum):
     CONTENT_FILTER = "content_filter"  # the rest was withheld
 
 
+class CacheControl(Struct, frozen=True, omit_defaults=True):
+    """Marks the end of a prefix that shall be cached. Only five minutes are priced, so an hour is refused."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m"] | None = None
+
+
 class TextPart(Struct, frozen=True, tag="text", omit_defaults=True):
     text: str
+    cache_control: CacheControl | None = None  # Anthropic's; told to no other upstream
 
 
 class ImageUrl(Struct, frozen=True, omit_defaults=True):
@@ -29,6 +37,7 @@ class ImageUrl(Struct, frozen=True, omit_defaults=True):
 
 class ImagePart(Struct, frozen=True, tag="image_url", omit_defaults=True):
     image_url: ImageUrl
+    cache_control: CacheControl | None = None
 
 
 class RefusalPart(Struct, frozen=True, tag="refusal", omit_defaults=True):
@@ -49,6 +58,17 @@ class ToolCall(Struct, frozen=True):
     type: Literal["function"] = "function"
 
 
+class ThinkingBlock(Struct, frozen=True, tag="thinking"):
+    """What a model thought, with the signature under which it takes it back. No other model can read it."""
+
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlock(Struct, frozen=True, tag="redacted_thinking"):
+    data: str
+
+
 class Message(Struct, frozen=True, omit_defaults=True):
     """One turn of the conversation."""
 
@@ -58,6 +78,7 @@ class Message(Struct, frozen=True, omit_defaults=True):
     tool_calls: tuple[ToolCall, ...] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    thinking_blocks: tuple[ThinkingBlock | RedactedThinkingBlock, ...] | None = None  # as LiteLLM's clients send them
 
     def text(self) -> str:
         """Return the words of the message, parts joined; images count as nothing."""
@@ -171,6 +192,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     logprobs: Raw | None = None
     token_ids: tuple[int, ...] | None = None
+    stop_sequence: str | None = None  # which of them ended it, where the upstream says
 
 
 class ChatReply(Struct, frozen=True, kw_only=True):

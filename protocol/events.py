@@ -31,6 +31,7 @@ class Delta(Struct, frozen=True, tag="delta"):
     gpu_seconds: float = 0.0  # device time of this choice so far, told by our own engine only
     signature: str = ""  # of the reasoning before it; the model takes that back only with it
     redacted: str = ""  # reasoning that is withheld: opaque, for the model alone
+    stop_sequence: str | None = None  # which of them ended the choice, where the upstream says
 
     @property
     def has_content(self) -> bool:

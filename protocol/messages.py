@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from protocol.chat import (
+    CacheControl,
     ChatRequest,
     ContentPart,
     Function,
@@ -20,7 +21,9 @@ from protocol.chat import (
     Message,
     NamedFunction,
     NamedTool,
+    RedactedThinkingBlock,
     TextPart,
+    ThinkingBlock,
     Tool,
     ToolCall,
 )
@@ -34,13 +37,6 @@ AS_REASONING: dict[Effort, Literal["low", "medium", "high", "xhigh"]] = {
     "xhigh": "xhigh",
     "max": "xhigh",
 }
-
-
-class CacheControl(Struct, frozen=True, omit_defaults=True):
-    """Marks the end of a prefix that shall be cached. Only five minutes are priced, so an hour is refused."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m"] | None = None
 
 
 class TextBlock(Struct, frozen=True, tag="text", omit_defaults=True):
@@ -74,17 +70,6 @@ class ToolResultBlock(Struct, frozen=True, tag="tool_result", omit_defaults=True
     content: str | tuple[TextBlock | ImageBlock, ...] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
-
-
-class ThinkingBlock(Struct, frozen=True, tag="thinking"):
-    """What a model thought, with the signature under which it takes it back. No other model can read it."""
-
-    thinking: str
-    signature: str
-
-
-class RedactedThinkingBlock(Struct, frozen=True, tag="redacted_thinking"):
-    data: str
 
 
 Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
@@ -168,10 +153,7 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     metadata: MessageMetadata | None = None
 
     def as_chat(self) -> ChatRequest:
-        """Return the same request as a chat completion. Raises BadRequest for turns that no dialect could carry.
-
-        Thinking of earlier turns stays behind: only the model that thought it could read it.
-        """
+        """Return the same request as a chat completion. Raises BadRequest for turns that no dialect could carry."""
         config = self.output_config or OutputConfig()
         form = config.format
         return ChatRequest(
@@ -189,19 +171,6 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
             reasoning_effort=_effort(self),
             user=self.metadata.user_id if self.metadata else None,
         )
-
-    @property
-    def unread_bytes(self) -> int:
-        """Length in UTF-8 of what ``as_chat`` leaves behind and a model that thinks may read, and charge for."""
-        size = 0
-        for turn in self.messages:
-            for block in () if isinstance(turn.content, str) else turn.content:
-                match block:
-                    case ThinkingBlock(thinking, signature):
-                        size += len(thinking.encode()) + len(signature.encode())
-                    case RedactedThinkingBlock(data):
-                        size += len(data.encode())
-        return size
 
 
 class CountRequest(MessagesRequest, frozen=True, omit_defaults=True, kw_only=True):
@@ -228,7 +197,7 @@ def _messages(turns: tuple[Turn, ...]) -> list[Message]:
 
 def _reply(blocks: tuple[Block, ...], where: str) -> Message:
     """Return an assistant's turn: one message with its words and its calls."""
-    words, calls = [], []
+    words, calls, thought = [], [], []
     for block in blocks:
         match block:
             case TextBlock(text):
@@ -236,11 +205,16 @@ def _reply(blocks: tuple[Block, ...], where: str) -> Message:
             case ToolUseBlock(ident, name, arguments):
                 calls.append(ToolCall(ident, FunctionCall(name, msgspec.json.encode(arguments).decode())))
             case ThinkingBlock() | RedactedThinkingBlock():
-                pass
+                thought.append(block)
             case _:
                 raise _misplaced(block, where)
     text = "".join(words)
-    return Message("assistant", text if text or not calls else None, tool_calls=tuple(calls) or None)
+    return Message(
+        "assistant",
+        text if text or not calls else None,
+        tool_calls=tuple(calls) or None,
+        thinking_blocks=tuple(thought) or None,
+    )
 
 
 def _said(blocks: tuple[Block, ...], where: str) -> list[Message]:

@@ -17,8 +17,10 @@ from protocol.chat import (
     ImageUrl,
     JsonSchemaFormat,
     Message,
+    RedactedThinkingBlock,
     RefusalPart,
     TextPart,
+    ThinkingBlock,
     Tool,
 )
 from protocol.completions import CompletionRequest, Prompts
@@ -187,6 +189,12 @@ def _message_most(message: Message) -> int:
                 tokens += _image_most(image)
     for extra in (message.name, message.refusal, message.tool_call_id):
         tokens += byte_length(extra) if extra else 0
+    for block in message.thinking_blocks or ():
+        match block:
+            case ThinkingBlock(thinking, signature):
+                tokens += PART_TOKENS + byte_length(thinking) + byte_length(signature)
+            case RedactedThinkingBlock(data):
+                tokens += PART_TOKENS + byte_length(data)
     for call in message.tool_calls or ():
         # Arguments arrive as they are, quoted once more, or parsed and written with spaces: the sum covers each.
         tokens += TOOL_TOKENS + byte_length(call.id) + byte_length(call.function.name)

@@ -45,7 +45,7 @@ async def admit(services: Services, call: Call, route: Route) -> Account:
 
 def legs_of(call: Call, route: Route) -> tuple[Leg, ...]:
     """Return the most that each target of ``route`` could use and cost."""
-    prompt = prompt_tokens_most(call.request) + (call.native.unread_bytes if call.native is not None else 0)
+    prompt = prompt_tokens_most(call.request)
     batch = call.wish.tier is Tier.BATCH
     legs = []
     for target in route.targets:

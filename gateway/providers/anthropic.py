@@ -123,7 +123,8 @@ class AnthropicEvents(SseEvents):
                     self._count(event.usage, events)
                 if (reason := event.delta.stop_reason) is not None:
                     self._stop_reason = reason
-                    events.append(Delta(finish_reason=STOP_REASONS.get(reason, FinishReason.STOP)))
+                    why = STOP_REASONS.get(reason, FinishReason.STOP)
+                    events.append(Delta(finish_reason=why, stop_sequence=event.delta.stop_sequence))
             case "message_stop":
                 self._end(events)
             case "error":
@@ -218,6 +219,7 @@ class _Block(Struct, frozen=True):
 class _Message(Struct, frozen=True):
     content: tuple[_Block, ...]
     stop_reason: str | None = None
+    stop_sequence: str | None = None
     id: str = ""
     usage: _Usage = _Usage()
 
@@ -239,7 +241,8 @@ class _Message(Struct, frozen=True):
             ),
         )
         reason = STOP_REASONS.get(self.stop_reason or "", FinishReason.STOP)
-        return ChatReply(id=self.id, created=0, choices=(Choice(index=0, message=said, finish_reason=reason),))
+        choice = Choice(index=0, message=said, finish_reason=reason, stop_sequence=self.stop_sequence)
+        return ChatReply(id=self.id, created=0, choices=(choice,))
 
 
 class _EventMessage(Struct, frozen=True):
@@ -252,6 +255,7 @@ class _EventDelta(Struct, frozen=True):
     signature: str = ""
     partial_json: str = ""
     stop_reason: str | None = None
+    stop_sequence: str | None = None
 
 
 class _ErrorDetails(Struct, frozen=True):

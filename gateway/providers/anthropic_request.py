@@ -13,17 +13,20 @@ from msgspec.structs import replace
 from gateway.errors import UpstreamRefused
 from protocol.chat import (
     ChatRequest,
+    ContentPart,
     ImagePart,
     JsonObjectFormat,
     JsonSchemaFormat,
     Message,
     NamedTool,
+    RedactedThinkingBlock,
     RefusalPart,
     TextPart,
+    ThinkingBlock,
     Tool,
     ToolCall,
 )
-from protocol.messages import MessagesRequest, ThinkingBlock, Turn
+from protocol.messages import MessagesRequest, Turn
 
 Block = dict[str, Any]
 
@@ -67,7 +70,8 @@ def message_body(request: ChatRequest, model: str, max_output: int, *, streams: 
     if who := request.safety_identifier or request.user:
         body["metadata"] = {"user_id": who}
     body |= _thinking_and_format(request)
-    _mark_stable_prefixes(body)
+    if not any(_is_marked(message) for message in request.messages):
+        _mark_stable_prefixes(body)
     return body
 
 
@@ -142,8 +146,16 @@ def _blocks(message: Message) -> list[Block]:
             content = list(_content(message))
             return [result | {"content": content} if content else result]
         case "assistant":
-            return [*_content(message), *map(_tool_use, message.tool_calls or ())]
+            said = [*_content(message), *map(_tool_use, message.tool_calls or ())]
+            return [*_thinking(message), *said] if said else []  # no turn is thinking alone
     return list(_content(message))
+
+
+def _thinking(message: Message) -> Iterator[Block]:
+    """Yield what the model thought before it said this, verbatim; what is not signed is another maker's."""
+    for block in message.thinking_blocks or ():
+        if isinstance(block, RedactedThinkingBlock) or block.signature:
+            yield msgspec.to_builtins(block)
 
 
 def _content(message: Message) -> Iterator[Block]:
@@ -153,11 +165,17 @@ def _content(message: Message) -> Iterator[Block]:
         match part:
             case TextPart(text) | RefusalPart(text):
                 if text:
-                    yield {"type": "text", "text": text}
+                    yield {"type": "text", "text": text} | _mark(part)
             case ImagePart(image):
-                yield {"type": "image", "source": _image_source(image.url)}
+                yield {"type": "image", "source": _image_source(image.url)} | _mark(part)
     if message.refusal:
         yield {"type": "text", "text": message.refusal}
+
+
+def _mark(part: ContentPart) -> Block:
+    """Return the mark that a caller set at the end of a prefix that shall be cached, if there is one."""
+    control = None if isinstance(part, RefusalPart) else part.cache_control
+    return {} if control is None else {"cache_control": msgspec.to_builtins(control)}
 
 
 def _image_source(url: str) -> Block:
@@ -252,6 +270,10 @@ def _thinking_and_format(request: ChatRequest) -> Block:
         schema = request.response_format.json_schema.schema or {"type": "object"}
         config["format"] = {"type": "json_schema", "schema": schema}
     return found | ({"output_config": config} if config else {})
+
+
+def _is_marked(message: Message) -> bool:
+    return isinstance(message.content, tuple) and any(map(_mark, message.content))
 
 
 def _mark_stable_prefixes(body: Block) -> None:

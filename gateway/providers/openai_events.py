@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from msgspec import Raw, Struct
 
@@ -72,6 +74,7 @@ class _ChunkChoice(Struct, frozen=True):
     logprobs: Raw = NOTHING
     token_ids: tuple[int, ...] | None = None
     gpu_seconds: float | None = None
+    stop_reason: Any = None  # vLLM's: the stop sequence, or a token's id
 
     def delta_event(self) -> Delta:
         calls = tuple(
@@ -88,6 +91,7 @@ class _ChunkChoice(Struct, frozen=True):
             present(self.logprobs),
             self.token_ids or (),
             seconds(self.gpu_seconds),
+            stop_sequence=self.stop_reason if isinstance(self.stop_reason, str) else None,
         )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -132,6 +133,7 @@ class _Choice(Struct, frozen=True):
     finish_reason: str | None = None
     logprobs: Raw = NOTHING
     token_ids: tuple[int, ...] | None = None
+    stop_reason: Any = None  # vLLM's: the stop sequence, or a token's id
 
 
 class _Chat(Struct, frozen=True):
@@ -154,6 +156,7 @@ class _Chat(Struct, frozen=True):
                 finish_reason=read_finish_reason(choice.finish_reason or "stop"),
                 logprobs=present(choice.logprobs),
                 token_ids=choice.token_ids,
+                stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
             )
             for choice in self.choices
         )

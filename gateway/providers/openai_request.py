@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.providers.base import Asking, UpstreamRequest
-from protocol.chat import ChatRequest, StreamOptions
+from protocol.chat import ChatRequest, Message, RefusalPart, StreamOptions
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 
@@ -21,16 +22,18 @@ PATHS: dict[type, str] = {ChatRequest: "/chat/completions", CompletionRequest: "
 
 def write_request(asking: Asking) -> UpstreamRequest:
     """Return the request, the model under its upstream name."""
-    request = msgspec.structs.replace(asking.request, model=asking.target.model.upstream_model)
+    request = replace(asking.request, model=asking.target.model.upstream_model)
     if isinstance(request, EmbeddingRequest):
         path = "/embeddings"
     else:
         path = PATHS[type(request)]
         options = StreamOptions(include_usage=True) if asking.streams else None
-        request = msgspec.structs.replace(request, stream=asking.streams or None, stream_options=options)
+        request = replace(request, stream=asking.streams or None, stream_options=options)
     if isinstance(request, ChatRequest) and request.max_tokens is not None and not asking.self_hosted:
         # The older name is refused by newer models; the newer one is understood by all that know both.
-        request = msgspec.structs.replace(request, max_tokens=None, max_completion_tokens=request.output_limit)
+        request = replace(request, max_tokens=None, max_completion_tokens=request.output_limit)
+    if isinstance(request, ChatRequest):
+        request = replace(request, messages=tuple(map(_plain, request.messages)))
     headers = {"content-type": "application/json", "accept-encoding": "identity"}
     if asking.api_key:
         headers["authorization"] = f"Bearer {asking.api_key}"
@@ -41,8 +44,20 @@ def write_request(asking: Asking) -> UpstreamRequest:
             extra["return_token_ids"] = True
             extra["return_gpu_seconds"] = True
             if request.seed is None:
-                request = msgspec.structs.replace(request, seed=asking.seed)
+                request = replace(request, seed=asking.seed)
     return UpstreamRequest("POST", asking.target.endpoint.base_url + path, headers, _encode_with(request, extra))
+
+
+def _plain(message: Message) -> Message:
+    """Return a message without what only Anthropic's models understand: signed thinking and marks for the cache."""
+    if message.thinking_blocks:
+        message = replace(message, thinking_blocks=None)
+    if isinstance(message.content, tuple) and any(getattr(part, "cache_control", None) for part in message.content):
+        parts = tuple(
+            part if isinstance(part, RefusalPart) else replace(part, cache_control=None) for part in message.content
+        )
+        message = replace(message, content=parts)
+    return message
 
 
 def _encode_with(request: Struct, extra: Mapping[str, Any]) -> bytes:

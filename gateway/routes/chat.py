@@ -15,7 +15,7 @@ from gateway.auth import team_guard
 from gateway.providers.base import WholeReply
 from gateway.replies import ReplyResponse
 from gateway.routes.inference import read_call, require, require_between, services_of
-from protocol.chat import ChatReply, ChatRequest, Choice
+from protocol.chat import ChatReply, ChatRequest, Choice, Reasoning
 from protocol.errors import BadRequest, ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.sse import DONE, encode_event
@@ -84,6 +84,7 @@ class ChatDialect:
         self._tells_usage = bool(options and options.include_usage)
         self._head = b""
         self._begun: set[int] = set()
+        self._thoughts: dict[int, _Thoughts] = {}  # by choice, where there are any
 
     def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
         """Return a ``chat.completion`` object."""
@@ -138,6 +139,10 @@ class ChatDialect:
         piece = _DeltaOut(
             content=delta.text or None, refusal=delta.refusal or None, reasoning_content=delta.reasoning or None
         )
+        if delta.reasoning or delta.signature or delta.redacted:
+            thoughts = self._thoughts.setdefault(delta.index, _Thoughts())
+            if (block := thoughts.add(delta)) is not None:
+                piece = msgspec.structs.replace(piece, thinking_blocks=[block])
         if delta.tool_calls:
             calls = [_call_piece(call.index, call.id, call.name, call.arguments) for call in delta.tool_calls]
             piece = msgspec.structs.replace(piece, tool_calls=calls)
@@ -151,21 +156,44 @@ class ChatDialect:
         return body % (delta.index, msgspec.json.encode(piece), logprobs, reason)
 
 
+class _Thoughts:
+    """Thinking of one choice as it comes: a block goes out once it is signed, whole and numbered, so that clients can
+    send it back as it is."""
+
+    def __init__(self) -> None:
+        self._words: list[str] = []
+        self._blocks = 0
+
+    def add(self, delta: Delta) -> dict[str, Any] | None:
+        """Return the block that ``delta`` completes, if it does."""
+        self._words.append(delta.reasoning)
+        if not (delta.signature or delta.redacted):
+            return None
+        block = _thinking_block(Reasoning("".join(self._words), delta.signature, delta.redacted))
+        self._words.clear()
+        self._blocks += 1
+        return {"index": self._blocks - 1, **block}
+
+
 class _DeltaOut(Struct, frozen=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    thinking_blocks: list[dict[str, Any]] | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
 def usage_object(usage: Usage, cost_nanousd: int) -> dict[str, Any]:
     """Return OpenAI's usage object, with the cost as a decimal text."""
+    prompt = {"cached_tokens": usage.cached_input_tokens, "audio_tokens": 0}
+    if usage.cache_write_tokens:
+        prompt["cache_write_tokens"] = usage.cache_write_tokens
     return {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_input_tokens, "audio_tokens": 0},
+        "prompt_tokens_details": prompt,
         "completion_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,
             "audio_tokens": 0,
@@ -186,8 +214,17 @@ def _choice(choice: Choice) -> dict[str, Any]:
         message["tool_calls"] = choice.message.tool_calls
     if choice.message.reasoning_content is not None:
         message["reasoning_content"] = choice.message.reasoning_content
+    if choice.message.reasoning:
+        message["thinking_blocks"] = [_thinking_block(stretch) for stretch in choice.message.reasoning]
     logprobs: Raw | None = choice.logprobs
     return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
+
+def _thinking_block(stretch: Reasoning) -> dict[str, Any]:
+    """Return thinking that the model wants back in its next turn, in Anthropic's words, as LiteLLM has it."""
+    if stretch.redacted:
+        return {"type": "redacted_thinking", "data": stretch.redacted}
+    return {"type": "thinking", "thinking": stretch.text, "signature": stretch.signature}
 
 
 def _call_piece(index: int, call_id: str | None, name: str | None, arguments: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
+from tests.support.anthropic_rules import sign
 from tests.support.scripted_upstream import ScriptedUpstream
 
 ASK: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say something."}]
@@ -90,3 +91,29 @@ def test_what_the_model_does_not_know_is_refused_by_name(openai: OpenAI, upstrea
 
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "n")
     assert upstream.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thinking_survives_a_round_of_tools(openai: OpenAI, upstream: ScriptedUpstream, stream: bool) -> None:
+    """The message goes back as the package gave it out, and the model finds what it thought, verbatim and signed."""
+    upstream.script("thinking=Hm. 東京? Ask them both.")
+    ask: Any = [{"role": "user", "content": "Ask weather and clock."}]
+    asked: Any = {"model": "claude", "tools": [WEATHER, CLOCK], "reasoning_effort": "low"}
+    if stream:
+        with openai.chat.completions.stream(messages=ask, **asked) as events:
+            message = events.until_done().get_final_completion().choices[0].message
+    else:
+        message = openai.chat.completions.create(messages=ask, **asked).choices[0].message
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "fine"} for call in message.tool_calls or ()]
+    turn: Any = message.model_dump(exclude_none=True)
+    for call in turn["tool_calls"]:
+        call["function"].pop("parsed_arguments", None)  # the helper's own
+    openai.chat.completions.create(messages=[*ask, turn, *results], **asked)
+    openai.chat.completions.create(messages=[*ask, turn, *results], **asked | {"model": "small"})
+    to_claude, to_small = [request.body or {} for request in upstream.requests[-2:]]
+    first, *others = to_claude["messages"][1]["content"]
+
+    assert message.reasoning_content == "Hm. 東京? Ask them both."  # type: ignore[union-attr]
+    assert first == {"type": "thinking", "thinking": "Hm. 東京? Ask them both.", "signature": sign(first["thinking"])}
+    assert [block["type"] for block in others] == ["tool_use", "tool_use"]
+    assert "thinking_blocks" not in to_small["messages"][1]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from tests.support.anthropic_rules import sign
 from tests.support.openai_answers import Spoken, answer_chat
 from tests.support.upstream_scripts import Script, Told
 
@@ -41,14 +42,20 @@ class AnthropicAnswer:
         content = [{"type": "tool_use", **call} for call in self._calls()]
         if self.spoken[0].tokens:
             content.insert(0, {"type": "text", "text": "".join(self.spoken[0].tokens)})
-        return self._frame(content, STOP_REASONS[self.spoken[0].finish], self._usage)
+        if (thought := self.spoken[0].thought) is not None:
+            content.insert(0, {"type": "thinking", "thinking": thought, "signature": sign(thought)})
+        return self._frame(content, self._stop(), self._usage)
 
     def chunks(self) -> Iterator[tuple[dict[str, Any], bool]]:
         """Yield the events before message_stop, and for each whether it carries a token."""
         prompt = None if self._usage is None else {**self._usage, "output_tokens": 1}
-        yield {"type": "message_start", "message": self._frame([], None, prompt)}, False
+        begun = {"stop_reason": None, "stop_sequence": None}
+        yield {"type": "message_start", "message": self._frame([], begun, prompt)}, False
         yield {"type": "ping"}, False
         index = 0
+        if (thought := self.spoken[0].thought) is not None:
+            yield from self._thinking(thought)
+            index += 1
         if self.spoken[0].tokens:
             yield from self._block(index, {"type": "text", "text": ""}, "text_delta", "text", self.spoken[0].tokens)
             index += 1
@@ -59,8 +66,7 @@ class AnthropicAnswer:
             yield from self._block(index, head, "input_json_delta", "partial_json", pieces)
             index += 1
         usage = {} if self._usage is None else {"usage": {"output_tokens": self._usage["output_tokens"]}}
-        stop = {"stop_reason": STOP_REASONS[self.spoken[0].finish], "stop_sequence": None}
-        yield {"type": "message_delta", "delta": stop, **usage}, False
+        yield {"type": "message_delta", "delta": self._stop(), **usage}, False
 
     def event(self, chunk: dict[str, Any]) -> bytes:
         """Return an event with its name."""
@@ -84,10 +90,26 @@ class AnthropicAnswer:
         """Leave out why a body's reply ended."""
         del body["stop_reason"]
 
-    def _frame(self, content: list[Any], reason: str | None, usage: dict[str, Any] | None) -> dict[str, Any]:
+    def _frame(self, content: list[Any], stop: dict[str, Any], usage: dict[str, Any] | None) -> dict[str, Any]:
         frame = {"id": self._id, "type": "message", "role": "assistant", "model": self._request["model"]}
-        frame |= {"content": content, "stop_reason": reason, "stop_sequence": None}
+        frame |= {"content": content, **stop}
         return frame if usage is None else {**frame, "usage": usage}
+
+    def _stop(self) -> dict[str, Any]:
+        spoken = self.spoken[0]
+        if spoken.stopped_by is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": spoken.stopped_by}
+        return {"stop_reason": STOP_REASONS[spoken.finish], "stop_sequence": None}
+
+    def _thinking(self, thought: str) -> Iterator[tuple[dict[str, Any], bool]]:
+        block = {"type": "thinking", "thinking": "", "signature": ""}
+        yield {"type": "content_block_start", "index": 0, "content_block": block}, False
+        for place in range(0, len(thought), 5):
+            delta = {"type": "thinking_delta", "thinking": thought[place : place + 5]}
+            yield {"type": "content_block_delta", "index": 0, "delta": delta}, False
+        delta = {"type": "signature_delta", "signature": sign(thought)}
+        yield {"type": "content_block_delta", "index": 0, "delta": delta}, False
+        yield {"type": "content_block_stop", "index": 0}, False
 
     def _calls(self) -> list[dict[str, Any]]:
         return [
@@ -116,8 +138,8 @@ def answer_message(request: dict[str, Any], script: Script, number: int) -> Anth
         prompt = chat.usage["prompt_tokens"]
         cached = 0 if script.usage is Told.WRONG else script.cached_tokens
         usage = {
-            "input_tokens": prompt - cached,
-            "cache_creation_input_tokens": 0,
+            "input_tokens": prompt - cached - script.cache_write_tokens,
+            "cache_creation_input_tokens": script.cache_write_tokens,
             "cache_read_input_tokens": cached,
             "output_tokens": chat.usage["completion_tokens"],
         }

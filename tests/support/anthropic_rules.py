@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,9 @@ ALLOWED_HEADERS = {
     "user-agent",
     "x-api-key",
 }
+
+
+FOREIGN = "EqQB"  # a signature that was not made here, and is taken for good
 
 
 class CacheControl(Strict, frozen=True):
@@ -154,6 +158,11 @@ class Body(Strict, kw_only=True, frozen=True):
     service_tier: Literal["auto", "standard_only"] | None = None
 
 
+def sign(thought: str) -> str:
+    """Return the signature of a thought of the scripted upstream's."""
+    return "scripted-" + hashlib.sha256(thought.encode()).hexdigest()
+
+
 def check_headers(headers: dict[str, str]) -> None:
     """Raise Violation for a header that is missing, odd, or leaked from a client."""
     if strange := sorted(headers.keys() - ALLOWED_HEADERS):
@@ -195,6 +204,11 @@ def _check_turns(body: Body) -> None:
         if isinstance(turn, User) != (place % 2 == 0):
             raise Violation(f"messages.{place}: roles must alternate, and begin with user")
         blocks = turn.content if isinstance(turn.content, list) else []
+        for block in blocks:
+            if isinstance(block, Thinking) and block.signature not in (FOREIGN, sign(block.thinking)):
+                raise Violation(f"messages.{place}: Invalid `signature` in `thinking` block")
+        if blocks and isinstance(blocks[-1], Thinking | RedactedThinking):
+            raise Violation(f"messages.{place}: the final block in an assistant message cannot be `thinking`")
         results = [block.tool_use_id for block in blocks if isinstance(block, ToolResult)]
         if sorted(results) != sorted(waiting):
             raise Violation(f"messages.{place}: each tool_use block must have its tool_result in the next message")

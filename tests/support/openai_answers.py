@@ -7,7 +7,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.support.upstream_scripts import Script, Told
@@ -46,6 +46,8 @@ class Spoken:
     finish: str
     is_refusal: bool = False
     calls: list[dict[str, Any]] = field(default_factory=list)
+    stopped_by: str | None = None
+    thought: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Answer:
             for spoken in self.spoken:
                 yield self._chunk(spoken.index, {"role": "assistant", "content": "", "refusal": None}), False
         for spoken in self.spoken:
+            for piece in _pieces(spoken.thought or ""):
+                yield self._chunk(spoken.index, {"reasoning_content": piece}), False
             for place, delta in enumerate(_deltas(spoken)):
                 yield self._chunk(spoken.index, delta, logprobs=self._logprobs(spoken, place)), True
         for spoken in self.spoken:
@@ -152,6 +156,8 @@ class Answer:
             message |= {"content": None, "refusal": text}
         if spoken.calls:
             message |= {"content": None, "tool_calls": spoken.calls}
+        if spoken.thought is not None:
+            message["reasoning_content"] = spoken.thought
         scores = [self._logprob(token) for token in spoken.tokens] if self.request.get("logprobs") else None
         logprobs = None if scores is None else {"content": scores, "refusal": None}
         return {"index": spoken.index, "message": message, "logprobs": logprobs, "finish_reason": spoken.finish}
@@ -183,7 +189,10 @@ class Answer:
 def answer_chat(request: dict[str, Any], script: Script, number: int) -> Answer:
     """Return the answer to a chat request; ``number`` makes its id unlike the others'."""
     limit = request.get("max_completion_tokens") or request.get("max_tokens")
-    spoken = [_speak(request, index, script, limit) for index in range(request.get("n") or 1)]
+    spoken = [
+        replace(_speak(request, index, script, limit), thought=script.thinking)
+        for index in range(request.get("n") or 1)
+    ]
     said = sum(_spent(one) for one in spoken) + script.reasoning_tokens
     usage = usage_of(prompt_tokens(request), said, script)
     return Answer("chat", request, f"chatcmpl-{_digest(request, 0)[:20]}{number}", spoken, usage)
@@ -259,11 +268,12 @@ def usage_of(prompt: int, said: int, script: Script) -> dict[str, Any] | None:
         return None
     if script.usage is Told.WRONG:
         return {"prompt_tokens": -5, "completion_tokens": 10**9, "total_tokens": 7}
+    written = {"cache_write_tokens": script.cache_write_tokens} if script.cache_write_tokens else {}
     return {
         "prompt_tokens": prompt,
         "completion_tokens": said,
         "total_tokens": prompt + said,
-        "prompt_tokens_details": {"cached_tokens": min(prompt, script.cached_tokens), "audio_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": min(prompt, script.cached_tokens), "audio_tokens": 0} | written,
         "completion_tokens_details": {
             "reasoning_tokens": script.reasoning_tokens,
             "audio_tokens": 0,
@@ -294,25 +304,26 @@ def _tokens(request: dict[str, Any], index: int, script: Script, limit: int | No
     else:
         length = script.tokens if script.tokens is not None else 4 + dice[0] % 21
         tokens = [("" if place == 0 else " ") + words[dice[place % 4096] % len(words)] for place in range(length)]
-    tokens, was_stopped = _until_stop(tokens, request.get("stop"))
+    tokens, stopped_by = _until_stop(tokens, request.get("stop"))
     if limit is not None and len(tokens) > limit:
         return Spoken(index, tokens[:limit], "length")
-    return Spoken(index, tokens, script.finish if not was_stopped else "stop")
+    return Spoken(index, tokens, script.finish if stopped_by is None else "stop", stopped_by=stopped_by)
 
 
-def _until_stop(tokens: list[str], stop: str | list[str] | None) -> tuple[list[str], bool]:
+def _until_stop(tokens: list[str], stop: str | list[str] | None) -> tuple[list[str], str | None]:
     stops = [stop] if isinstance(stop, str) else stop or []
     text = "".join(tokens)
-    places = [place for place in (text.find(word) for word in stops) if place >= 0]
+    places = [(place, word) for word in stops if (place := text.find(word)) >= 0]
     if not places:
-        return tokens, False
-    kept, left = [], min(places)
+        return tokens, None
+    left, stopped_by = min(places)
+    kept = []
     for token in tokens:
         if left <= 0:
             break
         kept.append(token[:left])
         left -= len(token)
-    return kept, True
+    return kept, stopped_by
 
 
 def _calls(request: dict[str, Any], index: int, script: Script) -> list[dict[str, Any]]:
@@ -374,6 +385,10 @@ def _deltas(spoken: Spoken) -> Iterator[dict[str, Any]]:
             yield {"tool_calls": [{"index": place, "function": {"arguments": arguments[start : start + 5]}}]}
     for token in spoken.tokens:
         yield {"refusal": token} if spoken.is_refusal else {"content": token}
+
+
+def _pieces(text: str, size: int = 5) -> list[str]:
+    return [text[place : place + size] for place in range(0, len(text), size)]
 
 
 def _text_logprobs(tokens: list[str]) -> dict[str, Any]:

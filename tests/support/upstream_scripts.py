@@ -49,7 +49,9 @@ class Script(Struct, frozen=True, kw_only=True):
     text: str | None = None  # the answer's words; None: the request decides
     finish: str = "stop"
     refuses: bool = False
+    thinking: str | None = None  # what it thinks before it speaks
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
     reasoning_tokens: int = 0
     usage: Told = Told.RIGHT
     fault: Fault | None = None

@@ -12,6 +12,7 @@ from gateway.errors import UpstreamRefused
 from gateway.providers.anthropic import AnthropicFormat
 from gateway.providers.anthropic_request import CACHED_FROM, Unsayable
 from protocol.chat import (
+    CacheControl,
     ChatRequest,
     Function,
     FunctionCall,
@@ -23,7 +24,9 @@ from protocol.chat import (
     Message,
     NamedFunction,
     NamedTool,
+    RedactedThinkingBlock,
     TextPart,
+    ThinkingBlock,
     Tool,
     ToolCall,
 )
@@ -107,6 +110,32 @@ def test_results_of_parallel_calls_are_one_turn_with_the_results_first() -> None
             *said("Hurry!"),
         ],
     }
+
+
+def test_thinking_goes_back_before_what_was_said() -> None:
+    """Verbatim, where it is signed or withheld; a turn of thinking alone would be refused, and so would an unsigned."""
+    thought, hidden, foreign = ThinkingBlock("Hm.", "EqQB"), RedactedThinkingBlock("Ej0K"), ThinkingBlock("Aha.")
+    said_then = Message("assistant", "Yes?", tool_calls=(call("a"),), thinking_blocks=(thought, foreign, hidden))
+    body = sent(HELLO, said_then, Message("tool", "fine", tool_call_id="a"))
+
+    assert body["messages"][1]["content"] == [
+        {"type": "thinking", "thinking": "Hm.", "signature": "EqQB"},
+        {"type": "redacted_thinking", "data": "Ej0K"},
+        *said("Yes?"),
+        {"type": "tool_use", "id": "a", "name": "weather", "input": {}},
+    ]
+    assert len(sent(HELLO, Message("assistant", "", thinking_blocks=(thought,)), HELLO)["messages"]) == 1
+
+
+def test_marks_of_the_caller_stand_in_place_of_ours() -> None:
+    """Whoever says where a stable prefix ends knows better."""
+    long, mark = "x" * CACHED_FROM, CacheControl("ephemeral")
+    body = sent(Message("system", (TextPart(long, mark), TextPart("Be brief."))), HELLO)
+
+    assert body["system"] == [
+        {"type": "text", "text": long, "cache_control": {"type": "ephemeral"}},
+        *said("Be brief."),
+    ]
 
 
 @pytest.mark.parametrize("arguments", ["{", "[]", "3", '"x"'])

@@ -15,6 +15,7 @@ from gateway.errors import UpstreamBusy
 from gateway.providers.openai import OpenAIFormat
 from gateway.providers.reading import read_retry_after
 from protocol.chat import (
+    CacheControl,
     ChatRequest,
     Function,
     FunctionCall,
@@ -27,6 +28,7 @@ from protocol.chat import (
     NamedTool,
     StreamOptions,
     TextPart,
+    ThinkingBlock,
     Tool,
     ToolCall,
 )
@@ -133,6 +135,18 @@ def test_unknown_fields_travel_only_when_allowed() -> None:
 
     assert {"service_tier", "x_secret"}.isdisjoint(sent(request))
     assert sent(request, extra={"service_tier": "flex"})["service_tier"] == "flex"
+
+
+def test_what_only_anthropic_knows_stays_here() -> None:
+    """Signed thinking and cache marks would be refused as unknown fields."""
+    marked = Message(
+        "user", (TextPart("Hi", CacheControl("ephemeral")), ImagePart(ImageUrl("data:image/png;base64,AA==")))
+    )
+    thought = Message("assistant", "Yes?", thinking_blocks=(ThinkingBlock("Hm.", "EqQB"),))
+    body = sent(ChatRequest(model="m", messages=(marked, thought)))
+
+    assert body["messages"][0]["content"][0] == {"type": "text", "text": "Hi"}
+    assert body["messages"][1] == {"role": "assistant", "content": "Yes?"}
 
 
 def test_completions_and_embeddings_go_to_their_own_paths() -> None:
