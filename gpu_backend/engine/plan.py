@@ -25,6 +25,14 @@ class SequenceStep:
     sampling: SamplingParams
     reply_index: int  # which of the request's n replies; part of the noise
     pools: bool = False  # an embedding: return the sum of the final hidden states over ``token_ids``
+    num_prompt: int = 0  # positions that are the prompt's; the next token's number in the reply follows from it
+    prompt: bytes = b""  # the prompt's tokens, int32 each: given where sampling looks back at them
+    generated: bytes = b""  # the reply's tokens so far, int32 each: given where sampling looks back at them
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens that the reply has before the one sampled here."""
+        return self.start + len(self.token_ids) - self.num_prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,7 @@ def find_problem(request: Generate | Embed, limits: Limits) -> str | None:
     if isinstance(request, Generate):
         known += request.resume_token_ids
         room -= 1  # for the first token of the reply
-        if problem := _sampling_problem(request):
+        if problem := _sampling_problem(request, limits):
             return problem
     if not request.prompt_token_ids:
         return "the prompt is empty; it needs at least one token"
@@ -39,7 +40,7 @@ def find_problem(request: Generate | Embed, limits: Limits) -> str | None:
     return None
 
 
-def _sampling_problem(request: Generate) -> str | None:
+def _sampling_problem(request: Generate, limits: Limits) -> str | None:
     sampling = request.sampling
     if request.n < 1 or (request.n > 1 and request.resume_token_ids):
         return f"n is {request.n}; it is at least 1, and exactly 1 to resume a reply"
@@ -51,6 +52,14 @@ def _sampling_problem(request: Generate) -> str | None:
         return f"top_p is {sampling.top_p} and min_p {sampling.min_p}; both lie between 0 and 1"
     if sampling.top_k < 0:
         return f"top_k is {sampling.top_k}; it is at least 1, or 0 for no limit"
+    if not 0 < sampling.repetition_penalty < math.inf:
+        return f"repetition_penalty is {sampling.repetition_penalty}; it is a number above 0"
+    if not (math.isfinite(sampling.presence_penalty) and math.isfinite(sampling.frequency_penalty)):
+        return "presence_penalty and frequency_penalty are finite numbers"
+    if not all(0 <= id_ < limits.vocab_size and math.isfinite(bias) for id_, bias in sampling.logit_bias):
+        return f"logit_bias gives tokens from 0 to {limits.vocab_size - 1} a finite number each"
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+        return f"min_tokens is {sampling.min_tokens}; it lies between 0 and max_tokens, {sampling.max_tokens}"
     return None
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpu_backend.engine.adjustments import adjust
 from gpu_backend.engine.plan import SequenceStep, TokenLogprob
 
 GREEDY_BELOW = 1e-5  # a lower temperature than this means the most likely token
@@ -26,15 +27,20 @@ class Sampled:
 
 
 def sample(logits: Tensor, steps: Sequence[SequenceStep]) -> Sampled:
-    """Choose the next token of each step from its row of ``logits`` (rows, vocab), float32."""
+    """Choose the next token of each step from its row of ``logits`` (rows, vocab), float32, which are used up."""
     finite = torch.isfinite(logits.sum(-1))
+    scored = [row for row, step in enumerate(steps) if step.sampling.logprobs is not None]
+    own_logprobs = logits[scored].log_softmax(-1) if scored else None
+    adjust(logits, steps)
     chosen = logits.argmax(-1)
     warm = [row for row, step in enumerate(steps) if step.sampling.temperature >= GREEDY_BELOW]
     if warm:
         chosen[warm] = _sample_warm(logits if len(warm) == len(steps) else logits[warm], [steps[row] for row in warm])
     logprobs: list[TokenLogprob | None] = [None] * len(steps)
-    if any(step.sampling.logprobs is not None for step in steps):
-        _report_logprobs(logits, chosen, steps, logprobs)
+    if own_logprobs is not None:
+        counts = [steps[row].sampling.logprobs or 0 for row in scored]
+        for row, report in zip(scored, report_logprobs(own_logprobs, chosen[scored], counts), strict=True):
+            logprobs[row] = report
     return Sampled(chosen.tolist(), finite.tolist(), logprobs)
 
 
@@ -96,19 +102,17 @@ def _draw_by_top_p(scores: Tensor, logits: Tensor, steps: Sequence[SequenceStep]
         scores.masked_fill_(probabilities <= own, -torch.inf)
 
 
-def _report_logprobs(
-    logits: Tensor, chosen: Tensor, steps: Sequence[SequenceStep], logprobs: list[TokenLogprob | None]
-) -> None:
-    """Fill in what the model itself thought, before temperature and the filters."""
-    rows = [row for row, step in enumerate(steps) if step.sampling.logprobs is not None]
-    wanted = [steps[row].sampling.logprobs or 0 for row in rows]
-    all_logprobs = logits[rows].log_softmax(-1)
-    own = all_logprobs.gather(-1, chosen[rows][:, None])[:, 0].tolist()
-    top = all_logprobs.topk(min(max(wanted), logits.shape[-1]), dim=-1)
-    for row, count, logprob, ids, values in zip(
-        rows, wanted, own, top.indices.tolist(), top.values.tolist(), strict=True
-    ):
-        logprobs[row] = TokenLogprob(logprob, tuple(zip(ids[:count], values[:count], strict=True)))
+def report_logprobs(logprobs: Tensor, tokens: Tensor, counts: Sequence[int]) -> list[TokenLogprob]:
+    """Return each row's log-probability of its token, with as many of the likeliest beside it as ``counts`` says.
+
+    ``logprobs`` (rows, vocab) are what the model itself thought, before bias, penalties, temperature and filters.
+    """
+    own = logprobs.gather(-1, tokens[:, None])[:, 0].tolist()
+    top = logprobs.topk(min(max(counts), logprobs.shape[-1]), dim=-1)
+    return [
+        TokenLogprob(logprob, tuple(zip(ids[:count], values[:count], strict=True)))
+        for count, logprob, ids, values in zip(counts, own, top.indices.tolist(), top.values.tolist(), strict=True)
+    ]
 
 
 def gumbel_noise(steps: Sequence[SequenceStep], vocab_size: int, device: torch.device) -> Tensor:

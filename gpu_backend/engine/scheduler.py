@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -129,15 +130,20 @@ class Scheduler:
 
     def _share(self, sequence: Sequence, num_tokens: int) -> SequenceStep:
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
+        sampling = sequence.sampling
+        samples = end == len(sequence.token_ids) and not sequence.pools
         return SequenceStep(
             sequence_id=sequence.sequence_id,
             token_ids=tuple(sequence.token_ids[start:end]),
             start=start,
             block_table=tuple(sequence.block_table[: self.blocks.blocks_for(end)]),
-            samples=end == len(sequence.token_ids) and not sequence.pools,
-            sampling=sequence.sampling,
+            samples=samples,
+            sampling=sampling,
             reply_index=sequence.reply_index,
             pools=sequence.pools,
+            num_prompt=sequence.num_prompt,
+            prompt=array("i", sequence.prompt_token_ids).tobytes() if samples and sampling.penalises_prompt else b"",
+            generated=sequence.generated() if samples and sampling.penalises_reply else b"",
         )
 
     def _make_room(self, sequence: Sequence) -> bool:

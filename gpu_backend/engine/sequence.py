@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -32,6 +33,21 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives to report beside the chosen token; None: no logprobs at all
+    presence_penalty: float = 0.0  # taken off the logit of every token that the reply has
+    frequency_penalty: float = 0.0  # the same, for each time that the reply has it
+    repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or reply, multiplies negative ones
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id and what is added to its logit
+    min_tokens: int = 0  # tokens before which no stop token may come
+
+    @property
+    def penalises_reply(self) -> bool:
+        """Whether the next token depends on how often the reply has each token."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+    @property
+    def penalises_prompt(self) -> bool:
+        """Whether the next token depends on which tokens the prompt has."""
+        return self.repetition_penalty != 1
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +79,7 @@ class Sequence:
     admitted: float | None = None
     first_token: float | None = None
     gpu_seconds: float = 0.0
+    _generated: array[int] = field(default_factory=lambda: array("i"))
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -82,6 +99,11 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that are known but not computed yet: 1 for a running decode."""
         return len(self.token_ids) - self.num_computed
+
+    def generated(self) -> bytes:
+        """Return the tokens of the reply so far, int32 each."""
+        self._generated.extend(self.token_ids[self.num_prompt + len(self._generated) :])
+        return self._generated.tobytes()
 
     def append(self, token_id: int, max_model_len: int) -> FinishReason | None:
         """Take the next token; return why the sequence ends with it, or None."""

@@ -13,7 +13,15 @@ from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.generation import Job
 from gpu_backend.server.prompts import check_token_ids, encode_chat
 from gpu_backend.server.reply import Piece
-from gpu_backend.server.requests import Extensions, check_chat, read_body, read_sender, sampling_of, stop_strings
+from gpu_backend.server.requests import (
+    Extensions,
+    check_bias,
+    check_chat,
+    read_body,
+    read_sender,
+    sampling_of,
+    stop_strings,
+)
 from gpu_backend.server.wire import (
     Answer,
     ChatChoice,
@@ -35,6 +43,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     body, extensions = read_body(await request.body(), ChatRequest)
     front.check_model(body.model)
     check_chat(body, extensions)
+    check_bias(body.logit_bias, front.checkpoint.vocab_size)
     check_token_ids(extensions.resume_token_ids, front.checkpoint.vocab_size, "resume_token_ids")
     prompt = await encode_chat(front.checkpoint, body.messages, max_model_len)
     job = Job(

@@ -14,7 +14,15 @@ from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.generation import Job
 from gpu_backend.server.prompts import check_token_ids, encode_prompts, split_prompts
 from gpu_backend.server.reply import Piece
-from gpu_backend.server.requests import Extensions, check_completion, read_body, read_sender, sampling_of, stop_strings
+from gpu_backend.server.requests import (
+    Extensions,
+    check_bias,
+    check_completion,
+    read_body,
+    read_sender,
+    sampling_of,
+    stop_strings,
+)
 from gpu_backend.server.wire import Answer, TextChoice, UsageBody, completion_logprobs, encode
 from protocol.completions import CompletionRequest
 from protocol.errors import BadRequest
@@ -30,6 +38,7 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     body, extensions = read_body(await request.body(), CompletionRequest)
     front.check_model(body.model)
     check_completion(body, extensions)
+    check_bias(body.logit_bias, front.checkpoint.vocab_size)
     check_token_ids(extensions.resume_token_ids, front.checkpoint.vocab_size, "resume_token_ids")
     prompts = await encode_prompts(front.checkpoint, body.prompt, max_model_len, room_for_reply=1, param="prompt")
     if extensions.resume_token_ids and len(prompts) > 1:

@@ -98,7 +98,7 @@ class ReplyWriter:
                 self._waiting.append(ScoredToken(token_id, self._length, logprob))
             text = self._detokenizer.feed(token_id)
             self._length += len(text)
-            shown, has_stopped = self._stops.feed(text)
+            shown, has_stopped = self._stops.feed(text, self.num_tokens > self._sampling.min_tokens)
             words.append(shown)
             if has_stopped:
                 self.finish_reason = FinishReason.STOP

@@ -19,6 +19,8 @@ from protocol.errors import BadRequest, UnsupportedParameter
 
 MAX_REPLIES = 128  # n
 MAX_STOPS = 16
+MAX_BIASES = 1024  # tokens in a logit_bias
+MOST_REPETITION_PENALTY = 10
 SMALLEST_TOP_P = 1e-6  # keeps exactly the most likely token, as top_p 0 asks
 
 
@@ -29,6 +31,8 @@ class Extensions(Struct, frozen=True, omit_defaults=True, kw_only=True):
     min_p: float | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    repetition_penalty: float | None = None
     return_token_ids: bool = False
     return_gpu_seconds: bool = False
     resume_token_ids: tuple[int, ...] = ()
@@ -140,6 +144,13 @@ def sampling_of(
         stop_token_ids=frozenset(extensions.stop_token_ids) | (frozenset() if extensions.ignore_eos else eos_token_ids),
         ignore_eos=extensions.ignore_eos,
         logprobs=logprobs,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=defaults.repetition_penalty
+        if extensions.repetition_penalty is None
+        else extensions.repetition_penalty,
+        logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items() if bias),
+        min_tokens=min(extensions.min_tokens, max_tokens),
     )
 
 
@@ -162,9 +173,13 @@ def _check_both(body: GeneratingRequest, extensions: Extensions) -> None:
     _check_span("max_tokens", body.max_tokens, least, 2**31 - 1)
     if isinstance(body, ChatRequest):
         _check_span("max_completion_tokens", body.max_completion_tokens, 1, 2**31 - 1)
-    for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
-        if getattr(body, name):
-            raise _unsupported(name, f"This engine does not support '{name}' yet. Leave it out.")
+    _check_min_tokens(body, extensions)
+    if extensions.repetition_penalty is not None and not 0 < extensions.repetition_penalty <= MOST_REPETITION_PENALTY:
+        raise _invalid(
+            "repetition_penalty",
+            f"'repetition_penalty' is {extensions.repetition_penalty:g}; it must be above 0, at most "
+            f"{MOST_REPETITION_PENALTY}, and 1 changes nothing.",
+        )
     _check_stops(stop_strings(body))
     if body.stream_options is not None and not body.stream:
         raise _invalid("stream_options", "'stream_options' is for streams: send 'stream': true with it.")
@@ -172,6 +187,28 @@ def _check_both(body: GeneratingRequest, extensions: Extensions) -> None:
         raise _invalid("n", "'n' must be 1 with 'resume_token_ids': one reply is continued.")
     if extensions.resume_text_chars and not extensions.resume_token_ids:
         raise _invalid("resume_text_chars", "'resume_text_chars' needs 'resume_token_ids'.")
+
+
+def check_bias(bias: Mapping[str, float] | None, vocab_size: int) -> None:
+    """Raise ``BadRequest`` unless each key is a token of the model, written in digits, and each value -100 to 100."""
+    if bias and len(bias) > MAX_BIASES:
+        raise _invalid("logit_bias", f"'logit_bias' names {len(bias)} tokens; it names at most {MAX_BIASES}.")
+    for token, value in (bias or {}).items():
+        if not (token.isascii() and token.isdigit() and str(int(token[:20])) == token and int(token) < vocab_size):
+            raise _invalid(
+                "logit_bias",
+                f"'logit_bias' names the token {token[:40]!r}; this model's tokens are \"0\" to \"{vocab_size - 1}\".",
+            )
+        if not -100 <= value <= 100:
+            raise _invalid("logit_bias", f"'logit_bias' gives token {token} {value:g}; it must be -100 to 100.")
+
+
+def _check_min_tokens(body: GeneratingRequest, extensions: Extensions) -> None:
+    _check_span("min_tokens", extensions.min_tokens, 0, 2**31 - 1)
+    if body.output_limit is not None and extensions.min_tokens > body.output_limit:
+        raise _invalid(
+            "min_tokens", f"'min_tokens' is {extensions.min_tokens}, more than the {body.output_limit} of 'max_tokens'."
+        )
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:

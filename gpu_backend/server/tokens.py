@@ -123,13 +123,19 @@ class StopStrings:
         self._strings = tuple(strings)
         self._held = ""
 
-    def feed(self, text: str) -> tuple[str, bool]:
-        """Take in text; return what may be shown, and whether a stop string ended the reply there."""
+    def feed(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
+        """Take in text; return what may be shown, and whether a stop string ended the reply there.
+
+        A stop string that is complete while the reply must go on is text like any other.
+        """
         if not self._strings:
             return text, False
+        before = len(self._held)
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._strings if (at := text.find(stop)) >= 0]
-        if found:
+        # What was held back has no stop string that counts; one must end in the new text.
+        starts = [(stop, text.find(stop, max(0, before - len(stop) + 1))) for stop in self._strings]
+        found = [(at + len(stop), at) for stop, at in starts if at >= 0]
+        if found and may_stop:
             self._held = ""
             return text[: min(found)[1]], True
         shown = len(text) - max(_overlap(text, stop) for stop in self._strings)

@@ -122,6 +122,63 @@ def test_seeded_reply_does_not_depend_on_its_company(llama: Path, prompts: list[
     assert crowded["3", 0].token_ids != crowded["3", 1].token_ids
 
 
+PENALISED = SamplingParams(
+    max_tokens=40,
+    temperature=0.0,
+    presence_penalty=0.4,
+    frequency_penalty=0.6,
+    repetition_penalty=1.2,
+    logit_bias=((5, 2.5), (77, -100.0)),
+    min_tokens=9,
+    stop_token_ids=frozenset(range(0, 250, 50)),
+)
+
+
+def test_penalised_tokens_equal_transformers(llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """Repetition penalty, bias and a least length: the tokens of ``generate`` with the same processors."""
+    model = oracle(llama)
+    sampling = SamplingParams(
+        MAX_TOKENS, 0.0, repetition_penalty=1.3, logit_bias=((5, 3.0),), min_tokens=6, stop_token_ids=frozenset({9, 30})
+    )
+    answers = answer_all(model_loop(llama), [Generate(str(i), p, sampling) for i, p in enumerate(prompts)])
+
+    for index, prompt in enumerate(prompts):
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=MAX_TOKENS,
+            do_sample=False,
+            repetition_penalty=1.3,
+            sequence_bias=[[[5], 3.0]],
+            min_new_tokens=6,
+            eos_token_id=[9, 30],
+            pad_token_id=0,
+        )
+        assert answers[str(index), 0].token_ids == out[0].tolist()[len(prompt) :]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_penalties_depend_on_the_tokens_so_far_alone(
+    llama: Path, prompts: list[tuple[int, ...]], temperature: float
+) -> None:
+    """Alone, in a crowd, chunked, preempted and resumed, a penalised reply is one and the same."""
+    sampling = replace(PENALISED, temperature=temperature)
+    commands = [Generate(str(i), p, replace(sampling, seed=i)) for i, p in enumerate(prompts)]
+    alone = {key: a for c in commands for key, a in answer_all(model_loop(llama), [c]).items()}
+    cramped = model_loop(llama, max_num_seqs=9, max_num_batched_tokens=40, num_kv_blocks=13)
+
+    crowded = answer_all(cramped, [*commands, *(greedy(f"other {i}", p, 40) for i, p in enumerate(prompts))])
+
+    assert cramped.scheduler.num_preemptions > 0
+    for (name, index), answer in alone.items():
+        assert crowded[name, index].token_ids == answer.token_ids
+        assert len(answer.token_ids) > 9
+        command = replace(commands[int(name)], resume_token_ids=tuple(answer.token_ids[:7]))
+        assert answer_all(model_loop(llama), [command])[name, 0].token_ids == answer.token_ids[7:]
+    assert alone["3", 0].token_ids != answer_all(model_loop(llama), [greedy("3", prompts[3], 30)])["3", 0].token_ids
+
+
 def test_resumed_reply_continues_another_replicas(llama: Path, prompts: list[tuple[int, ...]]) -> None:
     """A sampled reply that is cut and continued elsewhere is the reply that was never cut."""
     command = Generate("x", prompts[5], SamplingParams(max_tokens=30, seed=5))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +92,17 @@ def test_a_stop_string_ends_the_reply_before_it() -> None:
     assert reply.write(event(tokens("more"), FinishReason.ABORT)) is None
     assert reply.num_tokens == len("one STOP")
     assert reply.timings is not None
+
+
+@given(st.lists(st.integers(0, 12), max_size=4))
+def test_a_stop_string_does_not_end_a_reply_before_its_least_length(cuts: list[int]) -> None:
+    """It counts only if a token after ``min_tokens`` completes it, however the tokens come."""
+    sampling = replace(SAMPLING, min_tokens=5)
+    for text, shown in (("abcabxyzab", "abcabxyz"), ("xyzabcdef", "xyzabcdef"), ("xxababab", "xxab"), ("xabzxabz", "xabzx")):
+        reply = ReplyWriter(0, CODEC, sampling, ("ab", "xabzz"), frozenset({END}))
+        (joined,) = join_replies(written(reply, tokens(text), cuts, FinishReason.LENGTH), 1)
+
+        assert joined.text == shown
 
 
 def test_scores_come_with_their_text() -> None:

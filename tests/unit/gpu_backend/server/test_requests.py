@@ -12,6 +12,7 @@ from gpu_backend.server.requests import (
     NO_EXTENSIONS,
     Extensions,
     Sender,
+    check_bias,
     check_chat,
     check_completion,
     read_body,
@@ -29,6 +30,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 def chat(**fields: Any) -> tuple[ChatRequest, Extensions]:
     body, extensions = read_body(json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode(), ChatRequest)
     check_chat(body, extensions)
+    check_bias(body.logit_bias, vocab_size=260)
     return body, extensions
 
 
@@ -59,9 +61,18 @@ def sampling(body: ChatRequest, extensions: Extensions, defaults: SamplingDefaul
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "invalid_value"),
         ({"seed": 2**63}, "seed", "invalid_value"),
         ({"presence_penalty": 3}, "presence_penalty", "invalid_value"),
-        ({"presence_penalty": 1}, "presence_penalty", "unsupported_parameter"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty", "invalid_value"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        ({"repetition_penalty": 11}, "repetition_penalty", "invalid_value"),
+        ({"min_tokens": -1}, "min_tokens", "invalid_value"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "invalid_value"),
+        ({"logit_bias": {"300": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"05": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"²": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"5": 100.5}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias[...]", "invalid_type"),
         ({"stop": ""}, "stop", "invalid_value"),
         ({"stop": ["a", ""]}, "stop", "invalid_value"),
         ({"stop": ["a"] * 17}, "stop", "invalid_value"),
@@ -150,6 +161,18 @@ def test_extremes_keep_their_meaning() -> None:
 
     assert 0 < extreme.top_p < 1e-3
     assert extreme.top_k == 0
+
+
+def test_penalties_reach_the_engine() -> None:
+    """OpenAI's and vLLM's names; a checkpoint's own repetition penalty holds where the request is silent."""
+    asked = sampling(
+        *chat(presence_penalty=1, frequency_penalty=-0.5, repetition_penalty=1.2, logit_bias={"5": -100}, min_tokens=4)
+    )
+    unsaid = sampling(*chat(min_tokens=99), SamplingDefaults(repetition_penalty=1.05))
+
+    assert (asked.presence_penalty, asked.frequency_penalty, asked.repetition_penalty) == (1, -0.5, 1.2)
+    assert (asked.logit_bias, asked.min_tokens) == (((5, -100.0),), 4)
+    assert (unsaid.repetition_penalty, unsaid.min_tokens) == (1.05, 10)  # no more than the context leaves
 
 
 def test_end_tokens_stop_unless_they_are_to_be_ignored() -> None:

@@ -1,0 +1,74 @@
+# What a request asks of the logits before a token is drawn from them: a bias, a least length, penalties for what was
+# said already. All of it is a function of the tokens so far, so a reply that is computed again comes out the same.
+#
+# Meanings and order are vLLM's (vllm/v1/sample/sampler.py, SamplingParams), which are OpenAI's where OpenAI has them:
+# bias, least length, repetition penalty (prompt and reply), then frequency and presence penalties (reply alone).
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gpu_backend.engine.plan import SequenceStep
+
+
+def adjust(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
+    """Change ``logits`` (rows, vocab), float32, in place as each row's step asks; other rows are not touched."""
+    _add_bias(logits, steps)
+    _forbid_early_ends(logits, steps)
+    _penalise(logits, steps)
+
+
+def _add_bias(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
+    biases = [(row, id_, bias) for row, step in enumerate(steps) for id_, bias in step.sampling.logit_bias]
+    if biases:
+        rows, ids, values = zip(*biases, strict=True)
+        where = torch.tensor([rows, ids], device=logits.device)
+        logits[where[0], where[1]] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+
+
+def _forbid_early_ends(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
+    """Put -inf in place of stop tokens where the reply must not end yet."""
+    ends = [
+        (row, id_)
+        for row, step in enumerate(steps)
+        if step.num_generated < step.sampling.min_tokens
+        for id_ in step.sampling.stop_token_ids
+        if 0 <= id_ < logits.shape[-1]
+    ]
+    if ends:
+        where = torch.tensor(ends, device=logits.device)
+        logits.index_put_((where[:, 0], where[:, 1]), torch.full((), -torch.inf, device=logits.device))
+
+
+def _penalise(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
+    rows = [row for row, step in enumerate(steps) if step.sampling.penalises_reply]
+    if not rows:
+        return
+    asking = [steps[row] for row in rows]
+    wishes = [
+        (s.sampling.repetition_penalty, s.sampling.frequency_penalty, s.sampling.presence_penalty) for s in asking
+    ]
+    repetition, frequency, presence = torch.tensor(wishes, dtype=logits.dtype, device=logits.device).t()[:, :, None]
+    counts = _count([step.generated for step in asking], logits)
+    part = logits[rows]
+    if any(step.sampling.penalises_prompt for step in asking):
+        seen = counts + _count([step.prompt for step in asking], logits) > 0
+        part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)
+    logits[rows] = part.sub_(counts * frequency).sub_((counts > 0) * presence)
+
+
+def _count(tokens: Sequence[bytes], like: Tensor) -> Tensor:
+    """Return how often each row has each token (rows, vocab), exact in floating point; ``tokens`` are int32."""
+    vocab = like.shape[-1]
+    counts = like.new_zeros(len(tokens), vocab)
+    together = bytearray().join(tokens)
+    if together:
+        lengths = torch.tensor([len(some) // 4 for some in tokens], device=like.device)
+        firsts = torch.arange(0, counts.numel(), vocab, device=like.device)
+        places = torch.frombuffer(together, dtype=torch.int32).to(like.device)
+        places = places + firsts.repeat_interleave(lengths, output_size=len(together) // 4)
+        counts.view(-1).index_add_(0, places, torch.ones((), device=like.device).expand(len(places)))
+    return counts
