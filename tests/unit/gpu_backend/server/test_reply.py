@@ -98,7 +98,8 @@ def test_a_stop_string_ends_the_reply_before_it() -> None:
 def test_a_stop_string_does_not_end_a_reply_before_its_least_length(cuts: list[int]) -> None:
     """It counts only if a token after ``min_tokens`` completes it, however the tokens come."""
     sampling = replace(SAMPLING, min_tokens=5)
-    for text, shown in (("abcabxyzab", "abcabxyz"), ("xyzabcdef", "xyzabcdef"), ("xxababab", "xxab"), ("xabzxabz", "xabzx")):
+    whole_and_shown = {"abcabxyzab": "abcabxyz", "xyzabcdef": "xyzabcdef", "xxababab": "xxab", "xabzxabz": "xabzx"}
+    for text, shown in whole_and_shown.items():
         reply = ReplyWriter(0, CODEC, sampling, ("ab", "xabzz"), frozenset({END}))
         (joined,) = join_replies(written(reply, tokens(text), cuts, FinishReason.LENGTH), 1)
 
