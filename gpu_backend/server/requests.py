@@ -197,7 +197,7 @@ def check_bias(bias: Mapping[str, float] | None, vocab_size: int) -> None:
         if not (token.isascii() and token.isdigit() and str(int(token[:20])) == token and int(token) < vocab_size):
             raise _invalid(
                 "logit_bias",
-                f"'logit_bias' names the token {token[:40]!r}; this model's tokens are the numbers 0 to {vocab_size - 1}.",
+                f"'logit_bias' names the token {token[:40]!r}; this model's are the numbers 0 to {vocab_size - 1}.",
             )
         if not -100 <= value <= 100:
             raise _invalid("logit_bias", f"'logit_bias' gives token {token} {value:g}; it must be -100 to 100.")
