@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 import structlog
@@ -15,6 +17,7 @@ from gateway.providers.base import WholeReply
 from gateway.rate_limits import rate_limit_headers
 from gateway.services import Services
 from gateway.stored_answers import StoredAnswer
+from gateway.stream_sender import EVENT_STREAM, StreamSender
 from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
 from protocol.leaving import Client, ended_when_client_leaves
@@ -23,7 +26,6 @@ from protocol.usage import Usage
 log = structlog.get_logger()
 
 JSON = b"application/json"
-EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
 class Dialect(Protocol):
@@ -63,19 +65,24 @@ class ReplyResponse:
     ) -> None:
         self._services.metrics.in_flight.inc()
         try:
-            reply = await answer(self._services, call)
-            reply.keep_ending = keep_ending
-            try:
-                if call.streams:
-                    await self._stream(reply, dialect, send)
-                else:
-                    await self._send_whole(reply, dialect, send)
-            finally:
-                if client.has_left:
-                    reply.abandon()
-                reply.close()
+            if call.streams:
+                await self._stream(self._open_reply(call, client, keep_ending), dialect, send)
+            else:
+                await self._send_whole(self._open_reply(call, client, keep_ending), dialect, send)
         finally:
             self._services.metrics.in_flight.dec()
+
+    @asynccontextmanager
+    async def _open_reply(self, call: Call, client: Client, keep_ending: KeepEnding | None) -> AsyncIterator[Reply]:
+        """Give the reply to ``call``, and close it by whichever way it ends."""
+        reply = await answer(self._services, call)
+        reply.keep_ending = keep_ending
+        try:
+            yield reply
+        finally:
+            if client.has_left:
+                reply.abandon()
+            reply.close()
 
     async def _run_and_keep(self, call: Call, send: Any, keep: Keep) -> None:
         written = Written(self._dialect)
@@ -86,26 +93,34 @@ class ReplyResponse:
 
         await self._run(call, written, send, Client(), keep_ending)  # nobody whose leaving ends the call
 
-    async def _send_whole(self, reply: Reply, dialect: Dialect, send: Any) -> None:
-        whole, usage = await reply.collect()
-        body = dialect.whole(reply, whole, usage)
-        await send({"type": "http.response.start", "status": 200, "headers": answer_headers(reply, body)})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+    async def _send_whole(self, opening: AbstractAsyncContextManager[Reply], dialect: Dialect, send: Any) -> None:
+        async with opening as reply:
+            whole, usage = await reply.collect()
+            body = dialect.whole(reply, whole, usage)
+            await send({"type": "http.response.start", "status": 200, "headers": answer_headers(reply, body)})
+            await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _stream(self, reply: Reply, dialect: Dialect, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": answer_headers(reply)})
+    async def _stream(self, opening: AbstractAsyncContextManager[Reply], dialect: Dialect, send: Any) -> None:
+        sender = StreamSender(send, self._services.settings.keep_alive)
         try:
-            async for events in reply.pieces():
-                if body := dialect.pieces(reply, events):
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            async with opening as reply:
+                await sender.begin(reply_headers(reply))
+                async for events in reply.pieces():
+                    if body := dialect.pieces(reply, events):
+                        await sender.say(body, is_last=type(events[-1]) is ReplyEnd)
         except ServiceError as exc:
+            if not sender.has_begun:
+                raise
             # Too late for another status: the stream itself says it, and ends without [DONE].
-            await send({"type": "http.response.body", "body": dialect.error(exc), "more_body": True})
+            await sender.say(dialect.error(exc))
         except Exception:
+            if not sender.has_begun:
+                raise
             log.exception("reply_failed", request_id=self._call.request_id)
-            broken = ServiceError("The answer broke off inside the gateway.")
-            await send({"type": "http.response.body", "body": dialect.error(broken), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await sender.say(dialect.error(ServiceError("The answer broke off inside the gateway.")))
+        finally:
+            sender.close()
+        await sender.end()
 
 
 class Written:
@@ -160,8 +175,7 @@ def answer_headers(reply: Reply, body: bytes | None = None) -> list[tuple[bytes,
     """Return the headers of a plain answer with ``body``, or of a stream."""
     if body is not None:
         return [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *reply_headers(reply)]
-    headers = [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-    return [*headers, *reply_headers(reply)]
+    return [*EVENT_STREAM, *reply_headers(reply)]
 
 
 def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:

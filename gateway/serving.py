@@ -20,15 +20,21 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 KEEP_ALIVE = 75.0  # seconds that an idle connection stays open: longer than clients and proxies keep theirs
+UNREAD = 60.0  # seconds that a client may leave all that was sent unread
 TIDY_UP = 15.0  # seconds beyond the drain for settling and flushing
 
 
-def open_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; raise OSError when the port is taken."""
+def open_socket(host: str, port: int, unread: float = UNREAD) -> socket.socket:
+    """Return a socket that listens; raise OSError when the port is taken.
+
+    A client that takes nothing of what was sent for ``unread`` seconds has left: the kernel closes its connection.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it; every connection inherits it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(unread * 1000))
         listener.bind((host, port))
         listener.listen(BACKLOG)
     except OSError:

@@ -85,6 +85,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     journal_fsync: Literal["never", "interval", "always"] = "never"
     retention: Retention = Retention()
     drain: float = 60.0
+    keep_alive: float = 15.0  # of silence until a stream says a comment; 0: never
 
     def catalog(self) -> Catalog:
         """Return what the router chooses from."""

@@ -12,6 +12,7 @@ import aiohttp
 from gateway.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 from gateway.providers.base import UpstreamRequest
 
+UNREAD = 64 * 1024  # bytes of an answer that may wait here for a slow client; at twice that its upstream waits
 LONGEST_REPLY = 64 * 1024 * 1024  # bytes of a plain reply that we read
 LONGEST_ERROR = 64 * 1024  # bytes of a failing reply that we read
 
@@ -30,7 +31,7 @@ class UpstreamClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers={"user-agent", "accept"},
-            read_bufsize=256 * 1024,
+            read_bufsize=UNREAD,
         )
 
     async def send(self, request: UpstreamRequest, connect: float, patience: float) -> UpstreamResponse:

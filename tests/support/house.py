@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from billing.prices import Price
 from gateway.app import create_app
 from gateway.audit_log import Act
 from gateway.database import Database
+from gateway.serving import UNREAD, open_socket
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Settings, Timeouts
 from gateway.team_inputs import LimitsInput, NewKey, NewTeam
 from gateway.team_keys import create_key
@@ -111,20 +111,18 @@ def settings_for(postgres_url: str, redis_url: str, upstream_url: str, data_dir:
 
 
 @contextlib.contextmanager
-def running_house(settings: Settings, team: str = "team_a") -> Iterator[House]:
+def running_house(settings: Settings, team: str = "team_a", unread: float = UNREAD) -> Iterator[House]:
     """Migrate, create a team with a key, and run the gateway until the end of the block."""
     migrations.upgrade(settings.database_url)
     key = asyncio.run(make_team(settings, team))
-    with serving(settings) as url:
+    with serving(settings, unread) as url:
         yield House(url, team, key, ADMIN_KEY, settings)
 
 
 @contextlib.contextmanager
-def serving(settings: Settings) -> Iterator[str]:
-    """Run the app of ``settings`` on a free port and give its URL."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(512)
+def serving(settings: Settings, unread: float = UNREAD) -> Iterator[str]:
+    """Run the app of ``settings`` on a free port and give its URL. ``unread``: as in ``open_socket``."""
+    with open_socket("127.0.0.1", 0, unread) as listener:
         port = listener.getsockname()[1]
         config = uvicorn.Config(create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=5)
         server = uvicorn.Server(config)

@@ -1,0 +1,75 @@
+# A stream on its way to its client: its head once, its bytes in order, and a comment whenever nothing was said for a
+# while, so that no proxy on the way takes the connection for dead.
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+COMMENT = b": keep-alive\n\n"  # nothing to whoever reads events
+EVENT_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+# Times as patient before the first token: whoever says something then has said 200, and can only break the stream
+# where a status would have told more.
+BEFORE_FIRST = 3
+
+
+class StreamSender:
+    """Says one stream through ASGI's ``send``. ``silence``: seconds until a comment; 0 for none. Close it."""
+
+    def __init__(self, send: Any, silence: float) -> None:
+        self.has_begun = False
+        self._has_ended = False
+        self._send = send
+        self._silence = silence
+        self._loop = asyncio.get_running_loop()
+        self._said_at = self._loop.time()
+        self._comment: asyncio.Task[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None  # moved when it rings, not with every word
+        if silence:
+            self._alarm = self._loop.call_at(self._said_at + BEFORE_FIRST * silence, self._ring)
+
+    async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Say 200, with ``headers`` beside an event stream's own; no more when a comment had to say so before."""
+        if not self.has_begun:
+            self.has_begun = True
+            headers = [*EVENT_STREAM, *headers]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def say(self, body: bytes, *, is_last: bool = False) -> None:
+        """Send bytes; wait while the client has too much unread."""
+        if self._comment is not None:
+            await self._comment
+        self._has_ended = is_last
+        self._said_at = self._loop.time()
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+    async def end(self) -> None:
+        """End the body, if what was said last did not."""
+        if not self._has_ended:
+            await self.say(b"", is_last=True)
+
+    def close(self) -> None:
+        """Say nothing more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._comment is not None and not self.has_begun:  # or the next to say something waits for it
+            self._comment.cancel()
+
+    def _ring(self) -> None:
+        silence = self._silence if self.has_begun else BEFORE_FIRST * self._silence
+        now = self._loop.time()
+        if self._said_at + silence <= now and self._comment is None:
+            self._said_at = now
+            self._comment = self._loop.create_task(self._say_comment())
+        self._alarm = self._loop.call_at(max(now, self._said_at) + self._silence, self._ring)
+
+    async def _say_comment(self) -> None:
+        try:
+            await self.begin([])
+            await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+        finally:
+            self._comment = None
