@@ -32,8 +32,8 @@ class Attempt(Struct, frozen=True, omit_defaults=True):
     """One try at one target."""
 
     target: str  # Target.key
-    outcome: str  # "ok", or the error's code
-    ms: float  # until the first token, or the failure
+    outcome: str  # "ok", or the word for how it failed, also in mid-stream
+    ms: float  # until the first token, or the failure before it
 
 
 class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):

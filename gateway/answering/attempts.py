@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from billing.records import Attempt
 from gateway.answering.call import Call
 from gateway.errors import Overloaded, UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamTimeout
-from gateway.providers.base import Asking, EventStream, Provider, Request, WholeReply
+from gateway.providers.base import Asking, EventStream, Provider, Request, Resume, WholeReply
 from gateway.providers.client import UpstreamResponse, read_error_body
 from gateway.providers.openai_request import ENGINE_FIELDS
 from gateway.resilience.breakers import Permit
@@ -48,6 +48,8 @@ class Answering:
     response: UpstreamResponse | None = None
     whole: WholeReply | None = None
     usage: Usage | None = None
+    permit: Permit | None = None  # under which it was asked,
+    began: float = 0.0  # and when it began to answer, in monotonic seconds
 
     async def close(self) -> None:
         """Close the upstream; at once if it is still speaking."""
@@ -67,12 +69,19 @@ class AttemptLog:
         self.attempts.append(Attempt(target.key, outcome, round(seconds * 1000, 3)))
         self.waited += seconds
 
+    def broke(self, outcome: str) -> None:
+        """Note that the answer of the latest attempt broke in mid-stream."""
+        if self.attempts:
+            self.attempts[-1] = replace(self.attempts[-1], outcome=outcome)
+
 
 class Trip(Struct, frozen=True):
-    """What all attempts of one call share: its deadline, and the budget that its extra attempts are on."""
+    """What all attempts of one call share: its deadline, the budget that its extra attempts are on, and what of the
+    reply is there already."""
 
     deadline: Deadline
     budget: RetryBudget
+    resume: Resume | None = None
 
 
 async def send_along_route(services: Services, call: Call, route: Route, log: AttemptLog) -> Answering:
@@ -83,7 +92,16 @@ async def send_along_route(services: Services, call: Call, route: Route, log: At
     first = services.providers.settings(route.targets[0].model.provider)
     trip = Trip(Deadline(call.started + first.timeouts.total), services.budgets.of(first))
     trip.budget.deposit(services.clock.monotonic())
-    failure: UpstreamFailure | None = None
+    return await walk(services, call, route, trip, log)
+
+
+async def walk(
+    services: Services, call: Call, route: Route, trip: Trip, log: AttemptLog, failure: UpstreamFailure | None = None
+) -> Answering:
+    """Try the targets in order and return the first that answers; ``failure`` is what became of the call before.
+
+    Raises as ``send_along_route`` does.
+    """
     away: list[TargetAway] = []
     for place, target in enumerate(route.targets):
         if failure is not None and not _may_move_on(services, trip, target):
@@ -113,7 +131,7 @@ async def send_with_retries(
     started = clock.monotonic()
     while True:
         try:
-            answering = await send_once(services, call, target, permit.api_key, trip.deadline)
+            answering = await send_once(services, call, target, permit.api_key, trip)
         except UpstreamFailure as exc:
             now = clock.monotonic()
             log.add(target, exc.outcome, now - started)
@@ -126,8 +144,9 @@ async def send_with_retries(
             breakers.abandoned(permit)
             raise
         else:
-            log.add(target, "ok", clock.monotonic() - started)
             breakers.succeeded(permit)
+            answering.permit, answering.began = permit, clock.monotonic()
+            log.add(target, "ok", answering.began - started)
             return answering
         if failure.outcome in OF_THE_KEY:
             if not breakers.has_other_key(permit) or not trip.budget.take_move(now):
@@ -143,9 +162,7 @@ async def send_with_retries(
         started = now  # the pause is a part of the attempt that it is for: it is the upstream's doing, not ours
 
 
-async def send_once(
-    services: Services, call: Call, target: Target, api_key: str | None, deadline: Deadline
-) -> Answering:
+async def send_once(services: Services, call: Call, target: Target, api_key: str | None, trip: Trip) -> Answering:
     """Ask one target and wait for its first token, or for its whole reply. Raises UpstreamFailure."""
     registry = services.providers
     provider = registry.settings(target.model.provider)
@@ -164,9 +181,10 @@ async def send_once(
         weight=call.caller.team.weight,
         tier=call.wish.tier.value,
         seed=int(call.request_id[-8:], 16),
+        resume=trip.resume,
     )
     usual = provider.timeouts.first_token if streams else provider.timeouts.total
-    patience = deadline.within(usual, services.clock.monotonic())
+    patience = trip.deadline.within(usual, services.clock.monotonic())
     ends = asyncio.get_running_loop().time() + patience
     try:
         response = await services.client.send(wire.build_request(asking), provider.timeouts.connect, patience)

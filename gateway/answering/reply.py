@@ -14,6 +14,7 @@ from gateway.answering.account import Account
 from gateway.answering.attempts import Answering, AttemptLog
 from gateway.answering.call import Call, record_for
 from gateway.answering.collect import Collector
+from gateway.answering.continuation import Source
 from gateway.answering.estimate import probable_prompt_tokens, probable_usage, tokens_of
 from gateway.answering.hooks import HookMaker, ReplyHook
 from gateway.errors import UpstreamFailure
@@ -56,7 +57,7 @@ class Reply:
         self.keep_ending: KeepEnding | None = None
         self.first_token_seconds = services.clock.monotonic() - call.started
         self._services = services
-        self._answering = answering
+        self._source = Source(services, call, route, answering, log)
         self._hooks = [make(call, answering.target) for make in hook_makers]
         self._delta_hooks = [hook for hook in self._hooks if type(hook).delta is not ReplyHook.delta]
         self._usage = answering.usage
@@ -66,15 +67,14 @@ class Reply:
         self._gpu_seconds: dict[int, float] = {}  # by choice: what our own engine told as it went
         self._choices = replies_asked(call.request)
         self._finished: set[int] = set()  # choices that have said why they ended
-        self._last_content = services.clock.monotonic()
-        self._had_content = False  # whether a token has come since
+        self._has_grown = True  # whether a token has come since events were last waited for
         self._was_sent = False
         self._kept_record: UsageRecord | None = None  # while the end is being kept, and after
 
     @property
     def target(self) -> Target:
         """The target that answers."""
-        return self._answering.target
+        return self._source.answering.target
 
     @property
     def record(self) -> UsageRecord:
@@ -98,7 +98,7 @@ class Reply:
 
     async def collect(self) -> tuple[WholeReply, Usage]:
         """Return the whole reply once the journal knows it. Raises UpstreamFailure when the upstream breaks."""
-        if (whole := self._answering.whole) is not None:
+        if (whole := self._source.answering.whole) is not None:
             self._usage = self._usage or probable_usage(self.call.request, whole, self._output_most())
         else:
             collector = Collector(self.call.request)
@@ -113,7 +113,7 @@ class Reply:
 
     async def _events(self) -> AsyncIterator[list[Event]]:
         held: list[Event] = []
-        fresh = self._answering.first
+        fresh = self._source.first
         while True:
             out, is_whole = self._pass_on(fresh, held)
             if out:
@@ -122,7 +122,8 @@ class Reply:
                 yield [*held, UsageReport(self._final_usage()), ReplyEnd()]
                 return
             try:
-                fresh = await self._next_events()
+                fresh = await self._source.next_events(has_grown=self._has_grown)
+                self._has_grown = False
             except UpstreamFailure:
                 self._end(self._broken)
                 raise
@@ -141,7 +142,7 @@ class Reply:
             self._end(Status.INTERRUPTED)
 
     async def _let_go(self) -> None:
-        await self._answering.close()
+        await self._source.close()
         await settle(self._services, self.account)
 
     def _pass_on(self, fresh: list[Event], held: list[Event]) -> tuple[list[Event], bool]:
@@ -154,7 +155,7 @@ class Reply:
                     if event.gpu_seconds:
                         self._gpu_seconds[event.index] = event.gpu_seconds
                     if event.has_content:
-                        self._had_content = True
+                        self._has_grown = True
                     if event.finish_reason is not None:
                         self._finished.add(event.index)
                     passed = self._through_hooks(event)
@@ -174,24 +175,13 @@ class Reply:
             passed = hook.delta(passed)
         return passed
 
-    async def _next_events(self) -> list[Event]:
-        answering = self._answering
-        assert answering.response is not None and answering.events is not None
-        if answering.events.failure is not None:
-            raise answering.events.failure
-        timeouts, now = answering.provider.timeouts, self._services.clock.monotonic()
-        if self._had_content:  # its next token is awaited from now on: what a slow client took is not the upstream's
-            self._last_content, self._had_content = now, False
-        late = min(self._last_content + timeouts.between_tokens, self.call.started + timeouts.total)
-        piece = await answering.response.next_piece(late - now)
-        return answering.events.finish() if piece is None else answering.events.feed(piece)
-
     def used(self) -> Settlement:
         """Return what was used so far, and what it costs."""
         if self._prompt_seen is None:
             self._prompt_seen = probable_prompt_tokens(self.call.request)
             self._most = self._output_most()
-        seen = min(self._output_seen, self._most)  # what is only estimated never exceeds the hold
+        seen = self._source.tokens_made or self._output_seen
+        seen = min(seen, self._most)  # what is only estimated never exceeds the hold
         usage = self._usage or Usage(
             input_tokens=self._prompt_seen,
             output_tokens=seen,

@@ -21,6 +21,15 @@ Request = ChatRequest | CompletionRequest | EmbeddingRequest
 WholeReply = ChatReply | CompletionReply | EmbeddingReply
 
 
+class Resume(Struct, frozen=True):
+    """Where a replica of our own engine goes on with a reply: the tokens that another made, and how many characters of
+    their text need not be sent again.
+    """
+
+    token_ids: tuple[int, ...]
+    text_chars: int
+
+
 class Asking(Struct, frozen=True, kw_only=True):
     """One attempt: a request for one target. ``extra`` holds fields unknown to us that this provider may be sent."""
 
@@ -35,6 +44,7 @@ class Asking(Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     tier: str = "interactive"
     seed: int = 0  # for a request without one, so that another replica can continue the reply
+    resume: Resume | None = None
 
 
 class UpstreamRequest(Struct, frozen=True):

@@ -45,6 +45,9 @@ def write_request(asking: Asking) -> UpstreamRequest:
             extra["return_gpu_seconds"] = True
             if request.seed is None:
                 request = replace(request, seed=asking.seed)
+            if asking.resume is not None and asking.resume.token_ids:
+                extra["resume_token_ids"] = asking.resume.token_ids
+                extra["resume_text_chars"] = asking.resume.text_chars
     return UpstreamRequest("POST", asking.target.endpoint.base_url + path, headers, _encode_with(request, extra))
 
 

@@ -100,6 +100,11 @@ class Breaker:
         if generation == self.condition.generation:
             self.window.add_good(now)
 
+    def take_good_back(self, generation: int, then: float) -> None:
+        """Count no more an answer that was counted ``then``."""
+        if generation == self.condition.generation:
+            self.window.take_good_back(then)
+
     def count_bad(self, generation: int, now: float, team: str, is_small: bool) -> None:
         """Count a failure, and open when that makes enough of them."""
         if generation == self.condition.generation:

@@ -140,6 +140,13 @@ class Breakers:
             self._tell(watched)
             self._wake.set()
 
+    def broke(self, permit: Permit, began: float, failure: UpstreamFailure, team: str, prompt_characters: int) -> None:
+        """The answer that was a success when it ``began`` broke in mid-stream: it was none. A probe was judged then."""
+        if permit.probe is None:
+            if verdict_of(failure) is Verdict.BAD:
+                permit.watched.breaker.take_good_back(permit.generation, began)
+            self.failed(permit, failure, team, prompt_characters)
+
     def abandoned(self, permit: Permit) -> None:
         """Nobody knows how it would have ended: the client left."""
         if permit.probe is not None:

@@ -28,6 +28,13 @@ class Window:
         """Count an answer."""
         self._bucket(now).requests += 1
 
+    def take_good_back(self, then: float) -> None:
+        """Count no more an answer that was counted ``then``, if that is still in the window."""
+        for bucket in reversed(self._buckets):
+            if bucket.begin <= then:
+                bucket.requests -= then < bucket.end and bucket.requests > bucket.failures
+                break
+
     def add_bad(self, now: float, team: str, is_small: bool) -> None:
         """Count a failure."""
         bucket = self._bucket(now)
@@ -49,7 +56,7 @@ class Window:
     def check(self) -> None:
         """Assert what always holds."""
         for bucket in self._buckets:
-            assert 0 <= bucket.small + sum(bucket.large.values()) <= bucket.requests
+            assert 0 <= bucket.failures <= bucket.requests
         assert all(a.end <= b.begin for a, b in pairwise(self._buckets))
 
     def _bucket(self, now: float) -> _Bucket:
@@ -85,6 +92,10 @@ class _Bucket:
         self.begin, self.end = begin, end
         self.requests = self.small = 0
         self.large: dict[str, int] = {}
+
+    @property
+    def failures(self) -> int:
+        return self.small + sum(self.large.values())
 
 
 class Tally(Struct, frozen=True):

@@ -77,6 +77,9 @@ class Metrics(ReplyHook):
         self.idempotent = self._counter(
             "tollgate_idempotent_calls_total", "Calls with an Idempotency-Key, by what became of them", "outcome"
         )
+        self.continuations = self._counter(
+            "tollgate_continuations_total", "Replies of our own engine that broke in mid-stream", "model", "outcome"
+        )
         self.breaker_state = self._gauge_of_worst(
             "tollgate_breaker_state",
             "Whether a target is asked: 0 closed, 1 half open, 2 open",
@@ -171,9 +174,10 @@ class Metrics(ReplyHook):
         for attempt in record.attempts:
             counter_of(self.attempts, attempt.target, attempt.outcome).inc()
         if record.first_token_ms is not None:
-            waited = sum(attempt.ms for attempt in record.attempts)
             histogram_of(self.first_token, model).observe(record.first_token_ms / 1000)
-            self.overhead.observe(max(0.0, record.first_token_ms - waited) / 1000)
+            ours = record.first_token_ms - sum(attempt.ms for attempt in record.attempts)
+            if ours >= 0:  # else a part of the waiting came later: the reply was continued elsewhere
+                self.overhead.observe(ours / 1000)
 
     def render(self) -> bytes:
         """Return everything in Prometheus' text format, of all worker processes together."""

@@ -1,0 +1,296 @@
+# A replica of our own engine dies in mid-stream, at every byte that matters, and another goes on: the client has the
+# text that the first would have written, and the books have one call.
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from gateway.audit_cli import run_audit
+from gateway.database import Database
+from gateway.embedded import temporary_postgres, temporary_valkey
+from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
+from gpu_backend.engine.messages import Command, Event, Generate, NewTokens, Timings
+from gpu_backend.engine.plan import TokenLogprob
+from gpu_backend.engine.sequence import FinishReason
+from router.targets import Endpoint
+from tests.support.cut_replica import WAYS, CutReplica
+from tests.support.fake_engine import FakeEngine, silent
+from tests.support.front import END, running_front, token_ids, write_small_files
+from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
+
+SAID = "Zürich 🚪 STOne 中文 \U0001f469\u200d\U0001f680"  # a token a byte, and most characters are several
+STOPPED, ENDED = token_ids("STOP"), [*token_ids("STO"), END]  # at temperature 0 a stop string, else the model, ends it
+SECONDS = 0.01  # of the device, for each token
+ASK = [{"role": "user", "content": "hi"}]
+ASKS: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": ASK, "stop": ["STOP"], "stream_options": {"include_usage": True}},
+    "completions": {"prompt": "hi", "stop": ["STOP"], "max_tokens": 60, "echo": True},
+    "messages": {"messages": ASK, "stop_sequences": ["STOP"], "max_tokens": 60},
+}
+CLASSIC = ["chat/completions", "completions"]
+
+
+def speak(command: Command) -> list[tuple[Event, ...]]:
+    """Say SAID and its end, one to three tokens at a time, from where another replica stopped."""
+    if not isinstance(command, Generate):
+        return silent(command)
+    end = STOPPED if command.sampling.temperature == 0 else ENDED
+    tokens, begin = [*token_ids(SAID), *end], len(command.resume_token_ids)
+    assert list(command.resume_token_ids) == tokens[:begin]
+    cuts = [begin, *(at for at in range(begin + 1, len(tokens)) if at % 4 in (0, 1, 3)), len(tokens)]
+    return [
+        (_event(command, index, tokens, begin, at, until),)
+        for at, until in pairwise(cuts)
+        for index in range(command.n)
+    ]
+
+
+def _event(command: Generate, index: int, tokens: list[int], begin: int, at: int, until: int) -> Event:
+    spent = (until - begin) * SECONDS
+    return NewTokens(
+        command.request_id,
+        index,
+        tuple(tokens[at:until]),
+        logprobs=tuple(TokenLogprob(-token / 8) for token in tokens[at:until])
+        if command.sampling.logprobs is not None
+        else (),
+        finish_reason=FinishReason.STOP if until == len(tokens) else None,
+        timings=Timings(0.0, 1.0, 1.0, spent),
+        gpu_seconds=spent,
+    )
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A house with models behind a replica that dies, and after it: nobody, one that drains, one that is well."""
+
+    house: House
+    dying: CutReplica
+
+    def ask(self, path: str, model: str = "llama", **more: Any) -> Told:
+        """Ask by a dialect; streamed unless said otherwise."""
+        body = {"model": model, "stream": True, **ASKS[path], **more}
+        with self.house.client() as client:
+            return Told(client.post(f"/v1/{path}", json=body))
+
+    def rows(self, *told: Told | httpx.Response) -> list[Any]:
+        """Return the ledger's rows of calls, once they are all there; there is one of each, and the books agree."""
+        ids = [(one.answer if isinstance(one, Told) else one).headers["x-request-id"] for one in told]
+        query = text("SELECT * FROM usage_records WHERE request_id = ANY(CAST(:ids AS uuid[])) ORDER BY request_id")
+        deadline = time.monotonic() + 20
+        while len(rows := asyncio.run(self._read(query, ids))) < len(ids):
+            assert time.monotonic() < deadline, f"{len(rows)} of {len(ids)} calls are on the books"
+            time.sleep(0.1)
+        assert [str(row.request_id) for row in rows] == sorted(ids)
+        assert run_audit(self.house.settings, None) == 0
+        return rows
+
+    async def _read(self, query: Any, ids: list[str]) -> list[Any]:
+        database = Database(self.house.settings.database_url)
+        try:
+            async with database.begin() as connection:
+                return list((await connection.execute(query, {"ids": ids})).all())
+        finally:
+            await database.close()
+
+
+class Told:
+    """What a client was told: the text, why it ended, whether it was whole."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        assert answer.status_code == 200, answer.text
+        self.answer = answer
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+        self.is_whole = lines[-1] == "[DONE]" or '"message_stop"' in lines[-1]
+        self.events = [json.loads(line) for line in lines if line != "[DONE]"]
+        self.error = next((event["error"] for event in self.events if "error" in event), None)
+        choices = [choice for event in self.events for choice in event.get("choices", ())]
+        deltas = [event["delta"] for event in self.events if "delta" in event]
+        self.text = "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+        self.text += "".join(delta.get("text", "") for delta in deltas)
+        self.logprobs = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+        self.reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+        self.reasons += [delta["stop_reason"] for delta in deltas if "stop_reason" in delta]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """The house and its replicas, each an engine's own front with a script for its engine."""
+    folder: Path = tmp_path_factory.mktemp("continued")
+    checkpoint = write_small_files(folder / "tiny")
+    with contextlib.ExitStack() as stack:
+        well, tired = (stack.enter_context(running_front(checkpoint, FakeEngine(speak))) for _ in range(2))
+        httpx.post(tired + "/drain").raise_for_status()
+        dying = stack.enter_context(CutReplica(well))
+        places = {
+            "llama": (dying.url, well),
+            "lone": (dying.url,),
+            "tired": (dying.url, tired),
+            "third": (dying.url, tired, well),
+            "brisk": (dying.url, well),
+        }
+        providers = {
+            name: ProviderSettings(
+                name=name,
+                format="openai",
+                self_hosted=True,
+                endpoints=tuple(Endpoint(f"r{at}", url + "/v1") for at, url in enumerate(urls)),
+                retries=Retries(budget=1.0),
+                timeouts=Timeouts(connect=1.0, first_token=2.0, between_tokens=0.4, total=10.0),
+                breaker=BreakerPolicy(min_requests=3, open_for=60.0) if name == "brisk" else NEVER_OPENS,
+            )
+            for name, urls in places.items()
+        }
+        models = {name: model(name, name, upstream_model="tiny", gpu_hour_nanousd=3_600_000_000) for name in places}
+        stores = tmp_path_factory.mktemp("stores")
+        postgres = stack.enter_context(temporary_postgres())
+        valkey = stack.enter_context(temporary_valkey())
+        settings = settings_for(
+            postgres.url, valkey.url, "", stores, providers=providers, models=models, auto={}, aliases={}
+        )
+        yield Scene(stack.enter_context(running_house(settings)), dying)
+
+
+@pytest.fixture(autouse=True)
+def _well(scene: Scene) -> Iterator[None]:
+    """Begin with a replica that does not die, and breakers that have seen nothing."""
+    scene.dying.cut, scene.dying.how = None, "reset"
+    scene.house.reset_breakers()
+    yield
+
+
+def cuts_of(stream: bytes) -> list[int]:
+    """Return where to cut a stream: before each event, the end mark too, and in the middle of it."""
+    cuts, at = list[int](), 0
+    for event in stream.split(b"\n\n")[:-1]:
+        cuts += [at, at + len(event) // 2]
+        at += len(event) + 2
+    return cuts
+
+
+@pytest.mark.parametrize(("path", "temperature"), [*((path, 0) for path in ASKS), ("chat/completions", 1)])
+def test_a_reply_goes_on_from_wherever_it_broke(scene: Scene, path: str, temperature: int) -> None:
+    """At every event's end and in its middle, in every way: the same text, one row, one price, one device time."""
+    whole = scene.ask(path, temperature=temperature)
+    ways, told, every = cycle(WAYS), [whole], cuts_of(scene.dying.heard)
+    cuts = every if temperature == 0 and path == "chat/completions" else every[::3]
+    for cut in cuts:
+        scene.dying.cut, scene.dying.how = cut, next(ways)
+        told.append(scene.ask(path, temperature=temperature))
+    first, *rows = scene.rows(*told)
+
+    assert whole.text == ("hi" if path == "completions" else "") + SAID + "STO" * temperature
+    for one, row, cut in zip(told[1:], rows, cuts, strict=True):
+        assert (one.text, one.reasons, one.is_whole, one.error) == (whole.text, whole.reasons, True, None)
+        assert row.status == "answered"
+        assert (row.input_tokens, row.output_tokens) == (first.input_tokens, len(token_ids(SAID)) + 4)
+        assert (row.cost_nanousd, row.gpu_cost_nanousd) == (first.cost_nanousd, first.gpu_cost_nanousd)
+        if cut < every[-2]:  # else only the end mark was missing: nobody need be asked for that
+            assert [attempt["target"].split("/")[1] for attempt in row.attempts] == ["r0", "r1"]
+            assert row.attempts[0]["outcome"] in ("reset", "cut", "error_frame", "malformed")
+            assert row.attempts[1]["outcome"] == "ok" and row.provider_endpoint.startswith("r1 ")
+
+
+def test_log_probabilities_go_on_too(scene: Scene) -> None:
+    """Each token's comes once, also of those whose text was kept back when the first replica died."""
+
+    def scores(told: Told) -> list[float]:
+        return [score["logprob"] for logprobs in told.logprobs for score in logprobs["content"]]
+
+    whole = scene.ask("chat/completions", logprobs=True)
+    cuts = cuts_of(scene.dying.heard)[:-2:3]
+    for cut in cuts:
+        scene.dying.cut = cut
+        told = scene.ask("chat/completions", logprobs=True)
+
+        assert (told.text, scores(told)) == (whole.text, scores(whole))
+    assert len(cuts) > 20 and len(scores(whole)) == len(token_ids(SAID + "STO"))
+
+
+def test_a_plain_answer_and_a_stored_one_are_continued(scene: Scene) -> None:
+    """Who did not ask for a stream sees nothing at all of it; who asks again gets what was paid."""
+    asked = {"model": "llama", "stop": ["STOP"], "messages": ASK}
+    scene.dying.cut = 1500
+    with scene.house.client() as client:
+        headers = {"idempotency-key": "once"}
+        plain, again = (client.post("/v1/chat/completions", json=asked, headers=headers) for _ in range(2))
+    [row] = scene.rows(plain)
+
+    assert plain.json()["choices"][0]["message"]["content"] == SAID + "STO"
+    assert again.content == plain.content and again.headers["idempotent-replayed"] == "true"
+    assert [attempt["outcome"] for attempt in row.attempts] == ["reset", "ok"]
+
+
+def test_a_replica_that_falls_silent_is_left(scene: Scene) -> None:
+    """Nothing for `timeouts.between_tokens` is a death, too."""
+    scene.dying.cut, scene.dying.how = 1500, "hang"
+    told = scene.ask("chat/completions")
+    [row] = scene.rows(told)
+
+    assert (told.text, told.is_whole) == (SAID + "STO", True)
+    assert [attempt["outcome"] for attempt in row.attempts] == ["timeout", "ok"]
+
+
+def test_a_replica_that_drains_is_passed_by(scene: Scene) -> None:
+    """It refuses to go on with the reply; the next one does."""
+    scene.dying.cut = 1500
+    told = scene.ask("chat/completions", "third")
+    [row] = scene.rows(told)
+
+    assert (told.text, told.is_whole) == (SAID + "STO", True)
+    assert [attempt["outcome"] for attempt in row.attempts] == ["reset", "full", "ok"]
+
+
+@pytest.mark.parametrize(("model", "n"), [("lone", 1), ("tired", 1), ("llama", 2)])
+@pytest.mark.parametrize("path", CLASSIC)
+def test_what_nobody_can_go_on_with_ends_in_an_error_chunk(scene: Scene, path: str, model: str, n: int) -> None:
+    """No other replica, none that takes it, or several replies in one: what came, an error, no [DONE], one row."""
+    scene.dying.cut = 1500
+    told = scene.ask(path, model, n=n)
+    [row] = scene.rows(told)
+
+    assert not told.is_whole and told.error is not None and told.error["code"] == "upstream_error"
+    assert told.reasons == [] and len(told.text) > 2
+    assert (row.status, row.provider_endpoint.split()[0]) == ("interrupted", "r0")
+    assert 0 < row.output_tokens < n * len(token_ids(SAID))
+    assert row.gpu_cost_nanousd == row.output_tokens * 1_000_000 * SECONDS
+
+
+def test_a_reply_whose_end_came_needs_nobody(scene: Scene) -> None:
+    """Its finish reason is here, only its count is not: whole, and counted by its tokens."""
+    whole = scene.ask("chat/completions", "lone")
+    scene.dying.cut = scene.dying.heard.index(b'"finish_reason":"stop"') + 60
+    scene.dying.cut = scene.dying.heard.index(b"\n\n", scene.dying.cut) + 2
+    told = scene.ask("chat/completions", "lone")
+    rows = scene.rows(whole, told)
+
+    assert (told.text, told.reasons, told.is_whole) == (whole.text, whole.reasons, True)
+    assert rows[1].status == "answered" and rows[1].output_tokens == rows[0].output_tokens
+
+
+def test_streams_that_break_open_the_breaker(scene: Scene) -> None:
+    """A replica that begins every reply and ends none is asked no more; its breaker says why."""
+    scene.dying.cut = 1500
+    told = [scene.ask("chat/completions", "brisk") for _ in range(4)]
+    rows = scene.rows(*told)
+    with scene.house.client(scene.house.admin_key) as admin:
+        breakers = admin.get("/admin/breakers").json()["breakers"]
+        metrics = admin.get("/metrics").text
+    states = {breaker["region"]: breaker["state"] for breaker in breakers if breaker["model"] == "brisk"}
+
+    assert {one.text for one in told} == {SAID + "STO"}
+    assert [len(row.attempts) for row in rows] == [2, 2, 2, 1]
+    assert states == {"r0": "open", "r1": "closed"}
+    assert 'tollgate_continuations_total{model="brisk",outcome="continued"} 3.0' in metrics
