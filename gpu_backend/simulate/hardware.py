@@ -1,0 +1,90 @@
+# Models and devices as numbers: what a token of KV cache takes, and how long a step does. Devices are the vendors'
+# datasheets; how much of them is reached was fitted to published measurements, see docs/simulator.md.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gpu_backend.engine.cost import StepCost
+
+# Llama-3.1-8B on one H100: 6.44 ms a step and 43.7 ns a token of context (vLLM 0.19, one sequence).
+WEIGHTS_SHARE = 0.77  # of the memory's bandwidth, reading weights
+CONTEXT_SHARE = 0.895  # of the memory's bandwidth, reading keys and values
+PRODUCTS_SHARE = 0.65  # of the matrix rate, in the products of a long prefill
+ATTENTION_SHARE = 0.5  # of the matrix rate, in its attention
+FIXED_SECONDS = 0.0002  # launching a step and reading its result
+LINK_SECONDS = 0.00001  # one all-reduce between the devices of a replica; two of them a layer
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator: bytes of memory, bytes per second, dense bf16 operations per second."""
+
+    memory: float
+    bandwidth: float
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A decoder's size."""
+
+    parameters: float
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def kv_bytes_per_token(self, bytes_per_number: float = 2) -> float:
+        """Bytes that one token takes in the KV cache."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_number
+
+    def weight_bytes(self, bytes_per_number: float = 2) -> float:
+        """Bytes of all weights."""
+        return self.parameters * bytes_per_number
+
+
+DEVICES = {
+    "a100-80gb": Device(80e9, 2.039e12, 312e12),
+    "h100": Device(80e9, 3.35e12, 989e12),
+    "h200": Device(141e9, 4.8e12, 989e12),
+}
+
+MODELS = {
+    "qwen3-0.6b": Model(0.6e9, 28, 16, 8, 128),
+    "llama-7b": Model(7e9, 32, 32, 32, 128),
+    "llama-8b": Model(8e9, 32, 32, 8, 128),
+    "qwen3-14b": Model(14.8e9, 40, 40, 8, 128),
+    "llama-70b": Model(70e9, 80, 64, 8, 128),
+    "llama-405b": Model(405e9, 126, 128, 8, 128),
+}
+
+PRECISIONS = {"bf16": 2.0, "fp8": 1.0, "int4": 0.5}  # bytes a weight
+
+
+def step_cost(model: Model, device: Device, gpus: int = 1, weight_bytes: float = 2, kv_bytes: float = 2) -> StepCost:
+    """Predict a step of a replica of ``gpus`` devices that share every layer."""
+    bandwidth, flops = device.bandwidth * gpus, device.flops * gpus
+    links = 2 * model.layers * LINK_SECONDS if gpus > 1 else 0.0
+    return StepCost(
+        fixed=FIXED_SECONDS + links,
+        weights=model.weight_bytes(weight_bytes) / (bandwidth * WEIGHTS_SHARE),
+        token=2 * model.parameters / (flops * PRODUCTS_SHARE),
+        context=model.kv_bytes_per_token(kv_bytes) / (bandwidth * CONTEXT_SHARE),
+        pair=4 * model.layers * model.heads * model.head_dim / (flops * ATTENTION_SHARE),
+    )
+
+
+def resident_tokens(
+    model: Model, device: Device, gpus: int, weight_bytes: float = 2, kv_bytes: float = 2, memory_share: float = 1.0
+) -> int:
+    """Return how many tokens of KV cache fit beside the weights; 0 if not even these fit."""
+    room = device.memory * gpus * memory_share - model.weight_bytes(weight_bytes)
+    return max(0, int(room / model.kv_bytes_per_token(kv_bytes)))
+
+
+def least_gpus(model: Model, device: Device, weight_bytes: float = 2, memory_share: float = 0.9) -> int:
+    """Return the smallest power of two of devices that hold the weights and some KV cache beside them."""
+    needed = model.weight_bytes(weight_bytes) / (device.memory * memory_share)
+    return 2 ** max(0, math.ceil(math.log2(needed)))

@@ -1,0 +1,139 @@
+# One replica in virtual time: the real step loop over a runner that only lets the clock run. Requests go in when they
+# arrive; what comes out is timed as a client would see it.
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.cost import StepCost, plan_work
+from gpu_backend.engine.loop import EngineLoop
+from gpu_backend.engine.messages import Event, Generate, NewTokens
+from gpu_backend.engine.plan import StepPlan, StepResult
+from gpu_backend.engine.requests import Limits
+from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.simulate.traces import TraceRequest
+
+END = 0  # the token id that ends a reply
+VOCABULARY = 2**31
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a client saw of one request. Seconds of the virtual clock."""
+
+    request: TraceRequest
+    first_token: float | None = None
+    last_token: float = 0.0
+    tokens: int = 0
+    longest_gap: float = 0.0
+    refused: str = ""  # why, if it was
+
+
+@dataclass(slots=True)
+class StepLog:
+    """What the steps looked like; sums are weighted by the steps' seconds."""
+
+    seconds: float = 0.0
+    running_seconds: float = 0.0
+    kv_seconds: float = 0.0
+    computed_tokens: int = 0
+    stretches: array[float] = field(default_factory=lambda: array("d"))  # step over its decodes alone, if it has both
+
+
+class VirtualRunner:
+    """Computes nothing: a step takes what ``cost`` predicts, and a reply ends at the length that its seed names."""
+
+    def __init__(self, cost: StepCost) -> None:
+        self.now = 0.0
+        self.log = StepLog()
+        self._cost = cost
+
+    def clock(self) -> float:
+        """Return the virtual time in seconds."""
+        return self.now
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Let the predicted time pass."""
+        work = plan_work(plan.sequences)
+        seconds = self._cost.seconds(work)
+        decodes = [step for step in plan.sequences if len(step.token_ids) == 1 and step.samples]
+        if decodes and len(decodes) < len(plan.sequences):
+            self.log.stretches.append(seconds / self._cost.seconds(plan_work(decodes)))
+        self.now += seconds
+        self.log.seconds += seconds
+        self.log.running_seconds += seconds * len(plan.sequences)
+        self.log.computed_tokens += work.tokens
+        tokens = tuple(
+            END if step.start + len(step.token_ids) + 1 >= step.sampling.seed else 1
+            for step in plan.sequences
+            if step.samples
+        )
+        return StepResult(plan.step, tokens, seconds)
+
+
+class Replica:
+    """One engine of the simulated house."""
+
+    def __init__(self, config: EngineConfig, cost: StepCost, num_blocks: int) -> None:
+        self.runner = VirtualRunner(cost)
+        longest = num_blocks * config.block_size
+        self.loop = EngineLoop(config, self.runner, num_blocks, Limits(longest, VOCABULARY), self.runner.clock)
+        self.gaps = array("d")  # seconds between two tokens of one reply
+        self.outcomes: dict[str, Outcome] = {}
+        self.outstanding = 0  # tokens of requests that have not ended
+
+    def submit(self, number: int, request: TraceRequest, max_tokens: int, deadline_ms: int | None = None) -> None:
+        """Hand a request in, at the replica's own time."""
+        outcome = Outcome(request, last_token=request.arrival)
+        self.outcomes[str(number)] = outcome
+        self.outstanding += request.prompt_tokens + request.output_tokens
+        sampling = SamplingParams(
+            max_tokens=max(max_tokens, request.output_tokens),
+            temperature=0.0,
+            seed=request.prompt_tokens + request.output_tokens,
+            stop_token_ids=frozenset({END}),
+        )
+        command = Generate(
+            request_id=str(number),
+            prompt_token_ids=request.prompt(number),
+            sampling=sampling,
+            tenant=request.tenant,
+            weight=request.weight,
+            tier=request.tier,
+            deadline_ms=deadline_ms,
+        )
+        self._take(self.loop.handle(command))
+
+    def run_until(self, time: float) -> None:
+        """Step while there is work and ``time`` has not come; then it is at least that time."""
+        runner, log = self.runner, self.runner.log
+        while runner.now < time and self.loop.has_work():
+            before = runner.now
+            self._take(self.loop.step())
+            log.kv_seconds += (runner.now - before) * self.loop.blocks.num_in_use / self.loop.blocks.num_blocks
+        if runner.now < time < float("inf"):
+            runner.now = time
+
+    def _take(self, events: Iterable[Event]) -> None:
+        now = self.runner.now
+        for event in events:
+            if not isinstance(event, NewTokens):
+                continue
+            outcome = self.outcomes[event.request_id]
+            if event.finish_reason is not None:
+                self.outstanding -= outcome.request.prompt_tokens + outcome.request.output_tokens
+                if event.finish_reason is FinishReason.ERROR:
+                    outcome.refused = event.error or "unknown"
+                    continue
+            if outcome.first_token is None:
+                outcome.first_token = now
+            else:
+                gap = now - outcome.last_token
+                self.gaps.append(gap)
+                if gap > outcome.longest_gap:
+                    outcome.longest_gap = gap
+            outcome.last_token = now
+            outcome.tokens += len(event.token_ids)
