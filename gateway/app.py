@@ -26,6 +26,7 @@ from gateway.auth import Authenticator
 from gateway.background import Background, stop_all
 from gateway.clock import Clock
 from gateway.database import Database
+from gateway.draining import Drain
 from gateway.failures import LARGEST_BODY, render_error
 from gateway.idempotency_store import IdempotencyStore
 from gateway.instances import InstanceWatcher
@@ -47,14 +48,14 @@ VERSION = "0.1.0"
 SETTLE_WITHIN = 5.0  # seconds for what is still being settled when the house closes
 
 
-def create_app(settings: Settings, clock: Clock | None = None) -> Telemetry:
+def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | None = None) -> Telemetry:
     """Return the gateway as an ASGI app. Everything it needs is opened when it starts and closed when it stops."""
-    clock = clock or Clock()
+    clock, drain = clock or Clock(), drain or Drain()
     telemetry: Telemetry
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
-        async with open_services(settings, clock) as services:
+        async with open_services(settings, clock, drain) as services:
             app.state.services = services
             telemetry.metrics = services.metrics
             yield
@@ -69,12 +70,12 @@ def create_app(settings: Settings, clock: Clock | None = None) -> Telemetry:
         ),
         on_app_init=[_without_chatter],
     )
-    telemetry = Telemetry(app, clock)
+    telemetry = Telemetry(app, clock, drain)
     return telemetry
 
 
 @asynccontextmanager
-async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Services]:
+async def open_services(settings: Settings, clock: Clock, drain: Drain) -> AsyncIterator[Services]:
     """Open everything, run the loops that keep it true, and close it all in reverse."""
     async with AsyncExitStack() as stack:
         database = Database(settings.database_url)
@@ -121,6 +122,7 @@ async def open_services(settings: Settings, clock: Clock) -> AsyncIterator[Servi
             metrics=metrics,
             background=background,
             hooks=(metrics.watch,),
+            drain=drain,
             started_at=clock.now(),
         )
         stack.push_async_callback(restorer.stop)

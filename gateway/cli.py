@@ -60,7 +60,7 @@ def serve(
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the port")] = 1,
     fd: Annotated[int | None, typer.Option(hidden=True, help="A listening socket handed down by the parent")] = None,
 ) -> None:
-    """Run the gateway. SIGTERM drains it, a second SIGINT ends it at once."""
+    """Run the gateway. SIGTERM drains it, a second one ends it at once."""
     import socket
 
     from gateway import serving
@@ -72,8 +72,8 @@ def serve(
     except OSError as exc:
         _fail(f"{host}:{port} cannot be had: {exc.strerror}")
     if workers == 1:
-        raise typer.Exit(serving.serve(settings, listener))
-    raise typer.Exit(serving.serve_with_workers(path, listener, workers, settings.drain))
+        raise typer.Exit(serving.serve(settings, listener, is_shared=fd is not None))
+    raise typer.Exit(serving.serve_with_workers(path, listener, workers, settings))
 
 
 @app.command("work")

@@ -99,6 +99,7 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         retention=root.get("retention", struct_of(Retention, _RETENTION), Retention()),
         drain=root.get("drain", duration_or_zero, 60.0),
         keep_alive=root.get("keep_alive", duration_or_zero, 15.0),
+        lame_duck=root.get("lame_duck", duration_or_zero, 2.0),
     )
     root.close()
     if any(key.startswith(KEY_PREFIX) for key in settings.admin_keys):

@@ -100,6 +100,7 @@ def house_config(
         },
         "routes": {"auto": {"small": [DEMO_MODEL], "large": [DEMO_MODEL]}},
         "drain": DRAIN,
+        "lame_duck": "0s",  # no balancer to wait for
     }
 
 

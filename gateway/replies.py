@@ -54,6 +54,8 @@ class ReplyResponse:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the call until its last byte is sent, or until its client leaves; with a key, until its end."""
+        if self._call.streams:
+            scope["state"]["write_error"] = self._dialect.error
         async with ended_when_client_leaves(receive) as client:
             if self._call.idempotency_key is None:
                 await self._run(self._call, self._dialect, send, client)

@@ -17,6 +17,7 @@ from gateway.auth import Authenticator
 from gateway.background import Background
 from gateway.clock import Clock
 from gateway.database import Database
+from gateway.draining import Drain
 from gateway.idempotency_store import IdempotencyStore
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
@@ -53,6 +54,7 @@ class Services:
     metrics: Metrics
     background: Background
     hooks: tuple[HookMaker, ...]
+    drain: Drain
     started_at: float  # unix seconds
 
     def health(self) -> Mapping[str, TargetHealth]:

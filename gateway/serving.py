@@ -6,11 +6,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
+from contextlib import suppress
+from ctypes import addressof, create_string_buffer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gateway.processes import spawn
 from gateway.supervisor import Child, StopRequested, Supervisor
@@ -22,6 +26,8 @@ BACKLOG = 2048
 KEEP_ALIVE = 75.0  # seconds that an idle connection stays open: longer than clients and proxies keep theirs
 UNREAD = 60.0  # seconds that a client may leave all that was sent unread
 TIDY_UP = 15.0  # seconds beyond the drain for settling and flushing
+SO_ATTACH_FILTER = 26  # asm-generic/socket.h
+BEHIND_PARENT = 0.2  # seconds that a worker accepts after its parent has closed the door
 
 
 def open_socket(host: str, port: int, unread: float = UNREAD) -> socket.socket:
@@ -43,42 +49,57 @@ def open_socket(host: str, port: int, unread: float = UNREAD) -> socket.socket:
     return listener
 
 
-def serve(settings: Settings, listener: socket.socket) -> int:
+def close_door(listener: socket.socket) -> None:
+    """Have the kernel take no new connection on a listening socket; those that it has begun to take still come.
+
+    Closed right away, the socket would reset every connection in its queue, whose clients believe that they are
+    connected and have sent their requests. So a filter first drops what asks for a new connection (SYN), the queue is
+    emptied, and then the socket is closed: the client's kernel asks again after a second and is refused.
+    """
+    byte_13, mask, is_equal, give = 0x30, 0x54, 0x15, 0x06  # BPF: load a byte, and, jump if equal, return
+    code = ((byte_13, 0, 0, 13), (mask, 0, 0, 0x12), (is_equal, 0, 1, 0x02), (give, 0, 0, 0), (give, 0, 0, 0xFFFFFFFF))
+    program = create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
+    with suppress(OSError):  # a kernel without filters: a few may be reset
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("@HP", len(code), addressof(program)))
+
+
+def serve(settings: Settings, listener: socket.socket, *, is_shared: bool) -> int:
     """Serve in this process until SIGTERM or SIGINT, then let open calls end within ``settings.drain``.
 
-    A second SIGINT ends it at once. Returns the exit status.
+    A second signal ends it at once. ``is_shared``: a parent has the socket too. Returns the exit status.
     """
     import structlog
     import uvicorn
 
     from gateway.app import create_app
+    from gateway.draining import Drain, DrainingServer
     from gateway.telemetry.logging import configure_logging
 
     # Heard before uvicorn listens, and when it is done: it raises the signal that ended it once more.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit(0))
+        signal.signal(number, _leave)
     configure_logging()
     # Its meaning for a service is "read your configuration again"; by default it would kill.
     signal.signal(signal.SIGHUP, lambda *_: structlog.get_logger().warning("reload_needs_a_restart"))
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(settings),
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            lifespan="on",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=round(KEEP_ALIVE),
-            timeout_graceful_shutdown=round(settings.drain),
-        )
+    drain = Drain()
+    config = uvicorn.Config(
+        create_app(settings, drain=drain),
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=round(KEEP_ALIVE),
     )
+    lame_duck = settings.lame_duck + (BEHIND_PARENT if is_shared else 0.0)
+    server = DrainingServer(config, drain, seconds=settings.drain, lame_duck=lame_duck, is_shared=is_shared)
     server.run(sockets=[listener])
     return 0 if server.started else 1
 
 
-def serve_with_workers(config: Path, listener: socket.socket, workers: int, drain: float) -> int:
+def serve_with_workers(config: Path, listener: socket.socket, workers: int, settings: Settings) -> int:
     """Keep ``workers`` processes serving on one socket until SIGTERM or SIGINT, then drain them."""
     command: list[str | Path] = [
         sys.executable,
@@ -102,15 +123,29 @@ def serve_with_workers(config: Path, listener: socket.socket, workers: int, drai
             return spawn(command, log=None, env=environment, pass_fds=(listener.fileno(),))
 
         for _ in range(workers):
-            supervisor.start(Child("worker", launch, patience=drain + TIDY_UP))
+            supervisor.start(Child("worker", launch, patience=settings.drain + TIDY_UP))
         try:
             while True:
                 supervisor.tend()
                 supervisor.pause(1.0)
-        except StopRequested:
-            listener.close()
+        except StopRequested as exc:
+            # The workers accept a little longer than we let anybody in: none who was let in is left standing.
+            lame_duck = min(settings.lame_duck, settings.drain) if exc.number is signal.SIGTERM else 0.0
+            door = threading.Timer(lame_duck, close_door, [listener])
+            door.start()
+            for child in supervisor.children:
+                child.stop_signal = exc.number
             supervisor.stop([("worker",)])
+            door.cancel()
+            listener.close()
     return 0
+
+
+def _leave(*_: object) -> NoReturn:
+    """End now: the house is closed or not yet open, and taking a thousand modules apart would last a second."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _say(words: str) -> None:

@@ -86,6 +86,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     retention: Retention = Retention()
     drain: float = 60.0
     keep_alive: float = 15.0  # of silence until a stream says a comment; 0: never
+    lame_duck: float = 2.0  # of the drain
 
     def catalog(self) -> Catalog:
         """Return what the router chooses from."""

@@ -17,11 +17,16 @@ from gateway.processes import descendants_of
 
 FIRST_DELAY = 0.1  # seconds before a child that died is started again
 LONGEST_DELAY = 5.0
+HURRY = 3.0  # seconds that children have to end when asked twice
 STEADY_AFTER = 10.0  # seconds; a child that lived this long has a clean record
 
 
 class StopRequested(Exception):
     """A signal asks the whole house to stop."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class StartFailed(Exception):
@@ -139,22 +144,26 @@ class Supervisor:
     def stop(self, waves: Iterable[Sequence[str]]) -> None:
         """End the children, wave by wave of roles; a wave begins when the one before has ended.
 
-        One more stop signal, and nobody is waited for any longer.
+        One more stop signal is passed on, and then nobody is waited for any longer than ``HURRY`` seconds.
         """
-        is_hurried = False
+        hurried_at: float | None = None
         for roles in waves:
             wave = [child for child in self.children if child.role in roles and child.process is not None]
             for child in wave:
                 _send(child, child.stop_signal)
             asked_at = time.monotonic()
             while running := [child for child in wave if child.process and child.process.poll() is None]:
+                now = time.monotonic()
+                is_over = hurried_at is not None and now - max(hurried_at, asked_at) > HURRY
                 for child in running:
-                    if is_hurried or time.monotonic() - asked_at > child.patience:
+                    if is_over or now - asked_at > child.patience:
                         _kill(child)
                 try:
                     self.pause(0.05)
                 except StopRequested:
-                    is_hurried = True
+                    hurried_at = hurried_at or time.monotonic()
+                    for child in running:
+                        _send(child, child.stop_signal)
             self.note_pids()
 
 

@@ -26,13 +26,19 @@ async def live() -> dict[str, str]:
 
 @get("/health/ready", guards=[open_guard], summary="Can it take work")
 async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
-    """Say of each part whether it answers. Known keys are served without Postgres or Redis: degraded is still ready."""
+    """Say of each part whether it answers. Known keys are served without Postgres or Redis: degraded is still ready.
+
+    A gateway that is told to end is not: 503 at once, so that balancers send requests elsewhere.
+    """
     services = services_of(request)
     postgres, redis = await asyncio.gather(_answers(_ask_postgres(services)), _answers(services.redis.ping()))
     quotas = "standalone" if services.quotas.is_standalone else "ok"
     parts = {"postgres": postgres, "redis": redis, "quotas": quotas, "journal": services.journal.check()}
     status = "ok" if set(parts.values()) == {"ok"} else "degraded"
-    return Response({"status": status, "parts": parts, "journal_backlog": services.flusher.backlog}, status_code=200)
+    if services.drain.has_begun:
+        status = "draining"
+    body = {"status": status, "parts": parts, "journal_backlog": services.flusher.backlog}
+    return Response(body, status_code=503 if status == "draining" else 200)
 
 
 @get("/metrics", guards=[admin_guard], summary="Prometheus metrics", media_type="text/plain")

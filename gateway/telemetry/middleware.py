@@ -12,7 +12,9 @@ import msgspec
 import structlog
 
 from gateway.clock import Clock
+from gateway.draining import Drain
 from gateway.errors import Unavailable
+from gateway.messages_dialect import error_body
 from gateway.telemetry.metrics import counter_of, histogram_of
 
 log = structlog.get_logger()
@@ -22,11 +24,16 @@ CLIENT_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class Telemetry:
-    """Wraps an ASGI app. The request's id is in ``scope["state"]["request_id"]`` and in x-request-id."""
+    """Wraps an ASGI app. The request's id is in ``scope["state"]["request_id"]`` and in x-request-id.
 
-    def __init__(self, app: App, clock: Clock) -> None:
+    Whoever answers with a stream that should not end in silence, should it be broken off, puts a function that writes
+    an error into ``scope["state"]["write_error"]``.
+    """
+
+    def __init__(self, app: App, clock: Clock, drain: Drain) -> None:
         self._app = app
         self._clock = clock
+        self._drain = drain
         self.metrics: Any = None  # set once the app has started
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -43,9 +50,10 @@ class Telemetry:
         state["request_id"] = request_id
         state["client_request_id"] = client_id.decode() if client_id else None
         status = 0
+        is_whole = False
 
         async def send_with_id(message: dict[str, Any]) -> None:
-            nonlocal status
+            nonlocal status, is_whole
             if message["type"] == "http.response.start":
                 status = message["status"]
                 ident = state["request_id"].encode()
@@ -54,15 +62,23 @@ class Telemetry:
                     headers.append((b"request-id", ident))  # as Anthropic calls it
                 if client_id is not None:
                     headers.append((b"x-client-request-id", client_id))
+                if self._drain.has_begun:
+                    headers.append((b"connection", b"close"))
                 message = {**message, "headers": headers}
+            elif not message.get("more_body"):
+                is_whole = True
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
-        except asyncio.CancelledError:  # the drain is over; nothing was answered that could be broken off
-            if status:
+        except asyncio.CancelledError:  # the drain is over
+            if not status:
+                await _say_closing(scope, send_with_id)
+            elif "write_error" in state and not is_whole:
+                broken = state["write_error"](Unavailable("The gateway is closing and breaks this answer off."))
+                await send_with_id({"type": "http.response.body", "body": broken, "more_body": False})
+            elif not is_whole:
                 raise
-            await _say_closing(send_with_id)
         finally:
             self._finish(scope, state, status, time.perf_counter() - started)
 
@@ -82,9 +98,11 @@ class Telemetry:
             )
 
 
-async def _say_closing(send: App) -> None:
+async def _say_closing(scope: dict[str, Any], send: App) -> None:
     error = Unavailable("The gateway is closing and could not wait for this call's end. Try again.")
     headers = [(b"content-type", b"application/json")]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": msgspec.json.encode(error.body()), "more_body": False})
+    is_anthropic = scope["path"].startswith("/v1/messages")
+    body = error_body(error, scope["state"]["request_id"]) if is_anthropic else error.body()
+    await send({"type": "http.response.body", "body": msgspec.json.encode(body), "more_body": False})

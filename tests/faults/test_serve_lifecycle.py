@@ -1,9 +1,10 @@
-# `tollgate serve` with several workers: it lets streams end before it does, replaces what dies, and leaves nothing.
+# How `tollgate serve` ends, with and without workers: not before its streams, or with a word to each; and what it does
+# when a worker dies.
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,9 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import asyncpg
 import httpx
 import pytest
 
@@ -26,6 +29,7 @@ from tests.support.scripted_upstream import ScriptedUpstream
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
 TOKENS, PACE = 20, 0.1  # a stream of two seconds
+QUESTION = {"model": "small", "messages": [{"role": "user", "content": "Slowly."}]}
 
 
 @dataclass
@@ -41,12 +45,20 @@ class Gateway:
         """The pids of the processes that answer."""
         return descendants_of(self.process.pid) or [self.process.pid]
 
+    @property
+    def auth(self) -> dict[str, str]:
+        """The headers of the team."""
+        return {"authorization": f"Bearer {self.key}"}
+
     def stream(self) -> list[str]:
         """Ask for a slow stream and return its lines."""
-        body = {"model": "small", "messages": [{"role": "user", "content": "Slowly."}], "stream": True}
-        headers = {"authorization": f"Bearer {self.key}"}
-        with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=30) as answer:
+        body, url = QUESTION | {"stream": True}, f"{self.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, headers=self.auth, timeout=30) as answer:
             return [line for line in answer.iter_lines() if line]
+
+    def ask(self) -> httpx.Response:
+        """Ask for a slow answer."""
+        return httpx.post(f"{self.url}/v1/chat/completions", json=QUESTION, headers=self.auth, timeout=30)
 
     def is_alive(self) -> bool:
         """Return whether it answers."""
@@ -57,7 +69,7 @@ class Gateway:
 
 
 @pytest.fixture
-def serve(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Callable[[int], Gateway]]:
+def serve(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Callable[..., Gateway]]:
     """Start `tollgate serve` with so many workers in front of a slow upstream."""
     started: list[Gateway] = []
     with ScriptedUpstream() as upstream:
@@ -66,10 +78,13 @@ def serve(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Callabl
         text = (
             config.read_text().replace("drain: 2s", "drain: 10s").replace("openai,", "openai, api_keys: [sk-upstream],")
         )
-        config.write_text(text.replace("small: {", "small: {upstream_model: gpt-4o-mini, "))
+        text = text.replace("small: {", "small: {upstream_model: gpt-4o-mini, ")
+        config.write_text(text)
         key = asyncio.run(make_team(load_settings(config), "team_a"))
 
-        def start(workers: int) -> Gateway:
+        def start(workers: int, drain: str = "10s", lame_duck: str = "0s") -> Gateway:
+            changed = text.replace("drain: 10s", f"drain: {drain}").replace("lame_duck: 0s", f"lame_duck: {lame_duck}")
+            config.write_text(changed)
             port = free_port()
             command = [str(TOLLGATE), "serve", "--config", str(config), "--port", str(port), "--workers", str(workers)]
             gateway = Gateway(subprocess.Popen(command, start_new_session=True), f"http://127.0.0.1:{port}", key)
@@ -87,7 +102,7 @@ def serve(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Callabl
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_streams_end_before_it_does(serve: Callable[[int], Gateway], workers: int) -> None:
+def test_streams_end_before_it_does(serve: Callable[..., Gateway], workers: int) -> None:
     """SIGTERM in the middle of a stream: the client gets all of it, new ones are refused, then all processes end."""
     gateway = serve(workers)
     lines: list[str] = []
@@ -107,30 +122,73 @@ def test_streams_end_before_it_does(serve: Callable[[int], Gateway], workers: in
     assert not any(map(is_running, pids))
 
 
-def test_a_second_interrupt_ends_it_at_once(serve: Callable[[int], Gateway]) -> None:
-    """Whoever interrupts twice does not wait for the drain."""
-    gateway = serve(2)
-    client = threading.Thread(target=interrupted_stream, args=[gateway])
-    client.start()
-    time.sleep(TOKENS * PACE / 4)
-    pids = gateway.workers
-    started = time.monotonic()
-    gateway.process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
-    gateway.process.send_signal(signal.SIGINT)
-    gateway.process.wait(30)
-    client.join(30)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_it_says_so_before_it_ends(serve: Callable[..., Gateway], workers: int) -> None:
+    """SIGTERM: not ready at once, alive all the same; whoever has a connection is answered and asked to close it."""
+    gateway = serve(workers, lame_duck="3s")
+    with httpx.Client(base_url=gateway.url, headers=gateway.auth, timeout=30) as kept:
+        before = [kept.get("/v1/models").headers.get("connection") for _ in range(2)]
+        gateway.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 2
+        while (ready := httpx.get(f"{gateway.url}/health/ready", timeout=5)).status_code == 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        live = httpx.get(f"{gateway.url}/health/live", timeout=5)
+        answer = kept.post("/v1/chat/completions", json=QUESTION)
+    status = gateway.process.wait(30)
 
-    assert time.monotonic() - started < TOKENS * PACE / 2
+    assert before == [None, None]
+    assert (ready.status_code, ready.json()["status"], live.status_code) == (503, "draining", 200)
+    assert answer.json()["usage"]["completion_tokens"] == TOKENS
+    assert answer.headers["connection"] == "close"
+    assert status == 0
+    assert not gateway.is_alive()
+
+
+@pytest.mark.parametrize("asked", ["once", "twice"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_outlasts_the_drain_is_broken_off_honestly(
+    serve: Callable[..., Gateway], database_url: str, workers: int, asked: str
+) -> None:
+    """A stream ends with an error and pays for what it brought, a plain call gets a 503 and is free: a row for each.
+
+    It is the same at the end of the drain and for whoever asks twice, who does not wait for it.
+    """
+    gateway = serve(workers, drain="500ms" if asked == "once" else "60s")
+    with ThreadPoolExecutor() as clients:
+        stream, plain = clients.submit(gateway.stream), clients.submit(gateway.ask)
+        time.sleep(TOKENS * PACE / 4)
+        pids = gateway.workers
+        gateway.process.send_signal(signal.SIGTERM)
+        if asked == "twice":
+            time.sleep(0.2)
+            gateway.process.send_signal(signal.SIGTERM)
+        lines, refusal = stream.result(30), plain.result(30)
+    status = gateway.process.wait(30)
+    rows = asyncio.run(read_rows(database_url))
+
+    assert "data: [DONE]" not in lines
+    assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "service_unavailable"
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "service_unavailable")
+    assert "retry-after" in refusal.headers
+    tokens = sum('"content":"' in line and '"content":""' not in line for line in lines)
+    assert 0 < tokens < TOKENS
+    assert rows == [("failed", 0), ("interrupted", tokens)]
+    assert status == 0
     assert not any(map(is_running, pids))
 
 
-def interrupted_stream(gateway: Gateway) -> None:
-    with contextlib.suppress(httpx.HTTPError):
-        gateway.stream()
+async def read_rows(url: str) -> list[tuple[str, int]]:
+    """Return status and tokens of every row."""
+    connection = await asyncpg.connect(url)
+    try:
+        rows = await connection.fetch("SELECT status, output_tokens FROM usage_records ORDER BY status")
+        return [(row["status"], row["output_tokens"]) for row in rows]
+    finally:
+        await connection.close()
 
 
-def test_a_worker_that_dies_is_replaced_and_all_die_with_their_parent(serve: Callable[[int], Gateway]) -> None:
+def test_a_worker_that_dies_is_replaced_and_all_die_with_their_parent(serve: Callable[..., Gateway]) -> None:
     """The other worker goes on answering; SIGKILL of the parent leaves no worker behind."""
     gateway = serve(2)
     victim = gateway.workers[0]
@@ -151,7 +209,7 @@ def test_a_worker_that_dies_is_replaced_and_all_die_with_their_parent(serve: Cal
     assert not any(map(is_running, pids))
 
 
-def test_a_taken_port_is_said_in_a_line(serve: Callable[[int], Gateway], tmp_path: Path) -> None:
+def test_a_taken_port_is_said_in_a_line(serve: Callable[..., Gateway], tmp_path: Path) -> None:
     """The second gateway on a port ends with status 1 and names it."""
     gateway = serve(1)
     port = gateway.url.rpartition(":")[2]

@@ -14,6 +14,7 @@ def write_config(path: Path, database_url: str, redis_url: str, upstream_url: st
         "admin_keys: [tgadmin-test]\n"
         "key_pepper: pepper\n"
         "drain: 2s\n"
+        "lame_duck: 0s\n"
         f"providers: {{upstream: {{format: openai, endpoints: [{{region: here, base_url: '{upstream_url}'}}]}}}}\n"
         "models: {small: {provider: upstream, price: {input: 1, output: 2}, context: 1000, max_output: 100}}\n"
     )

@@ -173,6 +173,7 @@ data_dir: {data_dir}
 admin_keys: [{ADMIN_KEY}]
 key_pepper: pepper of the faults
 drain: 5s
+lame_duck: 0s
 providers:
   upstream:
     format: openai

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from gateway.clock import Clock
+from gateway.draining import Drain
 from gateway.telemetry.middleware import Telemetry
 
 
@@ -22,7 +23,7 @@ def test_a_call_that_outlasts_the_drain_is_told_so() -> None:
 
     async def scene() -> None:
         scope = {"type": "http", "headers": [], "path": "/v1/chat/completions", "method": "POST"}
-        task = asyncio.create_task(Telemetry(run_for_ever, Clock())(scope, None, send))
+        task = asyncio.create_task(Telemetry(run_for_ever, Clock(), Drain())(scope, None, send))
         await asyncio.sleep(0)
         task.cancel()
         await task
