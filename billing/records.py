@@ -60,7 +60,7 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning_tokens: int = 0
     cost_nanousd: int = 0
     gpu_cost_nanousd: int = 0
-    queue_ms: float | None = None
+    queue_ms: float | None = None  # waited for its turn; first_token_ms and total_ms hold it too
     first_token_ms: float | None = None
     prefill_ms: float | None = None
     decode_ms: float | None = None

@@ -30,6 +30,7 @@ from gateway.draining import Drain
 from gateway.failures import LARGEST_BODY, render_error
 from gateway.idempotency_store import IdempotencyStore
 from gateway.instances import InstanceWatcher
+from gateway.overload.gate import Gate
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breakers import Breakers
@@ -93,6 +94,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         targets = [target for model in catalog.models.values() for target in catalog.targets_of(model)]
         breakers, budgets = Breakers(registry, targets, clock, background, redis), RetryBudgets()
         stack.push_async_callback(breakers.close)
+        gate = Gate(registry, targets, breakers, settings.queue, clock, metrics)
         await breakers.sync()  # what is open is known before the first call
         flusher = Flusher(journal, database, clock, book_adopted=quotas.book_adopted)
         restorer = Restorer(quotas, journal, flusher, PostgresStore(database, clock), redis, clock)
@@ -110,6 +112,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             providers=registry,
             breakers=breakers,
             budgets=budgets,
+            gate=gate,
             complexity=Complexity.load(),
             auth=Authenticator(database, clock, settings.key_pepper, settings.admin_keys),
             idempotency=IdempotencyStore(
@@ -131,6 +134,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         auditor = Auditor(database, redis, quotas, clock)
         metrics.follow_books(quotas, restorer, sweeper, services.flusher, auditor)
         metrics.follow_breakers(breakers, budgets)
+        metrics.follow_rooms(gate.rooms)
         watcher = InstanceWatcher(services)
         keepers = (services.flusher, services.auth, services.idempotency, services.keeper, breakers)
         for one in (*keepers, sweeper, metrics, watcher, auditor):

@@ -116,6 +116,7 @@ def _provider(node: Node, faults: Faults) -> ProviderSettings:
         api_keys=fields.get("api_keys", secrets(0), nothing),
         endpoints=endpoints,
         self_hosted=fields.get("self_hosted", switch, False),
+        concurrency=fields.find("concurrency", integer(1)),
         timeouts=fields.get("timeouts", struct_of(Timeouts, _TIMEOUTS), Timeouts()),
         retries=fields.get("retries", struct_of(Retries, _RETRIES), Retries()),
         breaker=fields.get("breaker", struct_of(BreakerPolicy, _BREAKER), BreakerPolicy()),

@@ -182,11 +182,14 @@ def answer_headers(reply: Reply, body: bytes | None = None) -> list[tuple[bytes,
 
 def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
     """Return the headers that every answer to an inference call carries."""
-    ours = max(0.0, reply.first_token_seconds - reply.log.waited) * 1000
+    log = reply.log
+    ours = max(0.0, reply.first_token_seconds - log.waited - log.queued) * 1000
     headers = [
         (b"x-model-used", reply.target.model.name.encode()),
         (b"x-route-reason", reply.route.reason.encode()),
         (b"x-tollgate-overhead-ms", b"%.3f" % ours),
     ]
+    if log.queued:
+        headers.append((b"x-tollgate-queue-ms", b"%.3f" % (log.queued * 1000)))
     limits = rate_limit_headers(reply.account.hold)
     return headers + [(name.encode(), value.encode()) for name, value in limits.items()]

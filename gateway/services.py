@@ -19,6 +19,7 @@ from gateway.clock import Clock
 from gateway.database import Database
 from gateway.draining import Drain
 from gateway.idempotency_store import IdempotencyStore
+from gateway.overload.gate import Gate
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breakers import Breakers
@@ -47,6 +48,7 @@ class Services:
     providers: ProviderRegistry
     breakers: Breakers
     budgets: RetryBudgets
+    gate: Gate
     complexity: Complexity
     auth: Authenticator
     idempotency: IdempotencyStore
@@ -59,4 +61,4 @@ class Services:
 
     def health(self) -> Mapping[str, TargetHealth]:
         """Return what is known of each target; a target that is missing is healthy."""
-        return self.breakers.health()
+        return self.gate.health(self.breakers.health())

@@ -39,6 +39,7 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     api_keys: tuple[str, ...] = ()
     endpoints: tuple[Endpoint, ...]
     self_hosted: bool = False
+    concurrency: int | None = None  # requests at one model of one endpoint at a time, of each process
     timeouts: Timeouts = Timeouts()
     retries: Retries = Retries()
     breaker: BreakerPolicy = BreakerPolicy()

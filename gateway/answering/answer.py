@@ -1,4 +1,4 @@
-# One request, one answer: choose, admit, attempt, settle.
+# One request, one answer: choose, wait for a turn, admit, attempt, settle.
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gateway.answering.admission import admit
 from gateway.answering.attempts import AttemptLog, refusal, send_along_route
 from gateway.answering.call import Call, record_for
 from gateway.answering.reply import Reply, settle
+from gateway.overload.gate import Turn
 from gateway.services import Services
 from router import Route, choose_route
 from router.sampling import is_sampled, judge_named
@@ -27,11 +28,23 @@ async def answer(services: Services, call: Call) -> Reply:
         route = judge_named(route, call.request, call.wish, services.catalog, services.complexity)
     if (away := refusal(services, route, health)) is not None:
         raise away
+    gate = services.gate
+    turn = gate.enter(call, route, health) or await gate.wait(call, route, health)
+    try:
+        return await _answer_in_turn(services, call, turn)
+    except BaseException:
+        gate.release(turn.slot)
+        raise
+
+
+async def _answer_in_turn(services: Services, call: Call, turn: Turn) -> Reply:
+    """Hold, ask, and return the open reply. Who waits holds nothing: its hold would refuse its team's other calls."""
+    route = turn.route
     account = await admit(services, call, route)
-    log = AttemptLog()
+    log = AttemptLog(queued=turn.waited)
     try:
         account.open(record_for(call, route, route.targets[0], Status.FAILED))
-        answering = await send_along_route(services, call, route, log)
+        answering = await send_along_route(services, call, route, log, turn.slot)
         try:
             return Reply(services, call, route, account, answering, log, services.hooks)
         except BaseException:
@@ -47,7 +60,8 @@ def _close_unanswered(services: Services, account: Account, call: Call, route: R
     tried = {target.key: target for target in route.targets}
     target = tried[log.attempts[-1].target] if log.attempts else route.targets[0]
     spent = round((services.clock.monotonic() - call.started) * 1000, 3)
-    record = record_for(call, route, target, Status.FAILED, total_ms=spent, attempts=tuple(log.attempts))
+    attempts = tuple(log.attempts)
+    record = record_for(call, route, target, Status.FAILED, queue_ms=log.queue_ms, total_ms=spent, attempts=attempts)
     account.close(record)
     if log.attempts:
         services.metrics.close(record)

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from random import random
 from typing import Any
 
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from billing.records import Attempt
 from gateway.answering.call import Call
 from gateway.errors import Overloaded, UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamTimeout
+from gateway.overload.turns import Slot
 from gateway.providers.base import Asking, EventStream, Provider, Request, Resume, WholeReply
 from gateway.providers.client import UpstreamResponse, read_error_body
 from gateway.providers.openai_request import ENGINE_FIELDS
@@ -50,19 +52,28 @@ class Answering:
     usage: Usage | None = None
     permit: Permit | None = None  # under which it was asked,
     began: float = 0.0  # and when it began to answer, in monotonic seconds
+    let_go: Callable[[], None] | None = None  # gives back the slot that it holds
 
     async def close(self) -> None:
-        """Close the upstream; at once if it is still speaking."""
+        """Close the upstream, at once if it is still speaking, and give its slot back."""
         if self.response is not None:
             await self.response.close()
+        if self.let_go is not None:
+            self.let_go()
 
 
 class AttemptLog:
-    """What was tried for one call, and how long was spent waiting for upstreams."""
+    """What was tried for one call, and how long was spent waiting: for a turn, and for upstreams."""
 
-    def __init__(self) -> None:
+    def __init__(self, queued: float = 0.0) -> None:
         self.attempts: list[Attempt] = []
+        self.queued = queued  # seconds
         self.waited = 0.0  # seconds
+
+    @property
+    def queue_ms(self) -> float | None:
+        """Return the milliseconds spent waiting for a turn, ``None`` for a call that had it at once."""
+        return round(self.queued * 1000, 3) if self.queued else None
 
     def add(self, target: Target, outcome: str, seconds: float) -> None:
         """Note one attempt."""
@@ -84,22 +95,31 @@ class Trip(Struct, frozen=True):
     resume: Resume | None = None
 
 
-async def send_along_route(services: Services, call: Call, route: Route, log: AttemptLog) -> Answering:
-    """Try the targets in order and return the first that answers.
+async def send_along_route(
+    services: Services, call: Call, route: Route, log: AttemptLog, slot: Slot | None = None
+) -> Answering:
+    """Try the targets in order and return the first that answers. ``slot`` is the one held at the first of them.
 
     Raises the last UpstreamFailure when none does; without any, Overloaded or UpstreamBusy: no target may be asked.
     """
     first = services.providers.settings(route.targets[0].model.provider)
     trip = Trip(Deadline(call.started + first.timeouts.total), services.budgets.of(first))
     trip.budget.deposit(services.clock.monotonic())
-    return await walk(services, call, route, trip, log)
+    return await walk(services, call, route, trip, log, slot)
 
 
 async def walk(
-    services: Services, call: Call, route: Route, trip: Trip, log: AttemptLog, failure: UpstreamFailure | None = None
+    services: Services,
+    call: Call,
+    route: Route,
+    trip: Trip,
+    log: AttemptLog,
+    slot: Slot | None = None,
+    failure: UpstreamFailure | None = None,
 ) -> Answering:
-    """Try the targets in order and return the first that answers; ``failure`` is what became of the call before.
+    """Try the targets in order and return the first that answers.
 
+    ``slot`` is held at the first of them, unless there is a ``failure``: what became of the call before.
     Raises as ``send_along_route`` does.
     """
     away: list[TargetAway] = []
@@ -107,7 +127,9 @@ async def walk(
         if failure is not None and not _may_move_on(services, trip, target):
             break
         try:
-            return await send_with_retries(services, call, route, place, trip, log)
+            if place > 0 or failure is not None:
+                slot = services.gate.take(call, target, goes_on=trip.resume is not None)
+            return await send_in_slot(services, call, route, place, trip, log, slot)
         except TargetAway as exc:
             away.append(exc)
         except UpstreamFailure as exc:
@@ -115,6 +137,22 @@ async def walk(
                 raise
             failure = exc
     raise failure or _nobody(away)
+
+
+async def send_in_slot(
+    services: Services, call: Call, route: Route, place: int, trip: Trip, log: AttemptLog, slot: Slot | None
+) -> Answering:
+    """Ask the target at ``place``, and keep its slot for as long as it speaks. Raises as ``send_with_retries`` does."""
+    try:
+        answering = await send_with_retries(services, call, route, place, trip, log)
+    except BaseException:
+        services.gate.release(slot)
+        raise
+    if answering.whole is not None:
+        services.gate.release(slot)
+    elif slot is not None:
+        answering.let_go = partial(services.gate.release, slot)
+    return answering
 
 
 async def send_with_retries(
@@ -245,12 +283,13 @@ def _has_sibling(services: Services, route: Route, place: int) -> bool:
     """Whether the model has another endpoint further along the route that may be asked."""
     model = route.targets[place].model
     later = [target for target in route.targets[place + 1 :] if target.model is model]
-    return bool(later) and any(services.breakers.why_away(target) is None for target in later)
+    return any(services.breakers.why_away(target) is None and not services.gate.is_full(target) for target in later)
 
 
 def _may_move_on(services: Services, trip: Trip, target: Target) -> bool:
     now = services.clock.monotonic()
-    if services.breakers.why_away(target) is not None:
+    is_full = trip.resume is None and services.gate.is_full(target)
+    if is_full or services.breakers.why_away(target) is not None:
         return True  # it costs nothing to pass it by
     return trip.deadline.left(now) > 0 and trip.budget.take_move(now)
 

@@ -129,7 +129,8 @@ class Source:
         )
         if isinstance(call.request, CompletionRequest):
             call = replace(call, request=replace(call.request, echo=None))  # the echo is out
-        return await walk(services, call, replace(self._route, targets=tuple(others)), trip, self._tried, failure)
+        route = replace(self._route, targets=tuple(others))
+        return await walk(services, call, route, trip, self._tried, failure=failure)
 
     def _tell(self, outcome: str, broken: Answering, failure: UpstreamFailure) -> None:
         counter_of(self._services.metrics.continuations, broken.target.model.name, outcome).inc()

@@ -247,6 +247,7 @@ def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: fl
         reasoning_tokens=usage.reasoning_tokens,
         cost_nanousd=cost if status in CHARGED else 0,
         gpu_cost_nanousd=round(usage.gpu_seconds * gpu_hour / 3600),
+        queue_ms=reply.log.queue_ms,
         first_token_ms=round(reply.first_token_seconds * 1000, 3),
         total_ms=round((now - reply.call.started) * 1000, 3),
         attempts=tuple(reply.log.attempts),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -18,6 +19,7 @@ from billing.restore import Restorer
 from billing.sweep import Sweeper
 from gateway.answering.call import Call
 from gateway.answering.hooks import ReplyHook
+from gateway.overload.turns import Room
 from gateway.resilience.breaker import State
 from gateway.resilience.breakers import Breakers
 from gateway.resilience.retry import RetryBudgets
@@ -104,9 +106,21 @@ class Metrics(ReplyHook):
         self.retries_refused = self._counter(
             "tollgate_retry_budget_refused_total", "Attempts that the retry budget did not allow", "provider"
         )
+        self.queue_wait = self._histogram(
+            "tollgate_queue_wait_seconds", "Waited for a turn, by how it ended", SECONDS, "model", "tier", "outcome"
+        )
+        self.shed = self._counter(
+            "tollgate_shed_total", "Calls refused because every target was busy", "model", "tier", "reason"
+        )
+        self.queue_depth = self._gauge_of_all(
+            "tollgate_queue_depth", "Calls waiting for a slot of a target; one may wait for several", "target", "tier"
+        )
+        self.slots = self._gauge_of_all("tollgate_slots", "Slots of a target whose slots are counted", "target")
+        self.slots_held = self._gauge_of_all("tollgate_slots_held", "Those that calls hold", "target")
         self._counted: list[tuple[Counter, Callable[[], int]]] = []
         self._refresh_books: Callable[[], None] = lambda: None
         self._refresh_breakers: Callable[[], None] = lambda: None
+        self._refresh_rooms: Callable[[], None] = lambda: None
 
     def follow_books(
         self, quotas: Quotas, restorer: Restorer, sweeper: Sweeper, flusher: Flusher, auditor: Auditor
@@ -147,6 +161,18 @@ class Metrics(ReplyHook):
 
         self._refresh_breakers = refresh
 
+    def follow_rooms(self, rooms: Callable[[], Iterable[Room]]) -> None:
+        """Show from now on how full targets are, and how many calls wait for them."""
+
+        def refresh() -> None:
+            for room in rooms():
+                self.slots.labels(room.name).set(math.inf if room.limit is None else room.limit)
+                self.slots_held.labels(room.name).set(len(room.held))
+                self.queue_depth.labels(room.name, "interactive").set(len(room.interactive))
+                self.queue_depth.labels(room.name, "batch").set(len(room.batch))
+
+        self._refresh_rooms = refresh
+
     async def run(self) -> None:
         """Refresh every few seconds, so that a scrape that another worker process answers sees this one's too."""
         while True:
@@ -157,6 +183,7 @@ class Metrics(ReplyHook):
         """Take over what is counted elsewhere."""
         self._refresh_books()
         self._refresh_breakers()
+        self._refresh_rooms()
         for counter, rise in self._counted:
             counter.inc(rise())
 
@@ -175,7 +202,8 @@ class Metrics(ReplyHook):
             counter_of(self.attempts, attempt.target, attempt.outcome).inc()
         if record.first_token_ms is not None:
             histogram_of(self.first_token, model).observe(record.first_token_ms / 1000)
-            ours = record.first_token_ms - sum(attempt.ms for attempt in record.attempts)
+            waited = sum(attempt.ms for attempt in record.attempts) + (record.queue_ms or 0.0)
+            ours = record.first_token_ms - waited
             if ours >= 0:  # else a part of the waiting came later: the reply was continued elsewhere
                 self.overhead.observe(ours / 1000)
 

@@ -18,12 +18,14 @@ from gateway.answering.attempts import AttemptLog, refusal, send_along_route
 from gateway.answering.call import Call
 from gateway.background import Background
 from gateway.errors import Overloaded, UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
+from gateway.overload.gate import Gate
 from gateway.providers.base import UpstreamRequest
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breakers import Breakers
 from gateway.resilience.retry import BURST, RetryBudgets
 from gateway.services import Services
-from gateway.settings import BreakerPolicy, ProviderSettings, Retries
+from gateway.settings import BreakerPolicy, ProviderSettings, QueueSettings, Retries
+from gateway.telemetry.metrics import Metrics
 from protocol.chat import ChatRequest, Message
 from router import Wish
 from router.targets import Endpoint, Route, Target
@@ -102,7 +104,12 @@ class Scene:
         self.services = cast(
             Services,
             SimpleNamespace(
-                clock=self.clock, providers=registry, client=upstreams, breakers=self.breakers, budgets=self.budgets
+                clock=self.clock,
+                providers=registry,
+                client=upstreams,
+                breakers=self.breakers,
+                budgets=self.budgets,
+                gate=Gate(registry, targets, self.breakers, QueueSettings(), self.clock, Metrics()),
             ),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,9 +24,12 @@ from gateway.answering.keeper import Keeper
 from gateway.answering.reply import Ending, Reply
 from gateway.background import Background
 from gateway.errors import UpstreamError
+from gateway.overload.gate import Gate
 from gateway.providers.openai import OpenAIFormat
+from gateway.providers.registry import ProviderRegistry
 from gateway.services import Services
-from gateway.settings import ProviderSettings
+from gateway.settings import ProviderSettings, QueueSettings
+from gateway.telemetry.metrics import Metrics
 from protocol.chat import ChatRequest, Message
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from router import Wish
@@ -89,7 +93,6 @@ class Scene:
         self.books = Books()
         self.upstream = Upstream(*pieces)
         self.background = Background()
-        services = SimpleNamespace(clock=self.clock, background=self.background, keeper=Keeper())
         request = ChatRequest(model="small", messages=(Message(role="user", content="hi"),), stream=True)
         call = Call(
             request_id=self.clock.new_id(),
@@ -106,16 +109,21 @@ class Scene:
         holding = HoldRequest(request_id=call.request_id, team_id="a", scopes=(), legs=(), valid_until=0)
         self.account = Account(Hold(request=holding, opened_at=0), self.journal, cast(Any, self.books))
         self.account.open(record_for(call, route, target, Status.FAILED))
-        provider = ProviderSettings(name="upstream", format="openai", endpoints=(target.endpoint,))
+        provider = ProviderSettings(name="upstream", format="openai", endpoints=(target.endpoint,), concurrency=1)
+        registry = ProviderRegistry({"upstream": provider})
+        self.gate = Gate(registry, [target], cast(Any, None), QueueSettings(), self.clock, Metrics())
         events = OpenAIFormat().open_events(request)
         first = events.feed(self.upstream.pieces.pop(0))
         answering = Answering(target, provider, first, events, cast(Any, self.upstream))
+        answering.let_go = partial(self.gate.release, self.gate.take(call, target))
+        services = SimpleNamespace(clock=self.clock, background=self.background, keeper=Keeper(), gate=self.gate)
         self.reply = Reply(cast(Services, services), call, route, self.account, answering, AttemptLog(), hooks)
 
     async def finish(self) -> None:
         """Close the reply and wait for what goes on behind it."""
         self.reply.close()
         await self.background.drain(1)
+        assert all(not room.held for room in self.gate.rooms())
 
 
 @pytest.fixture

@@ -1,0 +1,115 @@
+# A fair line before a target: calls that wait for a slot, and which team's turn it is. Pure: time is an argument.
+#
+# What is shared is slot-time: a slot is held for a call's whole length, which nobody knows when the call begins. Each
+# team has a counter of the slot-seconds that it was served, over its weight, and the turn is the lowest counter's.
+# - A call is charged the typical length when it gets its slot, what it uses beyond that as it uses it, and what it did
+#   not use is given back at its end. (Virtual Token Counter: Sheng et al., "Fairness in Serving Large Language Models",
+#   OSDI 2024, section 4, with slot-seconds for tokens.)
+# - A team that begins to wait starts from the line's virtual time, the counter at which the last slot was given: what
+#   it did not use before is no credit. (Start-time Fair Queueing: Goyal, Vin, Cheng, SIGCOMM 1996, section 2.)
+#
+# Bound: while two teams f and m wait, their counters differ by at most C·D·(1/w_f + 1/w_m), where C slots are held for
+# D seconds at the longest. Since a slot goes to the lowest counter, f's is not above m's when f gets one, and until its
+# next it rises by what its running calls still use: C of them, D each, over w_f. Meanwhile m's falls by no more than
+# what its running calls give back: C of them, D each, over w_m. Where every call has the typical length d, nothing is
+# corrected and the bound is that of Start-time Fair Queueing (theorem 1): d/w_f + d/w_m.
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.overload.turns import Ticket
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """One team in one line: what it was served, and its calls that wait, by how far their priority puts them back."""
+
+    weight: float
+    served: float = 0.0  # slot-seconds over weight
+    waiting: dict[float, dict[Ticket, None]] = field(default_factory=dict)  # each in order of coming
+
+    def charge(self, seconds: float) -> None:
+        """Add slot-time used, or give back what was not."""
+        self.served += seconds / self.weight
+
+    def first(self) -> Ticket:
+        """Return the call of this team whose turn is next: the earliest, its priority counted."""
+        return min((next(iter(tickets)) for tickets in self.waiting.values()), key=lambda ticket: ticket.rank)
+
+
+class FairLine:
+    """The teams whose calls wait for one target, or have lately used it. Its owner holds the slots."""
+
+    def __init__(self) -> None:
+        self.virtual_time = 0.0  # slot-seconds over weight
+        self._shares: dict[str, Share] = {}  # every team's that was ever here
+        self._waiting: dict[str, Share] = {}  # those with calls that wait
+        self._tickets: dict[Ticket, None] = {}  # in order of coming
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def share_of(self, team: str, weight: float) -> Share:
+        """Return a team's share, brought forward to now if nothing of it waits."""
+        share = self._shares.get(team)
+        if share is None:
+            share = self._shares[team] = Share(weight, self.virtual_time)
+        share.weight = weight
+        if not share.waiting and share.served < self.virtual_time:
+            share.served = self.virtual_time
+        return share
+
+    def begin(self, share: Share, seconds: float) -> None:
+        """A call of this share gets a slot, for about ``seconds``."""
+        self.virtual_time = max(self.virtual_time, share.served)
+        share.charge(seconds)
+
+    def correct(self, share: Share, seconds: float) -> None:
+        """Charge what a running call used beyond what it was charged, or give back what it did not."""
+        share.charge(seconds)
+        if not self._waiting:  # what nobody waited for is held against nobody
+            self.virtual_time = max(self.virtual_time, share.served)
+
+    def add(self, ticket: Ticket) -> None:
+        """Let a call wait."""
+        share = self.share_of(ticket.team, ticket.weight)
+        share.waiting.setdefault(ticket.lag, {})[ticket] = None
+        self._waiting[ticket.team] = share
+        self._tickets[ticket] = None
+
+    def remove(self, ticket: Ticket) -> None:
+        """Let a call wait no longer."""
+        del self._tickets[ticket]
+        share = self._waiting[ticket.team]
+        tickets = share.waiting[ticket.lag]
+        del tickets[ticket]
+        if not tickets:
+            del share.waiting[ticket.lag]
+        if not share.waiting:
+            del self._waiting[ticket.team]
+
+    def first(self) -> Ticket | None:
+        """Return the call whose turn it is: of the team that was served the least, the earliest among equals."""
+        heads = [(share.served, share.first()) for share in self._waiting.values()]
+        return min(heads, key=lambda head: (head[0], head[1].rank))[1] if heads else None
+
+    def oldest(self) -> Ticket | None:
+        """Return the call that has waited longest."""
+        return next(iter(self._tickets), None)
+
+    def fraction_of(self, team: str, weight: float) -> float:
+        """Return which part of the turns is a team's while it waits."""
+        others = sum(share.weight for name, share in self._waiting.items() if name != team)
+        return weight / (weight + others)
+
+    def count(self, team: str) -> int:
+        """Return how many calls of a team wait here."""
+        share = self._waiting.get(team)
+        return sum(map(len, share.waiting.values())) if share is not None else 0
+
+    def counters(self) -> dict[str, Share]:
+        """Return the shares of the teams that wait."""
+        return dict(self._waiting)

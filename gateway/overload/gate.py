@@ -1,0 +1,182 @@
+# Where calls wait for their turn: before anything is held for them, when every target of their route is full. The rules
+# stand in turns.py; here are the event loop, the clock, and the honest refusal.
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.answering.call import Call
+from gateway.clock import Clock
+from gateway.errors import Overloaded
+from gateway.overload.turns import Room, Slot, Ticket, Turns
+from gateway.providers.registry import ProviderRegistry
+from gateway.resilience.breakers import Breakers
+from gateway.resilience.keys import TargetAway
+from gateway.settings import QueueSettings
+from gateway.telemetry.metrics import Metrics, counter_of, histogram_of
+from router.targets import HEALTHY, Route, Target, TargetHealth, Tier
+
+LONGEST_TOLD = 60  # seconds that a client is told to stay away, at the most
+FULL = TargetHealth(is_full=True)
+BY_NAME = ("named", "alias")  # reasons of routes whose first model was asked for
+
+
+class Turn(Struct, frozen=True):
+    """Leave to go along a route. Its first target is the one where ``slot`` is held, if its slots are counted."""
+
+    route: Route
+    slot: Slot | None = None
+    waited: float = 0.0  # seconds
+
+
+class Gate:
+    """Every target's slots as this process hands them out, and the calls that wait for one."""
+
+    def __init__(
+        self,
+        registry: ProviderRegistry,
+        targets: Iterable[Target],
+        breakers: Breakers,
+        queue: QueueSettings,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._registry = registry
+        self._breakers = breakers
+        self._patience = queue.wait
+        self._clock = clock
+        self._metrics = metrics
+        self._turns = Turns(queue.per_team, queue.wait)
+        self._futures: dict[Ticket, asyncio.Future[None]] = {}
+        self._rooms: dict[str, Room] = {}  # by Target.key; whoever is missing has no limit
+        for target in targets:
+            if (limit := registry.settings(target.model.provider).concurrency) is not None:
+                self._rooms[target.key] = Room(target.key, limit)
+
+    def health(self, known: Mapping[str, TargetHealth]) -> Mapping[str, TargetHealth]:
+        """Return what is known of targets with what is full beside it."""
+        full = {key: FULL for key, room in self._rooms.items() if not room.has_free}
+        return {**full, **known} if full else known
+
+    def enter(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> Turn | None:
+        """Return leave to go at once, to the first target with room; ``None`` when the call has to wait."""
+        if not self._rooms:
+            return Turn(route)
+        able = self._able(route, health)
+        for target in able:
+            room = self._rooms.get(target.key)
+            if room is None:
+                return Turn(_beginning_with(target, route))
+            if room.has_free:
+                return Turn(_beginning_with(target, route), self._give(room, call))
+        return None if able else Turn(route)
+
+    async def wait(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> Turn:
+        """Return leave to go once it is the call's turn at a target of its route, all of which are full.
+
+        Raises Overloaded when its team's queue is full, or when the wait is over. A call that is cancelled gives its
+        place up at once.
+        """
+        targets = {self._rooms[target.key]: target for target in reversed(self._able(route, health))}
+        team, is_batch = call.caller.team, call.wish.tier is Tier.BATCH
+        began = self._clock.monotonic()
+        ticket = self._turns.join(team.id, team.weight, is_batch, call.priority, targets, began)
+        if ticket is None:
+            raise self._shed(call, route, targets, "queue_full")
+        loop = asyncio.get_running_loop()
+        future = self._futures[ticket] = loop.create_future()
+        timer = loop.call_later(self._patience_of(call, route, began), self._give_up, ticket)
+        outcome = "left"
+        try:
+            await future
+            outcome = "expired" if ticket.slot is None else "turn"
+        except BaseException:
+            self._turns.leave(ticket)
+            self.release(ticket.slot)  # its turn came in the very moment in which its client left
+            raise
+        finally:
+            timer.cancel()
+            del self._futures[ticket]
+            waited = self._clock.monotonic() - began
+            labels = route.targets[0].model.name, call.wish.tier.value, outcome
+            histogram_of(self._metrics.queue_wait, *labels).observe(waited)
+        if ticket.slot is None:
+            raise self._shed(call, route, targets, "expired")
+        return Turn(_beginning_with(targets[ticket.slot.room], route), ticket.slot, waited)
+
+    def take(self, call: Call, target: Target, *, goes_on: bool = False) -> Slot | None:
+        """Return a slot for another attempt, or ``None`` where none is needed. Raises TargetAway when all are held.
+
+        A reply that ``goes_on`` here is there in part and cannot wait: it gets a slot beyond them.
+        """
+        room = self._rooms.get(target.key)
+        if room is None:
+            return None
+        if not room.has_free and not goes_on:
+            raise TargetAway(1.0, is_busy=False)
+        return self._give(room, call)
+
+    def is_full(self, target: Target) -> bool:
+        """Whether all slots of a target are held."""
+        room = self._rooms.get(target.key)
+        return room is not None and not room.has_free
+
+    def release(self, slot: Slot | None) -> None:
+        """Give a slot back, if there is one; whose turn it is then goes on. Twice is once."""
+        if slot is not None:
+            self._wake(self._turns.release(slot, self._clock.monotonic()))
+
+    def rooms(self) -> Iterable[Room]:
+        """Return every target's slots that are counted."""
+        return dict.fromkeys(self._rooms.values())
+
+    def _able(self, route: Route, health: Mapping[str, TargetHealth]) -> list[Target]:
+        """Return the targets that may be asked: those that are well, else those that are not wholly away."""
+        if not health:
+            return list(route.targets)
+        well = [target for target in route.targets if not health.get(target.key, HEALTHY).is_open]
+        return well or [target for target in route.targets if self._breakers.why_away(target) is None]
+
+    def _give(self, room: Room, call: Call) -> Slot:
+        team = call.caller.team
+        return room.give(team.id, team.weight, call.wish.tier is Tier.BATCH, self._clock.monotonic())
+
+    def _wake(self, lucky: Iterable[Ticket]) -> None:
+        for ticket in lucky:
+            if not (future := self._futures[ticket]).done():
+                future.set_result(None)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        if ticket.is_waiting:
+            self._turns.leave(ticket)
+            if not (future := self._futures[ticket]).done():
+                future.set_result(None)
+
+    def _patience_of(self, call: Call, route: Route, now: float) -> float:
+        total = self._registry.settings(route.targets[0].model.provider).timeouts.total
+        return max(0.0, min(self._patience, call.started + total - now))
+
+    def _shed(self, call: Call, route: Route, rooms: Iterable[Room], why: str) -> Overloaded:
+        team, tier = call.caller.team, call.wish.tier
+        counter_of(self._metrics.shed, route.targets[0].model.name, tier.value, why).inc()
+        expected = self._turns.wait_expected(team.id, team.weight, tier is Tier.BATCH, rooms)
+        wait = math.ceil(min(max(1.0, expected), LONGEST_TOLD))
+        happened = {
+            "queue_full": "and as many of this team's requests as may wait for it do so",
+            "expired": f"and no place became free within {self._patience:g} s",
+        }
+        return Overloaded(f"Every target of this model is busy, {happened[why]}. Try again later.", retry_after=wait)
+
+
+def _beginning_with(first: Target, route: Route) -> Route:
+    """Return the route with ``first`` moved to its beginning."""
+    if first is route.targets[0]:
+        return route
+    others = (target for target in route.targets if target is not first)
+    is_other = route.reason in BY_NAME and first.model.name != route.targets[0].model.name
+    return replace(route, targets=(first, *others), reason="fallback" if is_other else route.reason)
