@@ -198,7 +198,5 @@ class Choice(Struct, frozen=True, kw_only=True):
 class ChatReply(Struct, frozen=True, kw_only=True):
     """A whole answer, before it is put in a dialect's shape."""
 
-    id: str
-    created: int  # unix seconds
     choices: tuple[Choice, ...]
     system_fingerprint: str | None = None

@@ -59,6 +59,4 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
 class CompletionReply(Struct, frozen=True, kw_only=True):
     """A whole completion, before it is put in a dialect's shape."""
 
-    id: str
-    created: int
     choices: tuple[CompletionChoice, ...]

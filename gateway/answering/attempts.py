@@ -245,7 +245,7 @@ async def _read_answer(
 ) -> Answering:
     """Read up to the first token, or to the end of a plain reply. Raises UpstreamFailure, the response closed."""
     try:
-        if response.status >= 400:
+        if not 200 <= response.status < 300:
             raise wire.read_error(response.status, response.headers, await read_error_body(response))
         async with asyncio.timeout_at(ends):
             if streams:

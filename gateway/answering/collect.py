@@ -55,12 +55,12 @@ class Collector:
         if delta.finish_reason is not None:
             parts.finish_reason = delta.finish_reason
 
-    def reply(self, created: int) -> WholeReply:
-        """Return what the deltas add up to; ``created`` is unix seconds."""
+    def reply(self) -> WholeReply:
+        """Return what the deltas add up to."""
         choices = sorted(self._choices.items())
         if self._is_chat:
-            return ChatReply(id="", created=created, choices=tuple(_chat_choice(*item) for item in choices))
-        return CompletionReply(id="", created=created, choices=tuple(_text_choice(*item) for item in choices))
+            return ChatReply(choices=tuple(_chat_choice(*item) for item in choices))
+        return CompletionReply(choices=tuple(_text_choice(*item) for item in choices))
 
 
 def _add_call(calls: dict[int, _Call], piece: ToolCallDelta) -> None:

@@ -106,7 +106,7 @@ class Reply:
                 for event in events:
                     if isinstance(event, Delta):
                         collector.add(event)
-            whole = collector.reply(int(self.call.created_at))
+            whole = collector.reply()
         usage = self._final_usage()
         await self._conclude((whole, usage))
         return whole, usage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +12,13 @@ from msgspec import Struct
 from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused
 from gateway.providers.anthropic_request import Unsayable, message_body, native_body
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
-from gateway.providers.reading import SseEvents, count_of, read_retry_after
+from gateway.providers.reading import SseEvents, count_of, read_error_fields, read_retry_after, read_usage
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, Reasoning, ReplyMessage, ToolCall
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 from protocol.usage import Usage
 
 VERSION = "2023-06-01"
+TOO_LONG = re.compile(r"prompt is too long|input length and `max_tokens` exceed")  # how it words this one fault
 
 STOP_REASONS = {
     "end_turn": FinishReason.STOP,
@@ -57,7 +59,7 @@ class AnthropicFormat:
             message = _message_decoder.decode(body)
         except msgspec.DecodeError as exc:
             raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
-        return message.reply(), message.usage.count()
+        return message.reply(), (read_usage(message.usage, _Usage) or _Usage()).count()
 
     def open_events(self, request: Request) -> EventStream:
         """Return a reader for a streamed message."""
@@ -65,7 +67,8 @@ class AnthropicFormat:
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
         """Return what a failing answer means: whose fault it is, and whether another target may be tried."""
-        error = _read_error_body(body)
+        error = read_error_fields(body)
+        message, details = error.get("message", ""), error.get("details")
         match status:
             case 401 | 403:
                 return UpstreamError("The upstream refused the gateway's own credentials.", outcome="refused_key")
@@ -73,15 +76,16 @@ class AnthropicFormat:
                 return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")
             case 404:
                 return UpstreamError("The upstream does not know the model or the path.", outcome="not_found")
-            case 429 if error.details.error_code == "enforced_spend_limit_reached":
+            case 429 if isinstance(details, dict) and details.get("error_code") == "enforced_spend_limit_reached":
                 return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")
-            case 429 if error.message.startswith("Request too large"):
+            case 429 if message.startswith("Request too large"):
                 return UpstreamBusy("The request alone exceeds the upstream's rate limit.", outcome="too_large")
             case 429:
                 return UpstreamBusy("The upstream's rate limit is reached.", retry_after=read_retry_after(headers))
             case 400 | 409 | 413 | 422:
-                message = error.message or "The upstream refused the request."
-                return UpstreamRefused(message, status=413 if status == 413 else 400)
+                code = "context_length_exceeded" if TOO_LONG.match(message) else None
+                words = message or "The upstream refused the request."
+                return UpstreamRefused(words, status=413 if status == 413 else 400, code=code)
             case 529:
                 failure = UpstreamError("The upstream is overloaded.", outcome="overloaded")
                 failure.retry_after = read_retry_after(headers)
@@ -110,18 +114,18 @@ class AnthropicEvents(SseEvents):
         except msgspec.DecodeError as exc:
             raise UpstreamError("The upstream sent an event that is not JSON.", outcome="malformed") from exc
         match event.type:
-            case "content_block_delta":
-                self._read_delta(event, events)
-            case "content_block_start":
-                self._begin_block(event, events)
+            case "content_block_delta" if event.delta is not None:
+                self._read_delta(event.index, event.delta, events)
+            case "content_block_start" if event.content_block is not None:
+                self._begin_block(event.index, event.content_block, events)
             case "content_block_stop" if event.index in self._unsaid:
+                self._unsaid.discard(event.index)
                 events.append(Delta(tool_calls=(ToolCallDelta(self._tools[event.index], "{}"),)))
             case "message_start" if event.message is not None:
                 self._count(event.message.usage, events)
             case "message_delta":
-                if event.usage is not None:
-                    self._count(event.usage, events)
-                if (reason := event.delta.stop_reason) is not None:
+                self._count(event.usage, events)
+                if event.delta is not None and (reason := event.delta.stop_reason):
                     self._stop_reason = reason
                     why = STOP_REASONS.get(reason, FinishReason.STOP)
                     events.append(Delta(finish_reason=why, stop_sequence=event.delta.stop_sequence))
@@ -133,35 +137,40 @@ class AnthropicEvents(SseEvents):
                     "The upstream reported an error.", outcome="overloaded" if is_full else "error_frame"
                 )
 
-    def _begin_block(self, event: _Event, events: list[Event]) -> None:
-        block = event.content_block
+    def _begin_block(self, place: int, block: _Block, events: list[Event]) -> None:
         if block.type == "tool_use":
-            self._tools[event.index] = index = len(self._tools)
-            self._unsaid.add(event.index)
-            events.append(Delta(tool_calls=(ToolCallDelta(index, "", block.id, block.name),)))
+            self._tools[place] = index = len(self._tools)
+            arguments = ""
+            if block.input:  # said at once, as some compatible services do
+                arguments = msgspec.json.encode(block.input).decode()
+            else:
+                self._unsaid.add(place)
+            events.append(Delta(tool_calls=(ToolCallDelta(index, arguments, block.id or "", block.name or ""),)))
         elif block.text or block.thinking or block.data:
-            events.append(Delta(text=block.text, reasoning=block.thinking, redacted=block.data))
+            events.append(Delta(text=block.text or "", reasoning=block.thinking or "", redacted=block.data or ""))
 
-    def _read_delta(self, event: _Event, events: list[Event]) -> None:
-        delta = event.delta
+    def _read_delta(self, place: int, delta: _EventDelta, events: list[Event]) -> None:
         if delta.text:
             events.append(Delta(text=delta.text))
         elif delta.thinking:
             events.append(Delta(reasoning=delta.thinking))
         elif delta.signature:
             events.append(Delta(signature=delta.signature))
-        elif delta.partial_json and event.index in self._tools:
-            self._unsaid.discard(event.index)
-            events.append(Delta(tool_calls=(ToolCallDelta(self._tools[event.index], delta.partial_json),)))
+        elif delta.partial_json and place in self._tools:
+            self._unsaid.discard(place)
+            events.append(Delta(tool_calls=(ToolCallDelta(self._tools[place], delta.partial_json),)))
 
-    def _count(self, usage: _Usage, events: list[Event]) -> None:
+    def _count(self, said: object, events: list[Event]) -> None:
         """Note a count. Counts are cumulative; a later one replaces what it names and leaves the rest."""
+        if (usage := read_usage(said, _Usage)) is None:
+            return
         self._usage = self._usage.replaced_by(usage)
         if (counted := self._usage.count()) is not None:
             events.append(UsageReport(counted))
 
 
-# The upstream's shapes. Only what we read is named; the rest is skipped without being built.
+# The upstream's shapes. Only what we read is named; the rest is skipped without being built. Compatible services send
+# null for what they leave out.
 
 
 class _OutputDetails(Struct, frozen=True):
@@ -207,88 +216,70 @@ class _Usage(Struct, frozen=True):
 
 class _Block(Struct, frozen=True):
     type: str = ""
-    text: str = ""
-    thinking: str = ""
-    signature: str = ""
-    data: str = ""  # of thinking that is withheld
-    id: str = ""
-    name: str = ""
-    input: dict[str, Any] = {}
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None  # of thinking that is withheld
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
 
 
 class _Message(Struct, frozen=True):
     content: tuple[_Block, ...]
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    id: str = ""
-    usage: _Usage = _Usage()
+    usage: Any = None
 
     def reply(self) -> ChatReply:
         """Return the message in our shape: its texts joined, its calls in their order."""
         calls = tuple(
-            ToolCall(block.id, FunctionCall(block.name, msgspec.json.encode(block.input).decode()))
+            ToolCall(block.id or "", FunctionCall(block.name or "", msgspec.json.encode(block.input or {}).decode()))
             for block in self.content
             if block.type == "tool_use"
         )
         said = ReplyMessage(
-            content="".join(block.text for block in self.content if block.type == "text") or (None if calls else ""),
+            content="".join(block.text or "" for block in self.content if block.type == "text")
+            or (None if calls else ""),
             tool_calls=calls or None,
-            reasoning_content="".join(block.thinking for block in self.content) or None,
+            reasoning_content="".join(block.thinking or "" for block in self.content) or None,
             reasoning=tuple(
-                Reasoning(block.thinking, block.signature, block.data)
+                Reasoning(block.thinking or "", block.signature or "", block.data or "")
                 for block in self.content
                 if block.signature or block.data
             ),
         )
         reason = STOP_REASONS.get(self.stop_reason or "", FinishReason.STOP)
         choice = Choice(index=0, message=said, finish_reason=reason, stop_sequence=self.stop_sequence)
-        return ChatReply(id=self.id, created=0, choices=(choice,))
+        return ChatReply(choices=(choice,))
 
 
 class _EventMessage(Struct, frozen=True):
-    usage: _Usage = _Usage()
+    usage: Any = None
 
 
 class _EventDelta(Struct, frozen=True):
-    text: str = ""
-    thinking: str = ""
-    signature: str = ""
-    partial_json: str = ""
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    partial_json: str | None = None
     stop_reason: str | None = None
     stop_sequence: str | None = None
 
 
-class _ErrorDetails(Struct, frozen=True):
-    error_code: str | None = None
-
-
 class _Error(Struct, frozen=True):
-    type: str = ""
-    message: str = ""
-    details: _ErrorDetails = _ErrorDetails()
+    type: str | None = None
 
 
 class _Event(Struct, frozen=True):
     type: str = ""
     index: int = 0
     message: _EventMessage | None = None
-    content_block: _Block = _Block()
-    delta: _EventDelta = _EventDelta()
-    usage: _Usage | None = None
+    content_block: _Block | None = None
+    delta: _EventDelta | None = None
+    usage: Any = None
     error: _Error | None = None
-
-
-class _ErrorBody(Struct, frozen=True):
-    error: _Error
-
-
-def _read_error_body(body: bytes) -> _Error:
-    try:
-        return _error_decoder.decode(body).error
-    except msgspec.DecodeError:
-        return _Error()
 
 
 _message_decoder = msgspec.json.Decoder(_Message)
 _event_decoder = msgspec.json.Decoder(_Event)
-_error_decoder = msgspec.json.Decoder(_ErrorBody)

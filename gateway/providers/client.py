@@ -29,7 +29,6 @@ class UpstreamClient:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=30),
             cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
             skip_auto_headers={"user-agent", "accept"},
             read_bufsize=UNREAD,
         )

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-from msgspec import Struct
-
 from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull, UpstreamRefused
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply, replies_asked
 from gateway.providers.openai_events import OpenAIEvents
 from gateway.providers.openai_replies import read_whole
 from gateway.providers.openai_request import write_request
-from gateway.providers.reading import read_retry_after
+from gateway.providers.reading import read_error_fields, read_retry_after, text_of
 from protocol.usage import Usage
 
 
@@ -34,12 +31,13 @@ class OpenAIFormat:
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
         """Return what a failing answer means: whose fault it is, and whether another target may be tried."""
-        error = _read_error_body(body)
+        error = read_error_fields(body)
+        message, code = error.get("message", ""), error.get("code")
         if status in (401, 403):
             return UpstreamError("The upstream refused the gateway's own credentials.", outcome="refused_key")
-        if status == 429 and error.code == "insufficient_quota":
+        if status == 429 and code == "insufficient_quota":
             return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")
-        if status == 429 and (error.message or "").startswith("Request too large"):
+        if status == 429 and message.startswith("Request too large"):
             return UpstreamBusy("The request alone exceeds the upstream's rate limit.", outcome="too_large")
         if status == 429:
             return UpstreamBusy("The upstream's rate limit is reached.", retry_after=read_retry_after(headers))
@@ -48,35 +46,15 @@ class OpenAIFormat:
             if status == 404:
                 return UpstreamError("The upstream does not know the model or the path.", outcome="not_found")
             return UpstreamRefused(
-                error.message or "The upstream refused the request.",
+                message or "The upstream refused the request.",
                 status=413 if status == 413 else 400,
-                code=error.code if isinstance(error.code, str) else None,
-                param=error.param,
+                code=text_of(code),
+                param=text_of(error.get("param")),
             )
-        if status == 503 and error.code == "overloaded":  # our own engine's word
+        if status == 503 and code == "overloaded":  # our own engine's word
             return UpstreamFull(
                 "Every engine of this model is busy. Try again soon.", retry_after=read_retry_after(headers)
             )
         failure = UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}")
         failure.retry_after = read_retry_after(headers)
         return failure
-
-
-class _Error(Struct, frozen=True):
-    message: str | None = None
-    code: str | int | None = None
-    param: str | None = None
-
-
-class _ErrorBody(Struct, frozen=True):
-    error: _Error
-
-
-def _read_error_body(body: bytes) -> _Error:
-    try:
-        return _error_decoder.decode(body).error
-    except msgspec.DecodeError:
-        return _Error()
-
-
-_error_decoder = msgspec.json.Decoder(_ErrorBody)

@@ -8,7 +8,17 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.errors import UpstreamError
-from gateway.providers.openai_replies import NOTHING, UsageObject, present, read_finish_reason, seconds, told_usage
+from gateway.providers.openai_replies import (
+    NOTHING,
+    Arguments,
+    Content,
+    present,
+    read_arguments,
+    read_content,
+    read_finish_reason,
+    seconds,
+    told_usage,
+)
 from gateway.providers.reading import SseEvents
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 
@@ -20,6 +30,7 @@ class OpenAIEvents(SseEvents):
         super().__init__()
         self._choices = choices
         self._finished: set[int] = set()  # choices that have said why they ended
+        self._unnumbered: dict[int, list[str]] = {}  # by choice: ids of its calls, where those have no index
 
     def _has_reason(self) -> bool:
         return bool(self._finished)
@@ -28,7 +39,7 @@ class OpenAIEvents(SseEvents):
         return len(self._finished) >= self._choices
 
     def _read_event(self, data: bytes, events: list[Event]) -> None:
-        if data == b"[DONE]":
+        if data.startswith(b"[") and data.strip() == b"[DONE]":
             self._end(events)
         else:
             self._read_chunk(data, events)
@@ -40,35 +51,69 @@ class OpenAIEvents(SseEvents):
             raise UpstreamError("The upstream sent a chunk that is not JSON.", outcome="malformed") from exc
         if present(chunk.error) is not None:
             raise UpstreamError("The upstream reported an error.", outcome="error_frame")
-        for choice in chunk.choices:
-            if choice.finish_reason is not None:
-                self._finished.add(choice.index)
-            events.append(choice.delta_event())
-        if (usage := told_usage(chunk.usage)) is not None:
+        for choice in chunk.choices or ():
+            if choice.finish_reason:  # some services say "" until they know
+                self._finished.add(choice.index or 0)
+            events.append(self._delta(choice))
+        if chunk.usage is not None and (usage := told_usage(chunk.usage)) is not None:
             events.append(UsageReport(usage))
+
+    def _delta(self, choice: _ChunkChoice) -> Delta:
+        delta, index = choice.delta or NO_DELTA, choice.index or 0
+        calls = tuple([self._piece(index, call) for call in delta.tool_calls]) if delta.tool_calls else ()
+        text, thought = delta.content, delta.reasoning_content or delta.reasoning
+        if text is not None and not isinstance(text, str):
+            text, thought = read_content(text)
+        return Delta(
+            index,
+            text or choice.text or "",
+            calls,
+            delta.refusal or "",
+            thought if isinstance(thought, str) else "",
+            read_finish_reason(choice.finish_reason) if choice.finish_reason else None,
+            present(choice.logprobs),
+            choice.token_ids or (),
+            seconds(choice.gpu_seconds),
+            stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+        )
+
+    def _piece(self, choice: int, call: _DeltaToolCall) -> ToolCallDelta:
+        """Return a piece of a call. Where a service does not number its calls, each new id begins the next."""
+        function = call.function or NO_FUNCTION
+        index = call.index
+        if index is None:
+            seen = self._unnumbered.setdefault(choice, [])
+            if not seen or (call.id and call.id not in seen):
+                seen.append(call.id or "")
+            index = seen.index(call.id) if call.id in seen else len(seen) - 1
+        return ToolCallDelta(index, read_arguments(function.arguments), call.id, function.name)
 
 
 class _DeltaFunction(Struct, frozen=True):
     name: str | None = None
-    arguments: str | None = None
+    arguments: Arguments = None
 
 
 class _DeltaToolCall(Struct, frozen=True):
-    index: int = 0
+    index: int | None = None
     id: str | None = None
-    function: _DeltaFunction = _DeltaFunction()
+    function: _DeltaFunction | None = None
 
 
 class _Delta(Struct, frozen=True):
-    content: str | None = None
+    content: Content = None
     refusal: str | None = None
     tool_calls: tuple[_DeltaToolCall, ...] | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None  # what OpenRouter, Groq and newer vLLM call it
+
+
+NO_DELTA, NO_FUNCTION = _Delta(), _DeltaFunction()
 
 
 class _ChunkChoice(Struct, frozen=True):
-    index: int = 0
-    delta: _Delta = _Delta()
+    index: int | None = None
+    delta: _Delta | None = None
     text: str | None = None  # completions
     finish_reason: str | None = None
     logprobs: Raw = NOTHING
@@ -76,28 +121,10 @@ class _ChunkChoice(Struct, frozen=True):
     gpu_seconds: float | None = None
     stop_reason: Any = None  # vLLM's: the stop sequence, or a token's id
 
-    def delta_event(self) -> Delta:
-        calls = tuple(
-            ToolCallDelta(call.index, call.function.arguments or "", call.id, call.function.name)
-            for call in self.delta.tool_calls or ()
-        )
-        return Delta(
-            self.index,
-            self.delta.content or self.text or "",
-            calls,
-            self.delta.refusal or "",
-            self.delta.reasoning_content or "",
-            read_finish_reason(self.finish_reason) if self.finish_reason is not None else None,
-            present(self.logprobs),
-            self.token_ids or (),
-            seconds(self.gpu_seconds),
-            stop_sequence=self.stop_reason if isinstance(self.stop_reason, str) else None,
-        )
-
 
 class _Chunk(Struct, frozen=True):
-    choices: tuple[_ChunkChoice, ...] = ()
-    usage: UsageObject | None = None
+    choices: tuple[_ChunkChoice, ...] | None = None
+    usage: Any = None
     error: Raw = NOTHING
 
 

@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 
 from gateway.errors import UpstreamError
 from gateway.providers.base import Request, WholeReply
-from gateway.providers.reading import count_of
+from gateway.providers.reading import count_of, read_usage, text_of
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
@@ -54,9 +54,24 @@ def read_finish_reason(word: str) -> FinishReason:
         return FinishReason.STOP
 
 
-def told_usage(usage: UsageObject | None) -> Usage | None:
+def told_usage(said: object) -> Usage | None:
     """Return what the upstream counted, or ``None`` where it told nothing or nonsense."""
+    usage = read_usage(said, UsageObject)
     return None if usage is None else usage.usage()
+
+
+def read_content(content: Content) -> tuple[str, str]:
+    """Return the words of a message and the thinking among them: some services send both as a list of parts."""
+    if content is None or isinstance(content, str):
+        return content or "", ""
+    said = "".join(text_of(part.text) or "" for part in content)
+    thoughts = (thought for part in content if isinstance(part.thinking, list) for thought in part.thinking)
+    return said, "".join(text_of(thought.get("text")) or "" for thought in thoughts if isinstance(thought, dict))
+
+
+def read_arguments(arguments: Arguments) -> str:
+    """Return a call's arguments as the JSON text that they are by the book; some services send the object itself."""
+    return arguments or "" if not isinstance(arguments, dict) else msgspec.json.encode(arguments).decode()
 
 
 def present(raw: Raw) -> Raw | None:
@@ -106,30 +121,52 @@ def seconds(number: float | None) -> float:
     return number if number is not None and 0.0 <= number <= MOST_SECONDS else 0.0
 
 
+class Part(Struct, frozen=True):
+    """One part of a message's content, where it comes in parts."""
+
+    text: Any = None
+    thinking: Any = None
+
+
+Content = str | tuple[Part, ...] | None
+Arguments = str | dict[str, Any] | None
+
+
 class _Function(Struct, frozen=True):
     name: str
-    arguments: str | None = None
+    arguments: Arguments = None
 
 
 class _ToolCall(Struct, frozen=True):
     function: _Function
-    id: str = ""
+    id: str | None = None
 
     def call(self) -> ToolCall:
         # Some services send no arguments, or none that are JSON, where the function takes none.
-        return ToolCall(self.id, FunctionCall(self.function.name, self.function.arguments or "{}"))
+        arguments = read_arguments(self.function.arguments) or "{}"
+        return ToolCall(self.id or "", FunctionCall(self.function.name, arguments))
 
 
 class _Message(Struct, frozen=True):
-    content: str | None = None
+    content: Content = None
     refusal: str | None = None
     tool_calls: tuple[_ToolCall, ...] | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None  # what OpenRouter, Groq and newer vLLM call it
+
+    def message(self) -> ReplyMessage:
+        text, thought = read_content(self.content)
+        return ReplyMessage(
+            content=None if self.content is None else text,
+            refusal=self.refusal,
+            tool_calls=tuple(call.call() for call in self.tool_calls or ()) or None,
+            reasoning_content=self.reasoning_content or text_of(self.reasoning) or thought or None,
+        )
 
 
 class _Choice(Struct, frozen=True):
     message: _Message
-    index: int = 0
+    index: int | None = None
     finish_reason: str | None = None
     logprobs: Raw = NOTHING
     token_ids: tuple[int, ...] | None = None
@@ -138,34 +175,27 @@ class _Choice(Struct, frozen=True):
 
 class _Chat(Struct, frozen=True):
     choices: tuple[_Choice, ...]
-    id: str = ""
-    created: int = 0
-    usage: UsageObject | None = None
-    system_fingerprint: str | None = None
+    usage: Any = None
+    system_fingerprint: Any = None
 
     def reply(self) -> ChatReply:
         choices = tuple(
             Choice(
-                index=choice.index,
-                message=ReplyMessage(
-                    content=choice.message.content,
-                    refusal=choice.message.refusal,
-                    tool_calls=tuple(call.call() for call in choice.message.tool_calls or ()) or None,
-                    reasoning_content=choice.message.reasoning_content,
-                ),
+                index=choice.index or 0,
+                message=choice.message.message(),
                 finish_reason=read_finish_reason(choice.finish_reason or "stop"),
                 logprobs=present(choice.logprobs),
                 token_ids=choice.token_ids,
-                stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+                stop_sequence=text_of(choice.stop_reason),
             )
             for choice in self.choices
         )
-        return ChatReply(id=self.id, created=self.created, choices=choices, system_fingerprint=self.system_fingerprint)
+        return ChatReply(choices=choices, system_fingerprint=text_of(self.system_fingerprint))
 
 
 class _TextChoice(Struct, frozen=True):
     text: str
-    index: int = 0
+    index: int | None = None
     finish_reason: str | None = None
     logprobs: Raw = NOTHING
     token_ids: tuple[int, ...] | None = None
@@ -173,14 +203,12 @@ class _TextChoice(Struct, frozen=True):
 
 class _Completion(Struct, frozen=True):
     choices: tuple[_TextChoice, ...]
-    id: str = ""
-    created: int = 0
-    usage: UsageObject | None = None
+    usage: Any = None
 
     def reply(self) -> CompletionReply:
         choices = tuple(
             CompletionChoice(
-                index=choice.index,
+                index=choice.index or 0,
                 text=choice.text,
                 finish_reason=read_finish_reason(choice.finish_reason or "stop"),
                 logprobs=present(choice.logprobs),
@@ -188,7 +216,7 @@ class _Completion(Struct, frozen=True):
             )
             for choice in self.choices
         )
-        return CompletionReply(id=self.id, created=self.created, choices=choices)
+        return CompletionReply(choices=choices)
 
 
 class _Vector(Struct, frozen=True):
@@ -198,7 +226,7 @@ class _Vector(Struct, frozen=True):
 
 class _Embeddings(Struct, frozen=True):
     data: tuple[_Vector, ...]
-    usage: UsageObject | None = None
+    usage: Any = None
 
     def reply(self) -> EmbeddingReply:
         return EmbeddingReply(tuple(item.embedding for item in sorted(self.data, key=lambda item: item.index)))

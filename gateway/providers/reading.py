@@ -7,12 +7,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
 
 from gateway.errors import UpstreamError, UpstreamFailure
 from protocol.events import Event, ReplyEnd
 from protocol.sse import EventReader, EventStreamTooLong
 
 MOST_TOKENS = 2**31  # of one kind in one call
+LONGEST_WAIT = 86_400.0  # seconds that an upstream may ask anybody to wait
+LONGEST_WORDS = 2_000  # characters of an upstream's refusal that its caller is told
+
+T = TypeVar("T", bound=Struct)
 
 
 class SseEvents(ABC):
@@ -73,22 +81,56 @@ class SseEvents(ABC):
         return self._has_reason()
 
 
+def read_usage(said: object, shape: type[T]) -> T | None:
+    """Return a reply's counts, or ``None`` where there are none or nonsense: an answer is not lost over its bill."""
+    if said is None:
+        return None
+    try:
+        return msgspec.convert(said, shape)
+    except msgspec.ValidationError:
+        return None
+
+
+def read_error_fields(body: bytes) -> dict[str, Any]:
+    """Return the error object of a failing answer, with ``message`` a text, wherever a service puts it.
+
+    ``{"error": {…}}`` as the dialects have it, ``{"error": "…"}``, the fields at the top, FastAPI's ``detail``.
+    """
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    if not isinstance(said, dict):
+        return {}
+    error = said.get("error", said)
+    fields: dict[str, Any] = error if isinstance(error, dict) else {"message": error}
+    message = fields.get("message") or fields.get("detail")
+    if message is not None and not isinstance(message, str):
+        message = msgspec.json.encode(message).decode()
+    return fields | {"message": (message or "")[:LONGEST_WORDS]}
+
+
+def text_of(value: object) -> str | None:
+    """Return a text as it is, and anything else as nothing."""
+    return value if isinstance(value, str) else None
+
+
 def count_of(number: float | None) -> int | None:
     """Return a count that fits the ledger, or ``None`` for what is none: negative, broken, absurd."""
     return int(number) if number is not None and 0 <= number < MOST_TOKENS and number == int(number) else None
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that an upstream asks to wait, from any of the three ways it may say so."""
+    """Return the seconds that an upstream asks to wait, a day at the most, from any of the three ways to say so."""
     if (milliseconds := _read_seconds(headers.get("retry-after-ms", ""))) is not None:
-        return milliseconds / 1000
+        return min(milliseconds / 1000, LONGEST_WAIT)
     if (value := headers.get("retry-after")) is None:
         return None
     if (seconds := _read_seconds(value)) is not None:
-        return seconds
+        return min(seconds, LONGEST_WAIT)
     try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
+        return min(max(0.0, parsedate_to_datetime(value).timestamp() - time.time()), LONGEST_WAIT)
+    except (ValueError, OverflowError):
         return None
 
 

@@ -65,7 +65,12 @@ def row_of(house: House, answer: httpx.Response) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("script", "status", "code"),
-    [("403", 502, "upstream_error"), ("400", 400, "invalid_value")],
+    [
+        ("403", 502, "upstream_error"),
+        ("400", 400, "invalid_value"),
+        ("status=302", 502, "upstream_error"),
+        ("status=304", 502, "upstream_error"),
+    ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_fault_before_the_first_token_has_an_honest_status(

@@ -94,6 +94,31 @@ STREAMED = (
              GREETING),
     Streamed("data in two lines", CHAT, (start() + WORDS + end()).replace(b',"index"', b'\ndata: ,"index"'), GREETING),
     Streamed("CR LF", CHAT, (start() + PING + WORDS + end()).replace(b"\n", b"\r\n"), GREETING),
+    Streamed("null for what is left out", CHAT,
+             event("message_start", message={"id": None, "usage": None}) + event("content_block_start", index=0)
+             + event("content_block_delta", index=0, delta=None) + event("message_delta", delta=None, usage=None)
+             + block(0, "text", {"type": "text_delta", "text": "Yes.", "thinking": None}, text=None, citations=None)
+             + end(), Said(("Yes.",), usage=COUNTED)),
+    *(Streamed(f"usage that is none: {told}", CHAT,
+               event("message_start", message={"usage": told}) + WORDS + end().replace(json.dumps(
+                   USAGE, separators=(",", ":")).encode(), json.dumps(told).encode()), Said(GREETING.text))
+      for told in ("n/a", [], 7, {"input_tokens": "12"}, {"output_tokens_details": []})),
+    Streamed("arguments at once", CHAT,
+             start() + block(0, "tool_use", id=WEATHER[0], name=WEATHER[1], input={"city": "Zürich"})
+             + block(1, "tool_use", id=CLOCK[0], name=CLOCK[1], input=None) + end("tool_use"),
+             Said(finish=(FinishReason.TOOL_CALLS,), calls=(WEATHER, CLOCK), usage=COUNTED)),
+    Streamed("blocks between each other", CHAT,
+             start()
+             + event("content_block_start", index=1, content_block={"type": "tool_use", "id": WEATHER[0],
+                                                                    "name": WEATHER[1], "input": {}})
+             + event("content_block_start", index=2, content_block={"type": "tool_use", "id": CLOCK[0],
+                                                                    "name": CLOCK[1], "input": {}})
+             + event("content_block_delta", index=1, delta={"type": "input_json_delta", "partial_json": '{"city":'})
+             + event("content_block_delta", index=0, delta={"type": "text_delta", "text": "Well."})
+             + event("content_block_stop", index=2)
+             + event("content_block_delta", index=1, delta={"type": "input_json_delta", "partial_json": '"Zürich"}'})
+             + event("content_block_stop", index=1) + end("tool_use"),
+             Said(("Well.",), (FinishReason.TOOL_CALLS,), calls=(WEATHER, CLOCK), usage=COUNTED)),
     Streamed("cut at the length", CHAT, start() + WORDS + end("max_tokens"),
              Said(GREETING.text, (FinishReason.LENGTH,), usage=COUNTED)),
     Streamed("the context is full", CHAT, start() + WORDS + end("model_context_window_exceeded"),
@@ -138,6 +163,11 @@ WHOLE = (
           body([{"type": "tool_use", "id": WEATHER[0], "name": WEATHER[1], "input": {"city": "Zürich"}},
                 {"type": "tool_use", "id": CLOCK[0], "name": CLOCK[1], "input": {}}], "tool_use"),
           Said(finish=(FinishReason.TOOL_CALLS,), calls=(WEATHER, CLOCK), usage=COUNTED)),
+    Whole("null for what is left out", CHAT,
+          body([{"type": "text", "text": None}, {"type": "text", "text": "Yes.", "citations": None}], id=None),
+          Said(("Yes.",), usage=COUNTED)),
+    *(Whole(f"usage that is none: {told}", CHAT, body(usage=told), Said(("Grüezi 🚪",)))
+      for told in ("n/a", [], {"input_tokens": "12"}, {"output_tokens_details": []})),
     Whole("no reason", CHAT, body(stop_reason=None), Said(("Grüezi 🚪",), usage=COUNTED)),
     Whole("a stranger's word", CHAT, body(reason="novelty"), Said(("Grüezi 🚪",), usage=COUNTED)),
 )  # fmt: skip
@@ -159,6 +189,25 @@ FAILING = (
     _failing("our account not allowed", failure(403, "permission_error"), 502, BROKEN, True, "refused_key"),
     _failing("our bill not paid", failure(402, "billing_error"), 429, BUSY, True, "spend_cap"),
     _failing("a bad request", failure(400, "invalid_request_error"), 400, None, False, "refused"),
+    _failing(
+        "too long a prompt",
+        (
+            400,
+            json.dumps(
+                {
+                    "type": "error",
+                    "error": {
+                        "type": "invalid_request_error",
+                        "message": "prompt is too long: 209512 tokens > 200000 maximum",
+                    },
+                }
+            ).encode(),
+        ),
+        400,
+        "context_length_exceeded",
+        False,
+        "refused",
+    ),
     _failing("unknown model", failure(404, "not_found_error"), 502, BROKEN, True, "not_found"),
     _failing("too large", failure(413, "request_too_large"), 413, None, False, "refused"),
     _failing("rate limit", failure(429, "rate_limit_error"), 429, BUSY, True, "rate_limited"),

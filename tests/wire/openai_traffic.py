@@ -81,6 +81,40 @@ STREAMED = (
     Streamed("data in two lines", CHAT,
              (ROLE + WORDS + STOP + COUNT + DONE).replace(b',"choices"', b'\ndata: ,"choices"'), GREETING),
     Streamed("bytes after [DONE]", CHAT, ROLE + WORDS + STOP + COUNT + DONE + chunk({"content": "late"}), GREETING),
+    Streamed("usage before the finish", CHAT, ROLE + COUNT + WORDS + STOP + DONE, GREETING),
+    Streamed("a space behind [DONE]", CHAT, ROLE + WORDS + STOP + COUNT + b"data: [DONE] \n\n", GREETING),
+    Streamed("reasons that are empty until there is one", CHAT,
+             chunk({"content": "a"}, "") + chunk({"content": "b"}, "") + STOP + DONE, Said(("ab",))),
+    Streamed("cut before the reason that was empty", CHAT, chunk({"content": "a"}, ""), Said(("a",), (None,)), "cut"),
+    Streamed("null for what is left out", CHAT,
+             event({"choices": None, "usage": None}) + event({"choices": [{"index": None, "delta": None}]})
+             + event({"choices": [{"delta": {"content": None, "tool_calls": None}, "logprobs": None}]})
+             + WORDS + event({"id": 7, "created": None, "model": None, "choices": [], "usage": USAGE}) + STOP + DONE,
+             GREETING),
+    *(Streamed(f"usage that is none: {told}", CHAT, ROLE + WORDS + STOP + chunk(usage=told) + DONE, Said(GREETING.text))
+      for told in ("n/a", [], 7, {"prompt_tokens": "12"}, {"prompt_tokens": 1, "prompt_tokens_details": []})),
+    Streamed("content in parts, thinking among them", CHAT,
+             chunk({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}]})
+             + chunk({"content": [{"type": "text", "text": "Yes"}, {"type": "text", "text": "."}]}) + STOP + DONE,
+             Said(("Yes.",))),
+    Streamed("calls that are not numbered", CHAT,
+             chunk({"tool_calls": [{"id": "call_a1", "function": {"name": "weather", "arguments": WEATHER[2]}},
+                                   {"id": "call_b2", "function": {"name": "clock", "arguments": "{}"}}]})
+             + chunk({}, "tool_calls") + DONE,
+             Said(finish=(FinishReason.TOOL_CALLS,), calls=(WEATHER, CLOCK))),
+    Streamed("calls that are not numbered, in pieces", CHAT,
+             chunk({"tool_calls": [{"id": "call_a1", "function": {"name": "weather", "arguments": ""}}]})
+             + chunk({"tool_calls": [{"function": {"arguments": WEATHER[2]}}]})
+             + chunk({"tool_calls": [{"index": None, "id": "call_b2", "function": {"name": "clock"}}]})
+             + chunk({"tool_calls": [{"id": None, "function": {"arguments": "{}"}}, {"id": "", "function": None}]})
+             + chunk({}, "tool_calls") + DONE,
+             Said(finish=(FinishReason.TOOL_CALLS,), calls=(WEATHER, CLOCK))),
+    Streamed("calls out of order, and arguments as an object", CHAT,
+             chunk(call_piece(1, "", id="call_b2", name="clock"))
+             + chunk({"tool_calls": [{"index": 0, "id": "call_a1",
+                                      "function": {"name": "weather", "arguments": {"city": "Zürich"}}}]})
+             + chunk(call_piece(1, "{}")) + chunk({}, "tool_calls") + DONE,
+             Said(finish=(FinishReason.TOOL_CALLS,), calls=(WEATHER, CLOCK))),
     Streamed("cut at the length", CHAT, ROLE + WORDS + chunk({}, "length") + DONE,
              Said(GREETING.text, (FinishReason.LENGTH,))),
     Streamed("withheld", CHAT, ROLE + chunk({}, "content_filter") + DONE, Said(finish=(FinishReason.CONTENT_FILTER,))),
@@ -159,6 +193,17 @@ WHOLE = (
               {"id": "call_a1", "type": "function", "function": {"name": "weather", "arguments": WEATHER[2]}}]},
               "tool_calls"),
           Said(finish=(FinishReason.TOOL_CALLS,), calls=(WEATHER,), usage=COUNTED)),
+    Whole("arguments as an object", CHAT,
+          body({"content": None, "tool_calls": [
+              {"id": None, "type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}]},
+              "tool_calls"),
+          Said(finish=(FinishReason.TOOL_CALLS,), calls=(("", *WEATHER[1:]),), usage=COUNTED)),
+    Whole("content in parts", CHAT, body({"content": [{"type": "text", "text": "Yes"}, {"type": "text", "text": "."}]}),
+          Said(("Yes.",), usage=COUNTED)),
+    Whole("a frame of strangers", CHAT, body(id=7, created=None, model=None, system_fingerprint=3),
+          Said(("Grüezi 🚪",), usage=COUNTED)),
+    *(Whole(f"usage that is none: {told}", CHAT, body(usage=told), Said(("Grüezi 🚪",)))
+      for told in ("n/a", [], {"prompt_tokens": "12"})),
     Whole("a refusal", CHAT, body({"content": None, "refusal": "I can't."}), Said(refusal="I can't.", usage=COUNTED)),
     Whole("an older word for tools", CHAT, body(finish="function_call"),
           Said(("Grüezi 🚪",), (FinishReason.TOOL_CALLS,), usage=COUNTED)),

@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -16,13 +14,12 @@ from gateway.errors import UpstreamFailure
 from gateway.providers.base import EventStream, UpstreamRequest
 from gateway.providers.client import UpstreamClient
 from protocol.events import Event
+from tests.support.raw_upstream import serving
 from tests.wire.test_conformance import FORMATS, events_of, formats, streams
 from tests.wire.traffic import Streamed, WireFormat
 
 STRIDE = 7  # bytes in a piece; odd, so that it falls out of step with whatever the streams repeat
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-
-Play = Callable[[asyncio.StreamWriter], Coroutine[None, None, None]]
 
 
 def rewritten(stream: bytes, end: bytes) -> bytes:
@@ -123,30 +120,3 @@ async def read(
         await response.close()
         await client.close()
     return seen, None
-
-
-@contextlib.asynccontextmanager
-async def serving(play: Play) -> AsyncIterator[str]:
-    """Answer every request by ``play``, on one connection each, and give the URL."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(ConnectionError):
-            await reader.readuntil(b"\r\n\r\n")
-            await reader.readexactly(2)  # the body, "{}"
-            await play(writer)
-            await writer.drain()
-        writer.close()
-
-    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.add(asyncio.get_running_loop().create_task(answer(reader, writer)))
-
-    server = await asyncio.start_server(begin, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -229,6 +229,9 @@ def test_a_piece_of_a_call_without_arguments_is_no_fault() -> None:
         ({"retry-after": "soon"}, None),
         ({"retry-after": "inf"}, None),
         ({"retry-after": "nan"}, None),
+        ({"retry-after": "1e308"}, 86400.0),
+        ({"retry-after": "Fri, 01 Jan 9999 00:00:00 GMT"}, 86400.0),
+        ({"retry-after": "99999999999999999999 Jan 2026 00:00:00"}, None),
         ({"retry-after": "Thu, 01 Jan 1970 00:00:00 GMT"}, 0.0),
     ],
 )
@@ -251,6 +254,27 @@ def test_a_429_tells_the_client_how_long_to_wait() -> None:
 
     assert isinstance(error, UpstreamBusy) and error.retry_after == 1.2
     assert error.headers["retry-after"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"error": "model is loading"}, "model is loading"),
+        ({"message": "Too hot.", "type": "BadRequest", "code": 400}, "Too hot."),
+        ({"detail": "Too hot."}, "Too hot."),
+        ({"detail": [{"loc": ["body", "n"], "msg": "Too many."}]}, '[{"loc":["body","n"],"msg":"Too many."}]'),
+        ({"error": {"message": "Too hot.", "code": 7, "param": ["n"]}}, "Too hot."),
+        ({"error": {"message": "x" * 9000}}, "x" * 2000),
+        ({"error": None}, "The upstream refused the request."),
+        ([], "The upstream refused the request."),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_refusal_is_understood_in_each_of_its_shapes(said: object, words: str) -> None:
+    """Compatible services put their words in different places; none of them costs the caller the reason."""
+    error = OpenAIFormat().read_error(400, {}, json.dumps(said).encode())
+
+    assert (error.status, error.message, error.code, error.param) == (400, words, None, None)
 
 
 def test_a_refusal_of_the_request_keeps_the_upstreams_words() -> None:

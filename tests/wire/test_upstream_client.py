@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -13,6 +14,7 @@ from gateway.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 from gateway.processes import free_port
 from gateway.providers.base import UpstreamRequest
 from gateway.providers.client import UpstreamClient, UpstreamResponse
+from tests.support.raw_upstream import serving
 from tests.support.scripted_upstream import ScriptedUpstream
 
 HEADERS = {
@@ -127,3 +129,88 @@ async def test_a_connection_is_used_again_after_a_whole_answer(
     assert pool is not None
 
     assert sum(len(idle) for idle in pool._conns.values()) == 1  # type: ignore[attr-defined]
+
+
+GREETING = b'{"choices":[{"message":{"content":"Hi"}}]}'
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+
+
+def gzipped(body: bytes) -> bytes:
+    return OK + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(gzip.compress(body)) + gzip.compress(body)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n" + GREETING,
+        OK + b"connection: close\r\n\r\n" + GREETING,
+        b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" + OK + b"content-length: 42\r\n\r\n" + GREETING,
+        OK
+        + b"transfer-encoding: chunked\r\ntrailer: x-sum\r\n\r\n2a;odd=1\r\n"
+        + GREETING
+        + b"\r\n0\r\nx-sum: 7\r\n\r\n",
+        OK
+        + b"x-twice: a\r\nx-twice: b\r\nset-cookie: a=b\r\nx-odd: \xc3\xbc\xff\r\ncontent-length: 42\r\n\r\n"
+        + GREETING,
+        gzipped(GREETING),
+    ],
+    ids=["HTTP/1.0", "until it closes", "early hints", "chunks with trailers", "odd headers", "compressed unasked"],
+)
+async def test_http_of_every_age_is_read(client: UpstreamClient, answer: bytes) -> None:
+    """What servers and proxies do within the rules, or just beside them, costs nobody an answer."""
+    assert len(GREETING) == 42
+
+    async def play(writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+
+    async with serving(play) as url:
+        response = await send(client, UpstreamRequest("POST", url, HEADERS, b"{}"))
+        body = await response.read()
+        await response.close()
+
+    assert (response.status, body) == (200, GREETING)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n" + GREETING,
+        OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        OK + b"transfer-encoding: chunked\r\n\r\n2a\r\n" + GREETING + b"\r\n",
+        OK + b"content-encoding: gzip\r\ncontent-length: 42\r\n\r\n" + GREETING,
+        b"SSH-2.0-OpenSSH\r\n",
+        b"\x16\x03\x01",
+        OK + b"x: " + b"y" * 200_000 + b"\r\n\r\n",
+    ],
+    ids=["short", "bad size", "no last chunk", "not gzip", "no HTTP", "TLS", "endless header"],
+)
+async def test_http_that_is_broken_is_the_upstreams_failure(client: UpstreamClient, answer: bytes) -> None:
+    """Whatever the library thinks of it, callers see a failure of ours, and never half a body."""
+
+    async def play(writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+
+    async with serving(play) as url:
+        with pytest.raises(UpstreamError) as caught:
+            response = await send(client, UpstreamRequest("POST", url, HEADERS, b"{}"))
+            try:
+                await response.read()
+            finally:
+                await response.close()
+
+    assert caught.value.outcome == "reset"
+
+
+async def test_a_small_body_that_unpacks_to_a_huge_one_is_refused(client: UpstreamClient) -> None:
+    """The bound is on what is kept, not on what came."""
+
+    async def play(writer: asyncio.StreamWriter) -> None:
+        writer.write(gzipped(b"0" * 20_000_000))
+
+    async with serving(play) as url:
+        response = await send(client, UpstreamRequest("POST", url, HEADERS, b"{}"))
+        with pytest.raises(UpstreamError) as caught:
+            await response.read(longest=1_000_000)
+        await response.close()
+
+    assert caught.value.outcome in ("too_long", "reset")

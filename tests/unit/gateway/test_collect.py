@@ -17,7 +17,7 @@ def collected(*deltas: Delta) -> ChatReply:
     collector = Collector(CHAT)
     for delta in deltas:
         collector.add(delta)
-    reply = collector.reply(7)
+    reply = collector.reply()
     assert isinstance(reply, ChatReply)
     return reply
 
@@ -77,7 +77,7 @@ def test_completions_collect_their_text() -> None:
     collector = Collector(CompletionRequest(model="m", prompt="Once"))
     collector.add(Delta(0, " upon"))
     collector.add(Delta(0, " a time", finish_reason=FinishReason.LENGTH))
-    reply = collector.reply(7)
+    reply = collector.reply()
 
     assert isinstance(reply, CompletionReply)
     assert (reply.choices[0].text, reply.choices[0].finish_reason) == (" upon a time", FinishReason.LENGTH)

@@ -35,6 +35,7 @@ def pause_after(failure: UpstreamFailure, tries: int = 1, **known: object) -> fl
         (UpstreamError("", outcome="refused_key"), Verdict.NOTHING),
         (UpstreamError("", outcome="not_found"), Verdict.NOTHING),
         (UpstreamError("", outcome="status_405"), Verdict.NOTHING),
+        (UpstreamError("", outcome="status_302"), Verdict.NOTHING),
         (UpstreamBusy("", retry_after=3), Verdict.NOTHING),
         (UpstreamBusy("", outcome="spend_cap"), Verdict.NOTHING),
         (UpstreamBusy("", outcome="too_large"), Verdict.NOTHING),
