@@ -17,10 +17,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gateway.overload.turns import Ticket
+
+_served = attrgetter("served")
 
 
 @dataclass(slots=True, eq=False)
@@ -47,10 +50,7 @@ class FairLine:
         self.virtual_time = 0.0  # slot-seconds over weight
         self._shares: dict[str, Share] = {}  # every team's that was ever here
         self._waiting: dict[str, Share] = {}  # those with calls that wait
-        self._tickets: dict[Ticket, None] = {}  # in order of coming
-
-    def __len__(self) -> int:
-        return len(self._tickets)
+        self.tickets: dict[Ticket, None] = {}  # all that wait, in order of coming
 
     def share_of(self, team: str, weight: float) -> Share:
         """Return a team's share, brought forward to now if nothing of it waits."""
@@ -78,11 +78,11 @@ class FairLine:
         share = self.share_of(ticket.team, ticket.weight)
         share.waiting.setdefault(ticket.lag, {})[ticket] = None
         self._waiting[ticket.team] = share
-        self._tickets[ticket] = None
+        self.tickets[ticket] = None
 
     def remove(self, ticket: Ticket) -> None:
         """Let a call wait no longer."""
-        del self._tickets[ticket]
+        del self.tickets[ticket]
         share = self._waiting[ticket.team]
         tickets = share.waiting[ticket.lag]
         del tickets[ticket]
@@ -92,13 +92,8 @@ class FairLine:
             del self._waiting[ticket.team]
 
     def first(self) -> Ticket | None:
-        """Return the call whose turn it is: of the team that was served the least, the earliest among equals."""
-        heads = [(share.served, share.first()) for share in self._waiting.values()]
-        return min(heads, key=lambda head: (head[0], head[1].rank))[1] if heads else None
-
-    def oldest(self) -> Ticket | None:
-        """Return the call that has waited longest."""
-        return next(iter(self._tickets), None)
+        """Return the call whose turn it is: of the team that was served the least; among equals, that waits longest."""
+        return min(self._waiting.values(), key=_served).first() if self._waiting else None
 
     def fraction_of(self, team: str, weight: float) -> float:
         """Return which part of the turns is a team's while it waits."""

@@ -22,7 +22,6 @@ from gateway.telemetry.metrics import Metrics, counter_of, histogram_of
 from router.targets import HEALTHY, Route, Target, TargetHealth, Tier
 
 LONGEST_TOLD = 60  # seconds that a client is told to stay away, at the most
-FULL = TargetHealth(is_full=True)
 BY_NAME = ("named", "alias")  # reasons of routes whose first model was asked for
 
 
@@ -57,11 +56,6 @@ class Gate:
         for target in targets:
             if (limit := registry.settings(target.model.provider).concurrency) is not None:
                 self._rooms[target.key] = Room(target.key, limit)
-
-    def health(self, known: Mapping[str, TargetHealth]) -> Mapping[str, TargetHealth]:
-        """Return what is known of targets with what is full beside it."""
-        full = {key: FULL for key, room in self._rooms.items() if not room.has_free}
-        return {**full, **known} if full else known
 
     def enter(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> Turn | None:
         """Return leave to go at once, to the first target with room; ``None`` when the call has to wait."""
@@ -135,12 +129,12 @@ class Gate:
         """Return every target's slots that are counted."""
         return dict.fromkeys(self._rooms.values())
 
-    def _able(self, route: Route, health: Mapping[str, TargetHealth]) -> list[Target]:
+    def _able(self, route: Route, health: Mapping[str, TargetHealth]) -> tuple[Target, ...]:
         """Return the targets that may be asked: those that are well, else those that are not wholly away."""
         if not health:
-            return list(route.targets)
-        well = [target for target in route.targets if not health.get(target.key, HEALTHY).is_open]
-        return well or [target for target in route.targets if self._breakers.why_away(target) is None]
+            return route.targets
+        well = tuple(target for target in route.targets if not health.get(target.key, HEALTHY).is_open)
+        return well or tuple(target for target in route.targets if self._breakers.why_away(target) is None)
 
     def _give(self, room: Room, call: Call) -> Slot:
         team = call.caller.team

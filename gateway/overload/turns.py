@@ -92,15 +92,15 @@ class Room:
 
     def next_turn(self, now: float, ages_after: float) -> Ticket | None:
         """Return whose turn it is, if a slot is free and somebody waits."""
-        if not self.has_free or not (self.interactive or self.batch):
+        if not (self.interactive.tickets or self.batch.tickets) or not self.has_free:
             return None
         self._charge_overtime(now)
         normal, patient = self.interactive.first(), self.batch.first()
         if normal is None or patient is None:
             self._since_batch = 0
             return normal or patient
-        oldest = self.batch.oldest()
-        if self._since_batch >= EVERY and oldest is not None and now >= oldest.since + ages_after:
+        oldest = next(iter(self.batch.tickets))
+        if self._since_batch >= EVERY and now >= oldest.since + ages_after:
             self._since_batch = 0
             return patient
         self._since_batch += 1

@@ -168,8 +168,8 @@ class Metrics(ReplyHook):
             for room in rooms():
                 self.slots.labels(room.name).set(math.inf if room.limit is None else room.limit)
                 self.slots_held.labels(room.name).set(len(room.held))
-                self.queue_depth.labels(room.name, "interactive").set(len(room.interactive))
-                self.queue_depth.labels(room.name, "batch").set(len(room.batch))
+                self.queue_depth.labels(room.name, "interactive").set(len(room.interactive.tickets))
+                self.queue_depth.labels(room.name, "batch").set(len(room.batch.tickets))
 
         self._refresh_rooms = refresh
 

@@ -95,7 +95,7 @@ class TurnsMachine(RuleBasedStateMachine):
             assert set(held) == set(room.held)
             self.most[room] = max(self.most[room], len(held))
             lined = [ticket for ticket in self.waiting if room in ticket.rooms]
-            assert len(lined) == len(room.interactive) + len(room.batch)
+            assert len(lined) == len(room.interactive.tickets) + len(room.batch.tickets)
         for team in WEIGHTS:
             assert sum(ticket.team == team for ticket in self.waiting) == self.turns.waiting[team] <= PER_TEAM
 
