@@ -17,10 +17,11 @@ from msgspec.structs import replace
 
 from billing.records import Attempt
 from gateway.answering.call import Call
-from gateway.errors import Overloaded, UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamTimeout
+from gateway.errors import Overloaded, UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 from gateway.overload.turns import Slot
 from gateway.providers.base import Asking, EventStream, Provider, Request, Resume, WholeReply
 from gateway.providers.client import UpstreamResponse, read_error_body
+from gateway.providers.manners import Manners
 from gateway.providers.openai_request import ENGINE_FIELDS
 from gateway.resilience.breakers import Permit
 from gateway.resilience.deadline import Deadline
@@ -36,6 +37,7 @@ from protocol.usage import Usage
 from router.bounds import output_limit, prompt_characters
 from router.targets import HEALTHY, ModelSpec, Route, Target, TargetHealth
 
+LESSONS = 2  # that one call may learn of a target's manners
 LONGEST_WAIT = 60  # seconds that a client is told to wait, at the most
 
 
@@ -169,7 +171,7 @@ async def send_with_retries(
     started = clock.monotonic()
     while True:
         try:
-            answering = await send_once(services, call, target, permit.api_key, trip)
+            answering = await send_politely(services, call, target, permit.api_key, trip, log)
         except UpstreamFailure as exc:
             now = clock.monotonic()
             log.add(target, exc.outcome, now - started)
@@ -200,7 +202,25 @@ async def send_with_retries(
         started = now  # the pause is a part of the attempt that it is for: it is the upstream's doing, not ours
 
 
-async def send_once(services: Services, call: Call, target: Target, api_key: str | None, trip: Trip) -> Answering:
+async def send_politely(
+    services: Services, call: Call, target: Target, api_key: str | None, trip: Trip, log: AttemptLog
+) -> Answering:
+    """Ask one target, and again where it refuses a field that it can be asked without. Raises UpstreamFailure."""
+    known = services.providers.manners
+    for _ in range(LESSONS):
+        manners, started = known.of(target), services.clock.monotonic()
+        try:
+            return await send_once(services, call, target, api_key, trip, manners)
+        except UpstreamRefused as exc:
+            if not known.learn(target, manners, exc):
+                raise
+            log.add(target, exc.outcome, services.clock.monotonic() - started)
+    return await send_once(services, call, target, api_key, trip, known.of(target))
+
+
+async def send_once(
+    services: Services, call: Call, target: Target, api_key: str | None, trip: Trip, manners: Manners
+) -> Answering:
     """Ask one target and wait for its first token, or for its whole reply. Raises UpstreamFailure."""
     registry = services.providers
     provider = registry.settings(target.model.provider)
@@ -215,6 +235,7 @@ async def send_once(services: Services, call: Call, target: Target, api_key: str
         self_hosted=provider.self_hosted,
         native=call.native,
         extra=_allowed_extra(call, provider),
+        manners=manners,
         tenant=call.caller.team.id,
         weight=call.caller.team.weight,
         tier=call.wish.tier.value,

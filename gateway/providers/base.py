@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from gateway.errors import UpstreamFailure
+from gateway.providers.manners import Manners
 from protocol.chat import ChatReply, ChatRequest
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
@@ -40,6 +41,7 @@ class Asking(Struct, frozen=True, kw_only=True):
     self_hosted: bool = False
     native: MessagesRequest | None = None  # the same request in Anthropic's form, where it came so
     extra: Mapping[str, Any] = {}
+    manners: Manners = Manners()  # which names of fields the target takes
     tenant: str = ""  # told to our own engine only, as are the three below
     weight: float = 1.0
     tier: str = "interactive"

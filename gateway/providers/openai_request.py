@@ -27,11 +27,12 @@ def write_request(asking: Asking) -> UpstreamRequest:
         path = "/embeddings"
     else:
         path = PATHS[type(request)]
-        options = StreamOptions(include_usage=True) if asking.streams else None
+        options = StreamOptions(include_usage=True) if asking.streams and asking.manners.stream_options else None
         request = replace(request, stream=asking.streams or None, stream_options=options)
-    if isinstance(request, ChatRequest) and request.max_tokens is not None and not asking.self_hosted:
-        # The older name is refused by newer models; the newer one is understood by all that know both.
-        request = replace(request, max_tokens=None, max_completion_tokens=request.output_limit)
+    if isinstance(request, ChatRequest) and not asking.self_hosted and (limit := request.output_limit) is not None:
+        is_newer = asking.manners.output_limit == "max_completion_tokens"
+        limits = (None, limit) if is_newer else (limit, None)
+        request = replace(request, max_tokens=limits[0], max_completion_tokens=limits[1])
     if isinstance(request, ChatRequest):
         request = replace(request, messages=tuple(map(_plain, request.messages)))
     headers = {"content-type": "application/json", "accept-encoding": "identity"}

@@ -6,6 +6,7 @@ from itertools import count
 
 from gateway.providers.anthropic import AnthropicFormat
 from gateway.providers.base import Provider
+from gateway.providers.manners import KnownManners
 from gateway.providers.openai import OpenAIFormat
 from gateway.settings import ProviderSettings
 
@@ -18,6 +19,7 @@ class ProviderRegistry:
     def __init__(self, providers: dict[str, ProviderSettings]) -> None:
         self._settings = providers
         self._turns = {name: count() for name in providers}
+        self.manners = KnownManners()
 
     def settings(self, name: str) -> ProviderSettings:
         """Return what tollgate.yaml says of a provider."""

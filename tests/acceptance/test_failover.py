@@ -57,6 +57,7 @@ def front(
     with temporary_postgres() as postgres, temporary_valkey() as valkey:
         settings = settings_for(postgres.url, valkey.url, us.url, folder)
         models = {"small": model("small"), "spare": model("spare", "alone"), "brisk": model("brisk", "brisk")}
+        models["odd"] = model("odd", "alone", upstream_model="spare")
         settings = replace(
             settings, providers={"upstream": both, "alone": alone, "brisk": brisk}, models=models, auto={}, aliases={}
         )
@@ -325,6 +326,22 @@ def test_a_client_that_leaves_counts_for_nothing(front: House, us: ScriptedUpstr
 
     assert breaker_of(front, "us")["failures"] == 0
     assert ask(front).status_code == 200
+
+
+def test_a_field_that_an_upstream_does_not_know_is_left_out(front: House, eu: ScriptedUpstream) -> None:
+    """The first call learns it at the cost of another attempt, the next ones ask right away; nobody is refused."""
+    for field in ("max_tokens", "max_completion_tokens", "stream_options"):
+        eu.forget()
+        eu.script(f"unknown={field}")
+        answers = [ask(front, model="odd", stream=True, max_tokens=50) for _ in range(3)]
+        bodies = [request.body or {} for request in eu.requests]
+        rows = [row_of(front, answer) for answer in answers]
+
+        assert all(answer.text.endswith("data: [DONE]\n\n") for answer in answers)
+        assert [field in body for body in bodies] == [True, False, False, False]
+        assert all(body.get("max_tokens") or body.get("max_completion_tokens") for body in bodies)
+        assert [[each["outcome"] for each in row["attempts"]] for row in rows] == [["refused", "ok"], ["ok"], ["ok"]]
+        assert all(0 < row["output_tokens"] <= 50 for row in rows)
 
 
 def test_an_admin_opens_and_resets_a_breaker_at_every_gateway(

@@ -219,6 +219,9 @@ class ScriptedUpstream:
             await asyncio.Event().wait()
         elif script.fault is Fault.RESET_BEFORE_HEADERS:
             connection.reset()
+        elif script.unknown is not None and script.unknown in seen.body:
+            message = f"Unrecognized request argument supplied: {script.unknown}"
+            send_json(connection, 400, headers, dialect.refusal(Violation(message)))
         elif script.status != 200:
             send_json(connection, script.status, {**headers, **retry_headers(script)}, dialect.error(script))
         elif seen.path == "/v1/embeddings":

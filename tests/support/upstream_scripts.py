@@ -49,6 +49,7 @@ class Script(Struct, frozen=True, kw_only=True):
     text: str | None = None  # the answer's words; None: the request decides
     finish: str = "stop"
     refuses: bool = False
+    unknown: str | None = None  # a field that it refuses as such
     thinking: str | None = None  # what it thinks before it speaks
     cached_tokens: int = 0
     cache_write_tokens: int = 0

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import UpstreamBusy
+from gateway.errors import UpstreamBusy, UpstreamRefused
+from gateway.providers.manners import KnownManners, Manners, usual_manners
 from gateway.providers.openai import OpenAIFormat
 from gateway.providers.reading import read_retry_after
 from protocol.chat import (
@@ -38,7 +39,7 @@ from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta
 from tests.support.openai_rules import check_body, check_headers
 from tests.wire.openai_traffic import DONE, ROLE, STOP, body, call_piece, chunk, failure
-from tests.wire.traffic import CHAT, asking, read_stream, sum_up
+from tests.wire.traffic import CHAT, TARGET, asking, read_stream, sum_up
 
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 tool = Tool(Function("weather", "Looks out of the window.", {"type": "object", "properties": {}}, strict=True))
@@ -121,11 +122,57 @@ def test_a_plain_request_has_no_stream_options() -> None:
     assert "stream_options" not in body and not body.get("stream")
 
 
-def test_the_older_name_of_the_limit_is_never_sent() -> None:
-    """max_tokens becomes max_completion_tokens, which newer models insist on; both at once are refused."""
-    body = sent(ChatRequest(model="m", messages=CHAT.messages, max_tokens=7, max_completion_tokens=7))
+@pytest.mark.parametrize("asked", [{"max_tokens": 7}, {"max_completion_tokens": 7}])
+@pytest.mark.parametrize(
+    ("base_url", "name"),
+    [
+        ("https://api.openai.com/v1", "max_completion_tokens"),
+        ("https://house.openai.azure.com/openai/v1", "max_completion_tokens"),
+        ("https://api.deepseek.com/v1", "max_tokens"),
+        ("http://notopenai.com/v1", "max_tokens"),
+        ("http://gpu-0:8000/v1", "max_tokens"),
+    ],
+)
+def test_the_limit_goes_by_the_name_that_the_upstream_knows(asked: dict[str, int], base_url: str, name: str) -> None:
+    """OpenAI's newer models insist on the newer name; elsewhere the older one is known to all. Never both."""
+    request = ChatRequest(model="m", messages=CHAT.messages, **asked)  # type: ignore[arg-type]
+    body = sent(request, manners=usual_manners(base_url))
 
-    assert body["max_completion_tokens"] == 7 and "max_tokens" not in body
+    assert {key: value for key, value in body.items() if key.startswith("max_")} == {name: 7}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "better"),
+    [
+        ({"message": "Unrecognized request argument supplied: max_completion_tokens"}, Manners("max_tokens")),
+        ({"message": "Unsupported parameter.", "param": "max_completion_tokens"}, Manners("max_tokens")),
+        ({"detail": [{"type": "extra_forbidden", "loc": ["body", "max_completion_tokens"]}]}, Manners("max_tokens")),
+        ({"message": "[{'loc': ('body', 'stream_options'), 'msg': 'Extra inputs are not permitted'}]"},
+         Manners("max_completion_tokens", stream_options=False)),
+        ({"message": "max_completion_tokens is too large: 9. This model supports at most 5."}, None),
+        ({"message": "Unsupported value: 'temperature'.", "param": "temperature"}, None),
+        ({"message": "Unknown tool 'x'."}, None),
+        ({}, None),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_manners_are_learnt_from_refusals_of_a_field_as_such(refusal: dict[str, Any], better: Manners | None) -> None:
+    """A value that is refused is the caller's; a name that is refused is ours."""
+    failure = OpenAIFormat().read_error(400, {}, json.dumps({"error": refusal}).encode())
+
+    assert isinstance(failure, UpstreamRefused)
+    assert Manners().bettered_by(failure) == better
+
+
+def test_manners_can_be_learnt_back() -> None:
+    """OpenAI's own words about the older name mention the newer one, too."""
+    words = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    known, refused = KnownManners(), UpstreamRefused(words, code="unsupported_parameter", param="max_tokens")
+
+    assert known.of(TARGET) == Manners("max_tokens")
+    assert known.learn(TARGET, Manners("max_tokens"), refused)
+    assert known.learn(TARGET, Manners("max_tokens"), refused)  # of a call that was under way
+    assert known.of(TARGET) == Manners("max_completion_tokens")
 
 
 def test_unknown_fields_travel_only_when_allowed() -> None:
