@@ -10,12 +10,14 @@ import msgspec
 from msgspec import Struct
 
 from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused
-from gateway.providers.anthropic_request import Unsayable, message_body, native_body
+from gateway.providers.anthropic_request import Unsayable, count_body, message_body, native_body
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
 from gateway.providers.reading import SseEvents, count_of, read_error_fields, read_retry_after, read_usage
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, Reasoning, ReplyMessage, ToolCall
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
+from protocol.messages import CountRequest
 from protocol.usage import Usage
+from router.targets import Target
 
 VERSION = "2023-06-01"
 TOO_LONG = re.compile(r"prompt is too long|input length and `max_tokens` exceed")  # how it words this one fault
@@ -43,15 +45,18 @@ class AnthropicFormat:
             body = native_body(asking.native, request, model.upstream_model, streams=asking.streams)
         else:
             body = message_body(request, model.upstream_model, model.max_output, streams=asking.streams)
-        headers = {
-            "content-type": "application/json",
-            "accept-encoding": "identity",
-            "anthropic-version": VERSION,
-        }
-        if asking.api_key:
-            headers["x-api-key"] = asking.api_key
-        url = asking.target.endpoint.base_url.rstrip("/") + "/v1/messages"
-        return UpstreamRequest("POST", url, headers, msgspec.json.encode(body | dict(asking.extra)))
+        return _post("/v1/messages", body | dict(asking.extra), asking.target, asking.api_key)
+
+    def build_count(self, asked: CountRequest, target: Target, api_key: str | None) -> UpstreamRequest:
+        """Return the request for POST /v1/messages/count_tokens."""
+        return _post("/v1/messages/count_tokens", count_body(asked, target.model.upstream_model), target, api_key)
+
+    def read_count(self, body: bytes) -> int | None:
+        """Return the count that ``body`` holds, or ``None`` when it is none."""
+        try:
+            return count_of(_count_decoder.decode(body).input_tokens)
+        except msgspec.DecodeError:
+            return None
 
     def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
         """Return the message that ``body`` holds."""
@@ -93,6 +98,14 @@ class AnthropicFormat:
         failure = UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}")
         failure.retry_after = read_retry_after(headers)
         return failure
+
+
+def _post(path: str, body: dict[str, Any], target: Target, api_key: str | None) -> UpstreamRequest:
+    headers = {"content-type": "application/json", "accept-encoding": "identity", "anthropic-version": VERSION}
+    if api_key:
+        headers["x-api-key"] = api_key
+    url = target.endpoint.base_url.rstrip("/") + path
+    return UpstreamRequest("POST", url, headers, msgspec.json.encode(body))
 
 
 class AnthropicEvents(SseEvents):
@@ -281,5 +294,10 @@ class _Event(Struct, frozen=True):
     error: _Error | None = None
 
 
+class _Count(Struct, frozen=True):
+    input_tokens: int | float
+
+
+_count_decoder = msgspec.json.Decoder(_Count)
 _message_decoder = msgspec.json.Decoder(_Message)
 _event_decoder = msgspec.json.Decoder(_Event)

@@ -26,7 +26,7 @@ from protocol.chat import (
     Tool,
     ToolCall,
 )
-from protocol.messages import MessagesRequest, Turn
+from protocol.messages import CountRequest, MessagesRequest, Turn
 
 Block = dict[str, Any]
 
@@ -35,6 +35,7 @@ Block = dict[str, Any]
 CACHED_FROM = 8192  # bytes; the shortest prefix that is cached has 1,024 to 4,096 tokens, by model
 CACHE = {"type": "ephemeral"}
 DATA_URL = re.compile(r"data:(image/(?:jpeg|png|gif|webp));base64,(.+)", re.DOTALL | re.IGNORECASE)
+COUNTED = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"})
 FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the assistant
 
 
@@ -85,6 +86,12 @@ def native_body(asked: MessagesRequest, request: ChatRequest, model: str, *, str
     mine = replace(asked, model=model, max_tokens=limit, stream=streams or None, messages=turns)
     body: Block = msgspec.to_builtins(mine)
     return body
+
+
+def count_body(asked: CountRequest, model: str) -> Block:
+    """Return the body of POST /v1/messages/count_tokens: what makes the prompt, and nothing else of a request."""
+    body = native_body(asked, asked.as_chat(), model, streams=False)
+    return {name: value for name, value in body.items() if name in COUNTED}
 
 
 def _signed_alone(turn: Turn) -> Turn:

@@ -8,14 +8,13 @@ import msgspec
 from litestar import Request, Response, post
 from litestar.types import ASGIApp
 
-from gateway.answering.estimate import probable_prompt_tokens
+from gateway.answering.counting import count_prompt
 from gateway.auth import team_guard
 from gateway.messages_dialect import MessagesDialect
 from gateway.replies import ReplyResponse
 from gateway.routes.inference import call_of, require, require_between, services_of
 from protocol.decoding import decode_with_extra
 from protocol.messages import CountRequest, MessagesRequest
-from router.errors import UnknownModel
 
 
 @post("/v1/messages", guards=[team_guard], status_code=200, summary="Answer a conversation, in Anthropic's shapes")
@@ -31,13 +30,11 @@ async def create_message(request: Request[Any, Any, Any]) -> ASGIApp:
 
 @post("/v1/messages/count_tokens", guards=[team_guard], status_code=200, summary="Count the tokens of a conversation")
 async def count_tokens(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Tell about how many tokens a conversation has: by its bytes, since each model has a tokenizer of its own."""
+    """Tell how many tokens a conversation has: by Anthropic's own count for its models, about for all others."""
     asked, _ = decode_with_extra(await request.body(), CountRequest)
     check_message(asked)
-    if asked.model not in services_of(request).catalog.names():
-        raise UnknownModel(f"The model '{asked.model}' does not exist or you do not have access to it.", param="model")
-    body = msgspec.json.encode({"input_tokens": probable_prompt_tokens(asked.as_chat())})
-    return Response(body, media_type="application/json")
+    counted = await count_prompt(services_of(request), request.scope["state"]["caller"], asked)
+    return Response(msgspec.json.encode({"input_tokens": counted}), media_type="application/json")
 
 
 def check_message(asked: MessagesRequest) -> None:

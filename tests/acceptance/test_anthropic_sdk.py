@@ -141,12 +141,75 @@ def test_images_tools_and_wishes_reach_an_openai_upstream(client: Anthropic, ups
     assert sent["response_format"]["json_schema"]["schema"] == SCHEMA
 
 
-def test_tokens_are_counted_without_a_call(client: Anthropic, upstream: ScriptedUpstream) -> None:
-    """The count is about right, asks no upstream and leaves no row."""
-    counted = client.messages.count_tokens(model="claude", messages=[{"role": "user", "content": "word " * 400}])
+LONG: Any = [{"role": "user", "content": "word " * 400}]
+
+
+def test_tokens_of_other_makers_models_are_estimated(client: Anthropic, upstream: ScriptedUpstream) -> None:
+    """The count is about right and asks no upstream."""
+    counted = client.messages.count_tokens(model="small", messages=LONG)
 
     assert 300 <= counted.input_tokens <= 900
     assert upstream.requests == []
+
+
+def test_tokens_of_claude_are_counted_by_its_upstream(
+    client: Anthropic, house: House, upstream: ScriptedUpstream
+) -> None:
+    """The count is what the message is charged for; it leaves no row and costs nothing."""
+    ask: Any = {
+        "model": "claude",
+        "messages": LONG,
+        "system": "Be brief.",
+        "tools": TOOLS,
+        "thinking": {"type": "adaptive"},
+    }
+    raw = client.messages.with_raw_response.count_tokens(**ask)
+    message = client.messages.create(max_tokens=10, **ask)
+    with house.client(house.admin_key) as admin:
+        row = admin.get(f"/admin/usage-records/{raw.headers['x-request-id']}")
+
+    assert raw.parse().input_tokens == message.usage.input_tokens
+    assert [request.path for request in upstream.requests] == ["/v1/messages/count_tokens", "/v1/messages"]
+    assert row.status_code == 404
+
+
+@pytest.mark.parametrize(
+    "script", ["500", "429", "529", "refused-key", "not-json", "hang-before-headers", "status=404"]
+)
+def test_a_count_that_its_upstream_does_not_give_is_estimated(
+    client: Anthropic, house: House, upstream: ScriptedUpstream, script: str
+) -> None:
+    """An estimate at once, and the model is asked as before: counting speaks for nobody's health."""
+    upstream.script(script, times=1)
+    counted = client.messages.count_tokens(model="claude", messages=LONG)
+    with house.client(house.admin_key) as admin:
+        [breaker] = [one for one in admin.get("/admin/breakers").json()["breakers"] if one["model"] == "claude"]
+
+    assert 300 <= counted.input_tokens <= 900
+    assert (breaker["state"], breaker["keys_set_aside"]) == ("closed", [])
+    assert client.messages.create(model="claude", max_tokens=10, messages=ASK).stop_reason
+
+
+def test_a_prompt_that_its_upstream_refuses_is_refused(client: Anthropic, upstream: ScriptedUpstream) -> None:
+    """The upstream's words, not a count of what it would not take."""
+    upstream.script("400", times=1)
+    with pytest.raises(anthropic.BadRequestError, match="That is not a value"):
+        client.messages.count_tokens(model="claude", messages=LONG)
+
+
+def test_a_model_that_the_team_may_not_use_is_not_counted(house: House, upstream: ScriptedUpstream) -> None:
+    """Nobody reaches an upstream by way of counting whom they may not ask."""
+    upstream.forget()
+    with house.client(house.admin_key) as admin:
+        team = {"id": "team_small_alone", "allowed_models": ["small"]}
+        admin.post("/admin/teams", json=team).raise_for_status()
+        key = admin.post("/admin/keys", json={"team_id": team["id"]}).raise_for_status().json()["key"]
+    with Anthropic(base_url=house.url, api_key=key, max_retries=0) as client:
+        with pytest.raises(anthropic.PermissionDeniedError):
+            client.messages.count_tokens(model="claude", messages=ASK)
+        counted = client.messages.count_tokens(model="small", messages=ASK)
+
+    assert counted.input_tokens > 0 and upstream.requests == []
 
 
 @models

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from tests.support.anthropic_rules import sign
-from tests.support.openai_answers import Spoken, answer_chat
+from tests.support.openai_answers import Spoken, answer_chat, prompt_tokens
 from tests.support.upstream_scripts import Script, Told
 
 ERRORS = {
@@ -144,6 +144,11 @@ def answer_message(request: dict[str, Any], script: Script, number: int) -> Anth
             "output_tokens": chat.usage["completion_tokens"],
         }
     return AnthropicAnswer(request, chat.spoken[0], usage, f"msg_{chat.id[9:]}")
+
+
+def count_prompt(request: dict[str, Any]) -> int:
+    """Return what POST /v1/messages/count_tokens answers: what the same message is charged for."""
+    return prompt_tokens(_as_chat({"max_tokens": 1, **request}))
 
 
 def error_body(status: int, message: str, code: str | None) -> dict[str, Any]:

@@ -26,6 +26,7 @@ ALLOWED_HEADERS = {
 }
 
 
+COUNTED = {"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"}
 FOREIGN = "EqQB"  # a signature that was not made here, and is taken for good
 
 
@@ -175,11 +176,13 @@ def check_headers(headers: dict[str, str]) -> None:
         raise Violation("content-type: must be application/json", status=415)
 
 
-def check_body(raw: bytes) -> dict[str, Any]:
+def check_body(raw: bytes, *, is_count: bool = False) -> dict[str, Any]:
     """Return the decoded body, or raise Violation for whatever Anthropic would not take."""
     try:
         plain = json.loads(raw)
-        body = msgspec.convert(plain, Body)
+        if is_count and (strange := sorted(plain.keys() - COUNTED)):
+            raise Violation(f"{strange[0]}: Extra inputs are not permitted")
+        body = msgspec.convert({"max_tokens": 1, **plain} if is_count else plain, Body)
     except (ValueError, msgspec.ValidationError) as exc:
         raise Violation(f"Invalid request: {exc}") from exc
     _check_turns(body)

@@ -198,7 +198,7 @@ class ScriptedUpstream:
             raise
 
     async def _answer_seen(self, seen: Seen, connection: HttpConnection) -> None:
-        dialect = ANTHROPIC if seen.path == MESSAGES else OPENAI
+        dialect = ANTHROPIC if seen.path.startswith(MESSAGES) else OPENAI
         headers = dialect.headers(seen.number)
         try:
             dialect.check_headers(seen.headers, seen.method == "POST")
@@ -224,6 +224,8 @@ class ScriptedUpstream:
             send_json(connection, 400, headers, dialect.refusal(Violation(message)))
         elif script.status != 200:
             send_json(connection, script.status, {**headers, **retry_headers(script)}, dialect.error(script))
+        elif seen.path == COUNT:
+            send_json(connection, 200, headers, {"input_tokens": anthropic_answers.count_prompt(seen.body)})
         elif seen.path == "/v1/embeddings":
             is_error = script.fault in (Fault.ERROR_FRAME, Fault.ERROR_FIRST)
             body = ERROR_FRAME if is_error else answer_embedding(seen.body, script)
@@ -334,11 +336,12 @@ class Dialect:
 
 
 MESSAGES = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
 OPENAI = Dialect(house_headers, check_headers, check_body, Violation.body, error_body)
 ANTHROPIC = Dialect(
     headers=anthropic_headers,
     check_headers=lambda headers, _: anthropic_rules.check_headers(headers),
-    check_body=lambda _, raw: anthropic_rules.check_body(raw),
+    check_body=lambda path, raw: anthropic_rules.check_body(raw, is_count=path == COUNT),
     refusal=lambda exc: anthropic_answers.error_body(exc.status, exc.message, exc.code),
     error=lambda script: anthropic_answers.error_body(script.status, script.message, script.code),
 )
@@ -347,6 +350,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "/v1/completions": answer_completion,
     "/v1/embeddings": answer_embedding,
     MESSAGES: anthropic_answers.answer_message,
+    COUNT: anthropic_answers.answer_message,
 }
 
 

@@ -1,0 +1,64 @@
+# How many tokens a prompt has, without a call: Anthropic's models are counted by their own upstream, all others about.
+# Nothing of it is held, charged or kept, and nothing that an upstream does here speaks for its health or its keys: it
+# counts under limits of its own.
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from gateway.access import Caller
+from gateway.answering.estimate import probable_prompt_tokens
+from gateway.errors import UpstreamFailure, UpstreamRefused
+from gateway.providers.anthropic import AnthropicFormat
+from gateway.providers.client import read_error_body
+from gateway.resilience.keys import TargetAway
+from gateway.services import Services
+from protocol.messages import CountRequest
+from router.errors import ModelNotAllowed, UnknownModel
+from router.targets import Target
+
+PATIENCE = 3.0  # seconds; an estimate now is worth more than a count later
+
+
+async def count_prompt(services: Services, caller: Caller, asked: CountRequest) -> int:
+    """Return the tokens of a prompt: the upstream's own count where it has one and is well, else about how many.
+
+    Raises UnknownModel, ModelNotAllowed, or UpstreamRefused for a prompt that its upstream would not take.
+    """
+    catalog, allowed = services.catalog, caller.team.allowed_models
+    if asked.model not in catalog.names():
+        raise UnknownModel(f"The model '{asked.model}' does not exist or you do not have access to it.", param="model")
+    name = catalog.meaning(asked.model)
+    if allowed is not None and name in catalog.models and allowed.isdisjoint((name, asked.model)):
+        raise ModelNotAllowed(f"This team may not use the model '{asked.model}'.", param="model")
+    estimate = probable_prompt_tokens(asked.as_chat())  # refuses what no dialect could carry
+    if (model := catalog.models.get(name)) is None:
+        return estimate
+    wire = services.providers.format(model.provider)
+    if isinstance(wire, AnthropicFormat):
+        for target in catalog.targets_of(model):
+            with suppress(TargetAway):
+                return await _count_at(services, wire, target, asked) or estimate
+    return estimate
+
+
+async def _count_at(services: Services, wire: AnthropicFormat, target: Target, asked: CountRequest) -> int | None:
+    """Return a target's own count, ``None`` when it gives none. Raises TargetAway, or UpstreamRefused."""
+    timeouts = services.providers.settings(target.model.provider).timeouts
+    permit = await services.breakers.enter(target)
+    try:
+        built = wire.build_count(asked, target, permit.api_key)
+        response = await services.client.send(built, timeouts.connect, min(PATIENCE, timeouts.first_token))
+        try:
+            body = await read_error_body(response)  # an answer of a few bytes, or of none in a second
+            if response.status == 200:
+                return wire.read_count(body)
+            raise wire.read_error(response.status, response.headers, body)
+        finally:
+            await response.close()
+    except UpstreamRefused:
+        raise
+    except UpstreamFailure:
+        return None
+    finally:
+        services.breakers.abandoned(permit)
