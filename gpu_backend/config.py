@@ -26,6 +26,7 @@ class EngineConfig:
     num_kv_blocks: int | None = None  # None: from the two sizes below
     gpu_memory_share: float = 0.9  # of the device's memory, weights included
     cpu_kv_bytes: int = 256 * 1024 * 1024  # most that the KV cache takes on the CPU
+    batch_patience: float = 30.0  # seconds without a batch admission, after which interactive work lets one pass
     prefix_caching: bool = True  # False: only the replies of one request share blocks
     num_threads: int | None = None  # of torch on the CPU; None: torch's own choice
 
@@ -38,6 +39,8 @@ class EngineConfig:
         for name in ("max_model_len", "num_kv_blocks", "num_threads"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
+        if not self.batch_patience >= 0:
+            raise ValueError(f"batch_patience is {self.batch_patience}; it is a number of seconds from 0 up")
         if not 0 < self.gpu_memory_share <= 1:
             raise ValueError(f"gpu_memory_share is {self.gpu_memory_share}; it is a share between 0 and 1")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -60,5 +60,6 @@ class LoadMeter:
                 "preemptions": float(scheduler.num_preemptions),
                 "prompt_tokens": float(seen),
                 "cached_prompt_tokens": float(scheduler.prompt_tokens_found),
+                **scheduler.service_gaps(),
             },
         )

@@ -63,7 +63,7 @@ class EngineLoop:
     ) -> None:
         assert limits.max_model_len <= num_blocks * config.block_size
         self.blocks = BlockManager(num_blocks, config.block_size)
-        self.scheduler = Scheduler(config, self.blocks)
+        self.scheduler = Scheduler(config, self.blocks, clock)
         self.runner = runner
         self._limits = limits
         self._clock = clock

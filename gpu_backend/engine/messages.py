@@ -32,6 +32,7 @@ class Embed:
     prompt_token_ids: tuple[int, ...]
     tenant: str = ""
     tier: str = "interactive"
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

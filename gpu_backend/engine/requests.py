@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gpu_backend.engine.admission import TIERS
 from gpu_backend.engine.messages import Embed, Embedding, Event, Generate, NewTokens
-from gpu_backend.engine.scheduler import TIERS
 from gpu_backend.engine.sequence import FinishReason, SamplingParams, Sequence
 
 
@@ -37,6 +37,8 @@ def find_problem(request: Generate | Embed, limits: Limits) -> str | None:
         return f"the prompt has token ids outside the vocabulary of {limits.vocab_size}"
     if request.tier not in TIERS:
         return f"the tier is {request.tier!r}; it is one of {', '.join(TIERS)}"
+    if not 0 < request.weight < math.inf:
+        return f"the weight is {request.weight}; it is a number above 0"
     return None
 
 
@@ -96,7 +98,7 @@ def _sequence(
         arrived=now,
         reply_index=reply_index,
         tenant=request.tenant,
-        weight=request.weight if isinstance(request, Generate) else 1.0,
+        weight=request.weight,
         tier=request.tier,
         pools=isinstance(request, Embed),
     )

@@ -1,39 +1,38 @@
 # Who runs in the next step. Running decodes first, one token each; then chunks of prompts, within one token budget;
-# then new sequences from the queues, interactive before batch. When blocks run out, the latest admitted gives way.
+# then whoever waits, as far as there is room. When blocks run out, somebody gives way and is computed again later.
 
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from itertools import chain
+from time import monotonic
 
 from gpu_backend.config import EngineConfig
+from gpu_backend.engine.admission import Admission
 from gpu_backend.engine.blocks import BlockManager, extend_hashes
 from gpu_backend.engine.plan import SequenceStep, StepPlan
 from gpu_backend.engine.sequence import Sequence
-
-TIERS = ("interactive", "batch")  # in the order in which their queues are served
 
 
 class Scheduler:
     """Owns every unfinished sequence: waiting in a queue, or running with blocks of the KV cache.
 
     A sequence gets blocks for all its tokens when it is admitted, and one more whenever a decode fills its last, so
-    only decodes can run out of room. A preempted sequence waits at the head of its queue and is computed again, most
-    of it from blocks that are still cached.
+    only decodes can run out of room. A preempted sequence keeps its place and is computed again, as far as its blocks
+    are no longer cached; a tier of host memory behind the cache makes that a swap.
     """
 
-    def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
+    def __init__(self, config: EngineConfig, blocks: BlockManager, clock: Callable[[], float] = monotonic) -> None:
         self.blocks = blocks
+        self.admission = Admission(config, blocks, clock)
         self.num_preemptions = 0
         self.prompt_tokens_seen = 0
         self.prompt_tokens_found = 0
         self._max_tokens = config.max_num_batched_tokens
         self._max_seqs = config.max_num_seqs
         self._prefix_caching = config.prefix_caching
-        self._waiting: dict[str, deque[Sequence]] = {tier: deque() for tier in TIERS}
         self._running: dict[int, Sequence] = {}  # in the order of admission
         self._by_request: dict[str, list[Sequence]] = {}
         self._step = 0
@@ -60,7 +59,7 @@ class Scheduler:
         """Queue all replies of one request. The first computes the prompt; the others then share its full blocks."""
         leader, *leader.followers = replies
         self._by_request[leader.request_id] = list(replies)
-        self._waiting[leader.tier].append(leader)
+        self.admission.add(leader)
 
     def replies_of(self, request_id: str, reply_index: int | None = None) -> list[Sequence]:
         """Return a request's unfinished replies, or the one of that index; none if it is unknown or done."""
@@ -76,29 +75,34 @@ class Scheduler:
         if self._running.pop(sequence.sequence_id, None) is not None:
             self.blocks.release(sequence.block_table)
             sequence.block_table = []
-        elif sequence in self._waiting[sequence.tier]:
-            self._waiting[sequence.tier].remove(sequence)
+            self.admission.leave(sequence)
+        elif leader := self._leader_of(sequence):
+            leader.followers.remove(sequence)
         else:
-            self._leader_of(sequence).followers.remove(sequence)
+            self.admission.remove(sequence)
         self._promote(sequence)
 
     def schedule(self) -> StepPlan:
         """Choose what the next step computes, and give it room. The plan is empty only if there is no work."""
         self._step += 1
-        budget = self._max_tokens
-        steps: list[SequenceStep] = []
+        for sequence in self.admission.who_yields(self._running.values()):
+            self._preempt(sequence)
         preemptions = self.num_preemptions
-        for sequence in [s for s in self._running.values() if s.remaining == 1]:
-            if sequence.sequence_id in self._running and self._make_room(sequence):
-                steps.append(self._share(sequence, 1))
-                budget -= 1
+        block_size = self.blocks.block_size
+        for sequence in list(self._running.values()):
+            if len(sequence.block_table) * block_size <= sequence.num_computed:
+                self._make_room(sequence)
+        steps = [self._share(sequence, 1) for sequence in self._running.values() if sequence.remaining == 1]
+        budget = self._max_tokens - len(steps)
         for sequence in self._running.values():
             if sequence.remaining > 1 and budget:
                 steps.append(self._share(sequence, min(sequence.remaining, budget)))
                 budget -= len(steps[-1].token_ids)
-        while budget and preemptions == self.num_preemptions and (admitted := self._admit_next()):
-            steps.append(self._share(admitted, min(admitted.remaining, budget)))
-            budget -= len(steps[-1].token_ids)
+        if len(self._running) < self._max_seqs and preemptions == self.num_preemptions:
+            self.admission.charge(self._running.values())
+            while budget and (admitted := self._admit_next()):
+                steps.append(self._share(admitted, min(admitted.remaining, budget)))
+                budget -= len(steps[-1].token_ids)
         return StepPlan(self._step, tuple(steps))
 
     def advance(self, sequence: Sequence, num_tokens: int) -> None:
@@ -107,12 +111,20 @@ class Scheduler:
         if not sequence.pools:
             self._publish(sequence)
         if sequence.followers and sequence.num_computed >= sequence.num_prompt:
-            self._waiting[sequence.tier].extendleft(reversed(sequence.followers))
+            self.admission.add_first(sequence.followers)
             sequence.followers = []
 
     def distrust(self, sequence: Sequence) -> None:
         """Let nobody share the blocks of a sequence whose numbers went wrong."""
         self.blocks.forget(sequence.block_table)
+
+    def service_gaps(self) -> dict[str, float]:
+        """Return how far the service of waiting tenants lies apart in each tier, and how far it could."""
+        self.admission.charge(self._running.values())
+        queues = self.admission.queues.items()
+        return {f"service_gap_{tier}": queue.gap() for tier, queue in queues} | {
+            f"service_bound_{tier}": queue.bound for tier, queue in queues
+        }
 
     def check(self) -> None:
         """Assert that every sequence is in one place, and that exactly the running ones hold blocks."""
@@ -127,6 +139,7 @@ class Scheduler:
         everyone = sorted(s.sequence_id for s in chain(self._running.values(), queued))
         known = sorted(s.sequence_id for replies in self._by_request.values() for s in replies)
         assert everyone == known, "a sequence is in no place, or in two"
+        self.admission.check(s for s in chain(self._running.values(), queued) if s.place)
 
     def _share(self, sequence: Sequence, num_tokens: int) -> SequenceStep:
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
@@ -146,32 +159,27 @@ class Scheduler:
             generated=sequence.generated() if samples and sampling.penalises_reply else b"",
         )
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Give a decode the block its next token needs, at the cost of the latest admitted; false if that is itself."""
-        while len(sequence.block_table) * self.blocks.block_size <= sequence.num_computed:
+    def _make_room(self, sequence: Sequence) -> None:
+        """Give a decode the block its next token needs, at somebody's cost, which may be its own."""
+        while sequence.sequence_id in self._running:
             block = self.blocks.allocate_block()
             if block is not None:
                 sequence.block_table.append(block)
-                continue
-            victim = next(reversed(self._running.values()))
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
+                return
+            self._preempt(self.admission.who_gives_way(self._running.values()))
 
     def _preempt(self, sequence: Sequence) -> None:
         del self._running[sequence.sequence_id]
         self.blocks.release(sequence.block_table)
         sequence.restart()
-        self._waiting[sequence.tier].appendleft(sequence)
+        self.admission.put_back(sequence)
         self.num_preemptions += 1
 
     def _admit_next(self) -> Sequence | None:
-        """Move the head of the first non-empty queue to the running ones; None if there is none or no room for it."""
-        queue = next((queue for queue in self._waiting.values() if queue), None)
-        if queue is None or len(self._running) >= self._max_seqs:
+        """Move whoever goes next to the running ones; None if there is nobody or no room."""
+        sequence = self.admission.next() if len(self._running) < self._max_seqs else None
+        if sequence is None:
             return None
-        sequence = queue[0]
         # The last token is always computed, so that there are logits to sample from.
         findable = (len(sequence.token_ids) - 1) // self.blocks.block_size
         if not sequence.pools:
@@ -182,12 +190,12 @@ class Scheduler:
         )
         if allocation is None:
             return None
-        queue.popleft()
         self._running[sequence.sequence_id] = sequence
         sequence.block_table = list(allocation.block_table)
         sequence.num_computed = allocation.num_cached * self.blocks.block_size
         sequence.num_published = allocation.num_cached
         self._count_prefix(sequence)
+        self.admission.admit(sequence)
         return sequence
 
     def _count_prefix(self, sequence: Sequence) -> None:
@@ -214,13 +222,15 @@ class Scheduler:
         if leaver.followers:
             heir, *heir.followers = leaver.followers
             leaver.followers = []
-            self._waiting[heir.tier].appendleft(heir)
+            self.admission.add_first([heir])
 
-    def _leader_of(self, follower: Sequence) -> Sequence:
-        return next(reply for reply in self._by_request[follower.request_id] if follower in reply.followers)
+    def _leader_of(self, sequence: Sequence) -> Sequence | None:
+        """Return the reply whose prompt a sequence waits for, if it does."""
+        replies = self._by_request.get(sequence.request_id, ())
+        return next((reply for reply in replies if sequence in reply.followers), None)
 
     def _queued(self) -> Iterator[Sequence]:
-        for leader in chain(*self._waiting.values()):
+        for leader in self.admission:
             yield leader
             yield from leader.followers
         for leader in self._running.values():

@@ -74,6 +74,10 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as known
     num_published: int = 0  # leading blocks that others may find by hash
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
+    place: int = 0  # in the order of first admissions; 0 before it
+    is_aged: bool = False  # batch work that waited so long that it gives way no more
+    num_charged: int = 0  # tokens up to which its tenant's account is charged
+    promised: int = 0  # tokens that it may still generate, as its tenant's account has it
     followers: list[Sequence] = field(default_factory=list)  # replies that wait to share this one's prompt
     hidden_sum: list[float] = field(default_factory=list)  # of an embedding, over the tokens computed so far
     admitted: float | None = None

@@ -42,7 +42,10 @@ async def create_embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
     prompts = await encode_prompts(front.checkpoint, body.input, max_model_len, room_for_reply=0, param="input")
     sender = read_sender(request.headers)
     request_id = front.new_id()
-    commands = [Embed(f"{request_id}-{i}", prompt, sender.tenant, sender.tier) for i, prompt in enumerate(prompts)]
+    commands = [
+        Embed(f"{request_id}-{i}", prompt, sender.tenant, sender.tier, sender.weight)
+        for i, prompt in enumerate(prompts)
+    ]
     return EmbeddingResponse(front, commands, body, request_id_of(request))
 
 

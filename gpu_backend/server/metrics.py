@@ -16,6 +16,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gpu_backend.engine.admission import TIERS
 from gpu_backend.engine.messages import LoadReport
 from gpu_backend.server.wire import UsageBody
 
@@ -138,6 +139,15 @@ class _EngineCollector:
         yield self._count(
             "vllm:num_preemptions", "Replies that lost their blocks.", load.counters.get("preemptions", 0.0)
         )
+
+        for name, text in (
+            ("service_gap", "How far the counters of waiting tenants lie apart: weighted tokens, a reply's twice."),
+            ("service_bound", "How far they can, by the requests seen so far; see docs/fairness.md."),
+        ):
+            gauge = GaugeMetricFamily(f"tollgate_engine_{name}", text, labels=(*LABELS, "tier"))
+            for tier in TIERS:
+                gauge.add_metric([self._model_name, tier], load.counters.get(f"{name}_{tier}", 0.0))
+            yield gauge
 
     def _gauge(self, name: str, help: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, help, labels=LABELS)

@@ -1,0 +1,123 @@
+# Who comes in next, and who gives way: interactive work before batch work, in each tier whoever was served least. Batch
+# work fills what interactive work leaves, gives it back at once, and yet never starves.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.blocks import BlockManager
+from gpu_backend.engine.fairness import FairQueue
+from gpu_backend.engine.sequence import Sequence
+
+TIERS = ("interactive", "batch")  # in the order in which they are served
+
+
+class Admission:
+    """Owns everybody who waits, and knows who is owed what.
+
+    A preempted sequence waits before all newcomers of its tier, in the order of the first admissions. When nobody of
+    the batch tier was admitted for ``batch_patience`` seconds, the next of them passes interactive work, and gives way
+    no more.
+    """
+
+    def __init__(self, config: EngineConfig, blocks: BlockManager, clock: Callable[[], float]) -> None:
+        self.queues = {tier: FairQueue() for tier in TIERS}
+        self._blocks = blocks
+        self._clock = clock
+        self._patience = config.batch_patience
+        self._max_seqs = config.max_num_seqs
+        self._batch_admitted = 0.0  # when batch work was last let in
+        self._places = 0
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Iterate over everybody who waits, in no particular order."""
+        for queue in self.queues.values():
+            yield from queue
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a newcomer wait."""
+        self.queues[sequence.tier].add(sequence)
+
+    def add_first(self, sequences: list[Sequence]) -> None:
+        """Let further replies to a prompt wait before all else of their tenant."""
+        if sequences:
+            self.queues[sequences[0].tier].add_first(sequences)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Let a preempted sequence wait at its place."""
+        self.queues[sequence.tier].put_back(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Let a waiting sequence go."""
+        self.queues[sequence.tier].remove(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Book the end of a running sequence."""
+        self.queues[sequence.tier].leave(sequence)
+
+    def next(self) -> Sequence | None:
+        """Return who goes next, or None if nobody waits. Call ``charge`` first."""
+        interactive, batch = (queue.head() for queue in self.queues.values())
+        if batch is not None:
+            batch.is_aged = self._clock() - max(batch.arrived, self._batch_admitted) >= self._patience
+            if interactive is None or batch.is_aged:
+                return batch
+        return interactive
+
+    def charge(self, running: Iterable[Sequence]) -> None:
+        """Book what the running sequences generated since the last time."""
+        for sequence in running:
+            if len(sequence.token_ids) > sequence.num_charged:
+                self.queues[sequence.tier].charge_reply(sequence)
+
+    def admit(self, sequence: Sequence) -> None:
+        """Take ``next`` out of its queue; its tenant pays for the tokens of its prompt that were not cached."""
+        queue = self.queues[sequence.tier]
+        popped = queue.pop(self._most_tokens(sequence))
+        assert popped is sequence, "somebody else goes next"
+        if not sequence.place:
+            self._places += 1
+            sequence.place = self._places
+            queue.charge_prompt(sequence, sequence.remaining)
+        if sequence.tier == "batch":
+            self._batch_admitted = self._clock()
+
+    def who_gives_way(self, running: Iterable[Sequence]) -> Sequence:
+        """Choose who loses its blocks: batch work before interactive work, the latest admitted before the earlier."""
+        return max(running, key=lambda sequence: (_yields(sequence), sequence.place))
+
+    def who_yields(self, running: Iterable[Sequence]) -> list[Sequence]:
+        """Return batch work that must leave so that the interactive request that goes next has room; none if it cannot.
+
+        The latest admitted leaves first.
+        """
+        head = self.queues["interactive"].head()
+        if head is None:
+            return []
+        everyone = list(running)
+        needed = self._blocks.blocks_for(len(head.token_ids)) + len(everyone) - self._blocks.num_available
+        too_many = len(everyone) - self._max_seqs + 1
+        leaving: list[Sequence] = []
+        for sequence in sorted(filter(_yields, everyone), key=lambda s: s.place, reverse=True):
+            if needed <= 0 and too_many <= 0:
+                break
+            leaving.append(sequence)
+            needed -= len(sequence.block_table)
+            too_many -= 1
+        return leaving if needed <= 0 and too_many <= 0 else []
+
+    def check(self, admitted: Iterable[Sequence]) -> None:
+        """Assert that the books of all tenants are in order, given everybody who was admitted and has not ended."""
+        everyone = list(admitted)
+        for tier, queue in self.queues.items():
+            queue.check(sequence for sequence in everyone if sequence.tier == tier)
+
+    def _most_tokens(self, sequence: Sequence) -> int:
+        """Return how many tokens a sequence can still generate."""
+        room = self._blocks.num_blocks * self._blocks.block_size - len(sequence.token_ids)
+        return max(0, min(sequence.sampling.max_tokens - sequence.num_generated, room))
+
+
+def _yields(sequence: Sequence) -> bool:
+    return sequence.tier == "batch" and not sequence.is_aged

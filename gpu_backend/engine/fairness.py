@@ -1,0 +1,177 @@
+# Whose turn it is. Each tier has one line per tenant, and the tenant that was served least, for its weight, goes next
+# (virtual token counters: Sheng et al., OSDI 2024). docs/fairness.md derives how far two tenants can drift apart.
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, heapreplace
+from itertools import count
+
+from gpu_backend.engine.sequence import Sequence
+
+PROMPT_TOKEN = 1.0  # service of computing one token of a prompt; one found in the cache is none
+REPLY_TOKEN = 2.0  # service of generating one token
+IDLE_ACCOUNTS = 1024  # kept at least, before those that no longer matter are forgotten
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """One tenant's standing in one tier. Service is divided by the tenant's weight."""
+
+    tenant: str
+    weight: float
+    served: float
+    line: deque[Sequence] = field(default_factory=deque)  # waiting for their first blocks
+    promised: int = 0  # tokens that its admitted replies may still generate
+    admitted: int = 0  # replies that have or had blocks, and have not ended
+    is_ranked: bool = False
+
+
+class FairQueue:
+    """Those of one tier who wait: newcomers by tenant, and before them the preempted, who keep their place.
+
+    ``clock`` is the highest counter at which a newcomer was admitted. Nobody who waits stands below it, and nobody
+    stands more than ``bound`` above it.
+    """
+
+    def __init__(self) -> None:
+        self.clock = 0.0
+        self.bound = 0.0  # weighted service; the largest that any admission so far allows
+        self._accounts: dict[str, Account] = {}
+        self._ranking: list[tuple[float, int, Account]] = []  # a heap; counters only grow, so old entries come up early
+        self._returning: list[Sequence] = []  # preempted, in the order of their first admission
+        self._order = count()
+        self._keep = IDLE_ACCOUNTS
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Iterate over everybody who waits, in no particular order."""
+        yield from self._returning
+        for account in self._accounts.values():
+            yield from account.line
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a newcomer wait at the end of its tenant's line. Whoever was idle starts no lower than the clock."""
+        account = self._accounts.get(sequence.tenant)
+        if account is None:
+            self._forget_idle()
+            account = self._accounts[sequence.tenant] = Account(sequence.tenant, sequence.weight, self.clock)
+        account.weight = sequence.weight
+        account.line.append(sequence)
+        self._rank(account)
+
+    def add_first(self, sequences: Iterable[Sequence]) -> None:
+        """Let sequences of a tenant who is being served wait at the front of its line, in this order."""
+        for sequence in reversed(list(sequences)):
+            account = self._accounts[sequence.tenant]
+            account.line.appendleft(sequence)
+            self._rank(account)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Let a preempted sequence wait before all newcomers, by its place."""
+        insort(self._returning, sequence, key=lambda other: other.place)
+
+    def head(self) -> Sequence | None:
+        """Return who goes next, or None if nobody waits."""
+        if self._returning:
+            return self._returning[0]
+        account = self._least_served()
+        return account.line[0] if account else None
+
+    def pop(self, most_tokens: int) -> Sequence:
+        """Take the head out. A newcomer may generate ``most_tokens``; call ``charge_prompt`` for it."""
+        if self._returning:
+            return self._returning.pop(0)
+        account = self._least_served()
+        assert account is not None, "nobody waits"
+        sequence = account.line.popleft()
+        self.clock = max(self.clock, account.served)
+        account.admitted += 1
+        account.promised += most_tokens
+        sequence.promised, sequence.num_charged = most_tokens, len(sequence.token_ids)
+        return sequence
+
+    def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
+        """Book the prompt tokens that a newcomer has computed for it."""
+        account = self._accounts[sequence.tenant]
+        service = PROMPT_TOKEN * num_tokens
+        self.bound = max(self.bound, (service + REPLY_TOKEN * account.promised) / account.weight)
+        account.served += service / account.weight
+
+    def charge_reply(self, sequence: Sequence) -> None:
+        """Book what an admitted sequence generated since the last time."""
+        fresh = len(sequence.token_ids) - sequence.num_charged
+        if fresh:
+            account = self._accounts[sequence.tenant]
+            account.served += REPLY_TOKEN * fresh / account.weight
+            account.promised -= fresh
+            sequence.promised -= fresh
+            sequence.num_charged += fresh
+
+    def remove(self, sequence: Sequence) -> None:
+        """Let a waiting sequence go."""
+        if sequence in self._returning:
+            self._returning.remove(sequence)
+            self.leave(sequence)
+        else:
+            self._accounts[sequence.tenant].line.remove(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Book the end of an admitted sequence."""
+        self.charge_reply(sequence)
+        account = self._accounts[sequence.tenant]
+        account.promised -= sequence.promised
+        account.admitted -= 1
+
+    def gap(self) -> float:
+        """Return how far the counters of tenants with newcomers lie apart."""
+        served = [account.served for account in self._accounts.values() if account.line]
+        return max(served) - min(served) if served else 0.0
+
+    def counters(self) -> dict[str, float]:
+        """Return every known tenant's weighted service."""
+        return {account.tenant: account.served for account in self._accounts.values()}
+
+    def check(self, admitted: Iterable[Sequence]) -> None:
+        """Assert that the books are in order, given every sequence that was admitted and has not ended."""
+        left = dict.fromkeys(self._accounts, 0)
+        for sequence in admitted:
+            left[sequence.tenant] += sequence.promised
+        for account in self._accounts.values():
+            assert account.promised == left[account.tenant] >= 0, "an account promises what nobody holds"
+            assert not account.line or account.served >= self.clock, "somebody who waits stands below the clock"
+            assert account.is_ranked or not account.line, "a line has no rank"
+            assert account.served <= self.clock + self.bound + 1e-6 * self.bound, "a tenant was served beyond the bound"
+
+    def _least_served(self) -> Account | None:
+        ranking = self._ranking
+        while ranking:
+            served, order, account = ranking[0]
+            if not account.line:
+                heappop(ranking)
+                account.is_ranked = False
+            elif served < account.served:
+                heapreplace(ranking, (account.served, order, account))
+            else:
+                return account
+        return None
+
+    def _rank(self, account: Account) -> None:
+        if len(account.line) == 1:
+            account.served = max(account.served, self.clock)
+        if not account.is_ranked:
+            account.is_ranked = True
+            heappush(self._ranking, (account.served, next(self._order), account))
+
+    def _forget_idle(self) -> None:
+        """Drop accounts of tenants who have nothing here, when there are many: no bound is about them."""
+        if len(self._accounts) < self._keep:
+            return
+        self._accounts = {
+            tenant: account
+            for tenant, account in self._accounts.items()
+            if account.line or account.admitted or account.is_ranked
+        }
+        self._keep = max(IDLE_ACCOUNTS, 2 * len(self._accounts))
