@@ -66,8 +66,8 @@ def write_report(
     conditions = {
         "date": now.isoformat(timespec="seconds"),
         "command": "python -m benchmarks.gateway " + " ".join(sys.argv[1:]),
-        "commit": _output("git", "rev-parse", "--short", "HEAD"),
-        "cpu": _cpu_name(),
+        "commit": output_of("git", "rev-parse", "--short", "HEAD"),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if os.cpu_count() is None else os.cpu_count(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "kernel": platform.release(),
@@ -162,12 +162,14 @@ def _median(rows: Sequence[Measured], value: Callable[[Measured], float], digits
     return f"{statistics.median(values):.{digits}f} ({values[0]:.{digits}f} – {values[-1]:.{digits}f})"
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Return what the machine calls its processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
 
 
-def _output(*command: str) -> str:
+def output_of(*command: str) -> str:
+    """Return what a command prints, or nothing where it fails."""
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

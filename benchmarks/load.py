@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import time
 from collections import deque
-from typing import cast
+from typing import Literal, cast
 from urllib.parse import urlsplit
 
 import httptools
 import msgspec
 import uvloop
 from msgspec import Struct
+
+TOKEN = re.compile(rb'"content":"[^"]')  # a chunk that says something; a role alone says nothing
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -32,10 +35,12 @@ class Plan(Struct, frozen=True, kw_only=True):
     requests: int
     seconds: float = 60.0
     rate: float | None = None  # requests per second
+    warm_up: float = 0.0  # seconds from the start; what is sent in them counts for nothing
+    first: Literal["byte", "token"] = "byte"  # what to wait for: of the body, or of a streamed reply's words
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What came back. Times are milliseconds; ``first`` is until the first byte of the body."""
+    """What came back. Times are milliseconds; ``first`` is until the first byte of the body, or the first token."""
 
     requests: int
     failures: int
@@ -68,7 +73,7 @@ class Client(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_body(self, body: bytes) -> None:
-        if not self._first:
+        if not self._first and (self._load.takes_any_byte or TOKEN.search(body)):
             self._first = time.perf_counter()
         self._load.bytes += len(body)
 
@@ -102,6 +107,7 @@ class Load:
             f"content-length: {len(bytes(plan.body))}",
         ]
         self.request = "\r\n".join([*head, "", ""]).encode() + bytes(plan.body)
+        self.takes_any_byte = plan.first == "byte"
         self.bytes = 0
         self._left = plan.requests  # not sent yet
         self._open = plan.requests  # not answered yet
@@ -151,10 +157,10 @@ class Load:
         """An answer is whole, or will never be."""
         now = time.perf_counter()
         self._open -= 1
-        if was_good:
+        if was_good and since >= self._started + self._plan.warm_up:
             self._firsts.append(((first or now) - since) * 1000)
             self._totals.append((now - since) * 1000)
-        else:
+        elif not was_good:
             self._failures += 1
         self._look()
 
