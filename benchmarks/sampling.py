@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 EVERY = 0.002  # seconds of CPU
+WRITE_EVERY = 500  # samples: a program may end without a chance to say goodbye
 PACKAGES = re.compile(r".*/(?:site-packages|python3\.\d+)/")
 
 
@@ -30,9 +31,10 @@ def record(out: Path) -> None:
             names.append(f"{PACKAGES.sub('', code.co_filename)}:{code.co_qualname}")
             frame = frame.f_back
         stacks[";".join(reversed(names))] += 1
+        if stacks.total() % WRITE_EVERY == 0:
+            write()
 
     def write() -> None:
-        signal.setitimer(signal.ITIMER_PROF, 0)
         out.write_text("".join(f"{stack} {count}\n" for stack, count in stacks.items()))
 
     signal.signal(signal.SIGPROF, take)
