@@ -1,6 +1,9 @@
-# How the x-ratelimit headers say what is left of a limit.
+# How headers say what is left of a limit: x-ratelimit for everybody, anthropic-ratelimit for who speaks that dialect.
 
 from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
 
 from billing.holds import Hold, RefusedHold
 
@@ -13,6 +16,18 @@ def rate_limit_headers(held: Hold | RefusedHold) -> dict[str, str]:
             headers[f"x-ratelimit-limit-{kind}"] = str(left.limit)
             headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, left.remaining))
             headers[f"x-ratelimit-reset-{kind}"] = go_duration(left.reset)
+    return headers
+
+
+def anthropic_limit_headers(held: Hold | RefusedHold, now: float) -> dict[str, str]:
+    """Return ``anthropic-ratelimit-{requests,tokens}-{limit,remaining,reset}``; ``now`` is unix seconds."""
+    headers: dict[str, str] = {}
+    for kind, left in (("requests", held.requests), ("tokens", held.tokens)):
+        if left is not None:
+            moment = datetime.fromtimestamp(math.ceil(now + max(0.0, left.reset)), UTC)
+            headers[f"anthropic-ratelimit-{kind}-limit"] = str(left.limit)
+            headers[f"anthropic-ratelimit-{kind}-remaining"] = str(max(0, left.remaining))
+            headers[f"anthropic-ratelimit-{kind}-reset"] = f"{moment:%Y-%m-%dT%H:%M:%SZ}"
     return headers
 
 

@@ -14,7 +14,7 @@ from gateway.answering.call import Call
 from gateway.answering.idempotency import LARGEST_KEPT, Keep, answer_once
 from gateway.answering.reply import Ending, KeepEnding, Reply
 from gateway.providers.base import WholeReply
-from gateway.rate_limits import rate_limit_headers
+from gateway.rate_limits import anthropic_limit_headers, rate_limit_headers
 from gateway.services import Services
 from gateway.stored_answers import StoredAnswer
 from gateway.stream_sender import EVENT_STREAM, StreamSender
@@ -149,7 +149,7 @@ class Written:
         body = b"".join(self._parts)
         headers = answer_headers(reply, None if reply.call.streams else body)
         # What was left of a limit then says nothing now.
-        kept = [header for header in headers if not header[0].startswith(b"x-ratelimit-")]
+        kept = [header for header in headers if b"-ratelimit-" not in header[0]]
         return StoredAnswer(200, tuple(kept), body)
 
     def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
@@ -192,4 +192,6 @@ def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
     if log.queued:
         headers.append((b"x-tollgate-queue-ms", b"%.3f" % (log.queued * 1000)))
     limits = rate_limit_headers(reply.account.hold)
+    if reply.call.endpoint == "messages":
+        limits |= anthropic_limit_headers(reply.account.hold, reply.call.created_at)
     return headers + [(name.encode(), value.encode()) for name, value in limits.items()]

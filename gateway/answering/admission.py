@@ -9,7 +9,7 @@ from billing.holds import Hold, HoldRequest, Leg, RefusedHold
 from billing.prices import most_cost
 from gateway.answering.account import Account
 from gateway.answering.call import Call
-from gateway.rate_limits import rate_limit_headers
+from gateway.rate_limits import anthropic_limit_headers, rate_limit_headers
 from gateway.services import Services
 from router.bounds import prompt_tokens_most, usage_most
 from router.targets import Route, Tier
@@ -37,6 +37,8 @@ async def admit(services: Services, call: Call, route: Route) -> Account:
     if isinstance(hold, RefusedHold):
         error = refusal_error(hold)
         error.headers |= rate_limit_headers(hold)
+        if call.endpoint == "messages":
+            error.headers |= anthropic_limit_headers(hold, services.clock.now())
         raise error
     account = Account(hold, services.journal, services.quotas, owes_parts=call.idempotency_key is None)
     services.keeper.add(account)

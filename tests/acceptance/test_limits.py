@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -43,6 +44,21 @@ def test_answers_say_what_is_left_of_the_minute(house: House) -> None:
     assert int(first["x-ratelimit-remaining-requests"]) - int(second["x-ratelimit-remaining-requests"]) == 1
     assert int(first["x-ratelimit-remaining-tokens"]) < 100_000
     assert first["x-ratelimit-reset-requests"][-1] == "s"
+
+
+def test_anthropics_clients_hear_it_in_their_own_headers(house: House) -> None:
+    """anthropic-ratelimit headers, on answers and refusals, with moments where OpenAI has durations."""
+    key = asyncio.run(make_team(house.settings, "counted_too", LimitsInput(requests_per_minute=2)))
+    body = {"model": "small", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi."}]}
+    with house.client(key) as client:
+        first, _, refused = [client.post("/v1/messages", json=body) for _ in range(3)]
+    reset = datetime.strptime(first.headers["anthropic-ratelimit-requests-reset"], "%Y-%m-%dT%H:%M:%S%z")
+
+    assert [answer.status_code for answer in (first, refused)] == [200, 429]
+    assert first.headers["anthropic-ratelimit-requests-limit"] == "2"
+    assert refused.headers["anthropic-ratelimit-requests-remaining"] == "0"
+    assert -5 < (reset - datetime.now(UTC)).total_seconds() <= 62
+    assert refused.json()["error"]["type"] == "rate_limit_error" and int(refused.headers["retry-after"]) >= 1
 
 
 def test_a_full_minute_is_a_429_with_the_buckets_own_wait(house: House) -> None:
