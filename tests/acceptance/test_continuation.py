@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, pairwise
@@ -15,10 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import text
 
-from gateway.audit_cli import run_audit
-from gateway.database import Database
 from gateway.embedded import temporary_postgres, temporary_valkey
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
 from gpu_backend.engine.messages import Command, Event, Generate, NewTokens, Timings
@@ -29,6 +23,7 @@ from tests.support.cut_replica import WAYS, CutReplica
 from tests.support.fake_engine import FakeEngine, silent
 from tests.support.front import END, running_front, token_ids, write_small_files
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
+from tests.support.told import Told, rows_of
 
 SAID = "Zürich 🚪 STOne 中文 \U0001f469\u200d\U0001f680"  # a token a byte, and most characters are several
 STOPPED, ENDED = token_ids("STOP"), [*token_ids("STO"), END]  # at temperature 0 a stop string, else the model, ends it
@@ -83,46 +78,13 @@ class Scene:
         """Ask by a dialect; streamed unless said otherwise."""
         body = {"model": model, "stream": True, **ASKS[path], **more}
         with self.house.client() as client:
-            return Told(client.post(f"/v1/{path}", json=body))
-
-    def rows(self, *told: Told | httpx.Response) -> list[Any]:
-        """Return the ledger's rows of calls, once they are all there; there is one of each, and the books agree."""
-        ids = [(one.answer if isinstance(one, Told) else one).headers["x-request-id"] for one in told]
-        query = text("SELECT * FROM usage_records WHERE request_id = ANY(CAST(:ids AS uuid[])) ORDER BY request_id")
-        deadline = time.monotonic() + 20
-        while len(rows := asyncio.run(self._read(query, ids))) < len(ids):
-            assert time.monotonic() < deadline, f"{len(rows)} of {len(ids)} calls are on the books"
-            time.sleep(0.1)
-        assert [str(row.request_id) for row in rows] == sorted(ids)
-        assert run_audit(self.house.settings, None) == 0
-        return rows
-
-    async def _read(self, query: Any, ids: list[str]) -> list[Any]:
-        database = Database(self.house.settings.database_url)
-        try:
-            async with database.begin() as connection:
-                return list((await connection.execute(query, {"ids": ids})).all())
-        finally:
-            await database.close()
-
-
-class Told:
-    """What a client was told: the text, why it ended, whether it was whole."""
-
-    def __init__(self, answer: httpx.Response) -> None:
+            answer = client.post(f"/v1/{path}", json=body)
         assert answer.status_code == 200, answer.text
-        self.answer = answer
-        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
-        self.is_whole = lines[-1] == "[DONE]" or '"message_stop"' in lines[-1]
-        self.events = [json.loads(line) for line in lines if line != "[DONE]"]
-        self.error = next((event["error"] for event in self.events if "error" in event), None)
-        choices = [choice for event in self.events for choice in event.get("choices", ())]
-        deltas = [event["delta"] for event in self.events if "delta" in event]
-        self.text = "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
-        self.text += "".join(delta.get("text", "") for delta in deltas)
-        self.logprobs = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
-        self.reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
-        self.reasons += [delta["stop_reason"] for delta in deltas if "stop_reason" in delta]
+        return Told(answer.headers["x-request-id"], answer.text.splitlines())
+
+    def rows(self, *told: Told) -> list[Any]:
+        """Return the ledger's rows of calls, in their order."""
+        return rows_of(self.house.settings, [one.request_id for one in told])
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +188,7 @@ def test_a_plain_answer_and_a_stored_one_are_continued(scene: Scene) -> None:
     with scene.house.client() as client:
         headers = {"idempotency-key": "once"}
         plain, again = (client.post("/v1/chat/completions", json=asked, headers=headers) for _ in range(2))
-    [row] = scene.rows(plain)
+    [row] = rows_of(scene.house.settings, [plain.headers["x-request-id"]])
 
     assert plain.json()["choices"][0]["message"]["content"] == SAID + "STO"
     assert again.content == plain.content and again.headers["idempotent-replayed"] == "true"

@@ -45,9 +45,9 @@ class EngineServer:
             time.sleep(0.05)
 
 
-def start_engine_server(model: Path, *flags: str, **environment: str) -> EngineServer:
+def start_engine_server(model: Path, *flags: str, port: int = 0, **environment: str) -> EngineServer:
     """Start a server for the model "tiny" and return at once."""
-    port = free_port()
+    port = port or free_port()
     command = [sys.executable, "-m", "gpu_backend", "--model", str(model), "--served-model-name", "tiny"]
     command += ["--port", str(port), "--device", "cpu", "--num-threads", "1", *flags]
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment})

@@ -1,0 +1,174 @@
+# A replica of our own engine is killed while it speaks to a crowd, at a token drawn by a seed: every reply goes on at
+# the other replica, to the letter, in each dialect, sampled and not; and the books have each call once.
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.embedded import temporary_postgres, temporary_valkey
+from gateway.settings import ProviderSettings, Timeouts
+from router.targets import Endpoint
+from tests.support.engine_server import EngineServer, start_engine_server
+from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
+from tests.support.ports import free_port
+from tests.support.tiny_model import TinyModel, write_tiny_model
+from tests.support.told import Told, rows_of, text_of
+
+TOKENS = 400  # of a reply: long enough that its replica dies before its end
+ASK = [{"role": "user", "content": "What does a toll gate cost?"}]
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 21))]
+Question = tuple[str, dict[str, Any]]  # a dialect's path, and a body for it
+
+
+class Replicas:
+    """Two replicas of one model. The gateway prefers the first, which dies."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        self._port = free_port()
+        self.first = self._start()
+        self.second = start_engine_server(checkpoint)
+
+    def _start(self) -> EngineServer:
+        return start_engine_server(self._checkpoint, port=self._port)
+
+    def kill(self, whom: str) -> None:
+        """Kill the first replica, or only its engine's process behind the front."""
+        if whom == "engine":
+            self.first.engine().kill()
+        else:
+            self.first.process.kill()
+            self.first.process.wait()
+
+    def wait_until_ready(self) -> None:
+        """Start what is dead, and wait for both."""
+        if self.first.process.poll() is not None:
+            self.first = self._start()
+        self.first.wait_until_ready()
+        self.second.wait_until_ready()
+
+    def stop(self) -> None:
+        for server in (self.first, self.second):
+            server.process.kill()
+            server.process.wait()
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+    shape = TinyModel(max_position=4096)
+    replicas = Replicas(write_tiny_model(tmp_path_factory.mktemp("tiny"), shape, with_tokenizer=True))
+    try:
+        replicas.wait_until_ready()
+        yield replicas
+    finally:
+        replicas.stop()
+
+
+@pytest.fixture(scope="module")
+def house(replicas: Replicas, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A gateway in front of them."""
+    urls = replicas.first.url, replicas.second.url
+    own = ProviderSettings(
+        name="own",
+        format="openai",
+        self_hosted=True,
+        endpoints=tuple(Endpoint(f"r{at}", url + "/v1") for at, url in enumerate(urls)),
+        timeouts=Timeouts(connect=2.0, first_token=60.0, between_tokens=60.0, total=300.0),
+        breaker=NEVER_OPENS,
+    )
+    llama = model("llama", provider="own", upstream_model="tiny", max_output=2000, gpu_hour_nanousd=3_600_000_000)
+    facts: dict[str, Any] = {"providers": {"own": own}, "models": {"llama": llama}, "auto": {}, "aliases": {}}
+    with temporary_postgres() as postgres, temporary_valkey() as valkey:
+        settings = settings_for(postgres.url, valkey.url, "", tmp_path_factory.mktemp("house"), **facts)
+        with running_house(settings) as house:
+            yield house
+
+
+@pytest.mark.parametrize("whom", ["replica", "engine"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_crowds_replies_go_on_elsewhere(house: House, replicas: Replicas, whom: str, seed: int) -> None:
+    """What each reader gets is what it would have got from a replica that lives, and is charged as that."""
+    dice = random.Random(f"{whom}:{seed}")
+    replicas.wait_until_ready()
+    house.reset_breakers()
+    questions = questions_of(dice)
+    with ThreadPoolExecutor(len(questions)) as pool:
+        alone = [ask(house, question, Death(replicas, whom, -1)) for question in questions[:3]]
+        for told, (path, body) in zip(alone, questions[3:], strict=True):
+            body.update(stop_in(told.text, path))
+        alone += pool.map(lambda question: ask(house, question, Death(replicas, whom, -1)), questions[3:])
+        death = Death(replicas, whom, dice.randint(1, 120))
+        together = list(pool.map(lambda question: ask(house, question, death), questions))
+    rows = rows_of(house.settings, [told.request_id for told in (*alone, *together)])
+
+    assert death.has_come.is_set()
+    for one, other in zip(alone, together, strict=True):
+        assert (other.error, other.is_whole, other.reasons) == (None, True, one.reasons)
+        assert other.text == one.text
+    for one_row, row in zip(rows[: len(alone)], rows[len(alone) :], strict=True):
+        assert row.status == "answered"
+        assert (row.input_tokens, row.output_tokens) == (one_row.input_tokens, one_row.output_tokens)
+        assert row.cost_nanousd == 1000 * (row.input_tokens + 2 * row.output_tokens) - 500 * row.cached_input_tokens
+        assert [(attempt["target"].split("/")[1], attempt["outcome"]) for attempt in row.attempts] == [
+            ("r0", "error_frame" if whom == "engine" else "reset"),
+            ("r1", "ok"),
+        ]
+
+
+def questions_of(dice: random.Random) -> list[Question]:
+    """Return six questions, two in each dialect; the second of each will have a stop string."""
+    seed = dice.randrange(2**31)
+    kinds: list[Question] = [
+        ("chat/completions", {"messages": ASK, "temperature": 1.0, "seed": seed}),
+        (
+            "completions",
+            {"prompt": "A toll gate", "temperature": 0.8, "seed": seed, "echo": True},
+        ),
+        ("messages", {"messages": ASK, "temperature": 0.0}),
+    ]
+    return [(path, dict(body)) for _ in range(2) for path, body in kinds]
+
+
+def stop_in(text: str, path: str) -> dict[str, Any]:
+    """Return a stop string that ends a reply near its end."""
+    at = next(at for at in range(len(text) * 3 // 4, len(text)) if text.find(text[at : at + 3]) == at)
+    return {"stop_sequences" if path == "messages" else "stop": [text[at : at + 3]]}
+
+
+class Death:
+    """The end of the first replica, when one of its replies has grown to so many pieces."""
+
+    def __init__(self, replicas: Replicas, whom: str, at: int) -> None:
+        self.has_come = threading.Event()
+        self._replicas, self._whom, self._at = replicas, whom, at
+        self._lock = threading.Lock()
+
+    def hear(self, pieces: int) -> None:
+        """Hear how far a reply is."""
+        with self._lock:
+            if pieces == self._at and not self.has_come.is_set():
+                self._replicas.kill(self._whom)
+                self.has_come.set()
+
+
+def ask(house: House, question: Question, death: Death) -> Told:
+    """Ask for a stream, and tell ``death`` how it grows."""
+    path, body = question
+    lines, pieces = list[str](), 0
+    with house.client() as client:
+        asked = {"model": "llama", "stream": True, "ignore_eos": True, "max_tokens": TOKENS, **body}
+        with client.stream("POST", f"/v1/{path}", json=asked, timeout=120) as answer:
+            for line in answer.iter_lines():
+                lines.append(line)
+                if line.startswith("data: {") and text_of(json.loads(line[6:])):
+                    pieces += 1
+                    death.hear(pieces)
+    return Told(answer.headers["x-request-id"], lines)

@@ -1,0 +1,60 @@
+# What a client was told, in whichever dialect, and what the books say of it.
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import text
+
+from gateway.audit_cli import run_audit
+from gateway.database import Database
+from gateway.settings import Settings
+
+
+class Told:
+    """A stream as its reader has it: the text, why it ended, whether it was whole, or with which error it broke off."""
+
+    def __init__(self, request_id: str, lines: Iterable[str]) -> None:
+        self.request_id = request_id
+        said = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        self.is_whole = said[-1] == "[DONE]" or '"message_stop"' in said[-1]
+        self.events = [json.loads(line) for line in said if line != "[DONE]"]
+        self.error = next((event["error"] for event in self.events if "error" in event), None)
+        self.text = "".join(map(text_of, self.events))
+        choices = [choice for event in self.events for choice in event.get("choices", ())]
+        self.logprobs = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+        self.reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+        self.reasons += [event["delta"]["stop_reason"] for event in self.events if event.get("type") == "message_delta"]
+
+
+def text_of(event: dict[str, Any]) -> str:
+    """Return the words of one event."""
+    if "delta" in event:  # Anthropic's
+        return str(event["delta"].get("text", ""))
+    return "".join(one.get("text") or one.get("delta", {}).get("content") or "" for one in event.get("choices", ()))
+
+
+def rows_of(settings: Settings, request_ids: Sequence[str]) -> list[Any]:
+    """Return the ledger's rows of calls in the order of the calls; there is one of each, and the books agree."""
+    query = text("SELECT * FROM usage_records WHERE request_id = ANY(CAST(:ids AS uuid[]))")
+
+    async def read() -> list[Any]:
+        database = Database(settings.database_url)
+        try:
+            async with database.begin() as connection:
+                return list((await connection.execute(query, {"ids": request_ids})).all())
+        finally:
+            await database.close()
+
+    deadline = time.monotonic() + 20
+    while len(rows := asyncio.run(read())) < len(request_ids):
+        assert time.monotonic() < deadline, f"{len(rows)} of {len(request_ids)} calls are on the books"
+        time.sleep(0.1)
+    by_id = {str(row.request_id): row for row in rows}
+    assert (len(rows), by_id.keys()) == (len(request_ids), set(request_ids))
+    assert run_audit(settings, None) == 0
+    return [by_id[request_id] for request_id in request_ids]
