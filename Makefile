@@ -15,6 +15,8 @@ setup: .venv/.ready
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing into .venv; the first time takes a minute or two."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@command -v npm >/dev/null && npm install --prefix tests/node --no-audit --no-fund --no-package-lock --fetch-retries=0 --silent \
+		|| echo "SKIPPED: no npm, or no network for it; the tests of OpenAI's package for Node are left out."
 	@touch $@
 
 # `make demo ARGS="--port 9000"` where 8000 is taken.

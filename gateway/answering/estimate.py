@@ -24,7 +24,8 @@ def tokens_of(delta: Delta) -> int:
     if delta.token_ids:
         return len(delta.token_ids)
     size = len((delta.text + delta.refusal + delta.reasoning).encode())
-    size += sum(len(call.arguments.encode()) + len(call.name or "") for call in delta.tool_calls)
+    if delta.tool_calls:
+        size += sum(len(call.arguments.encode()) + len(call.name or "") for call in delta.tool_calls)
     return int(delta.has_content) if size <= LONGEST_USUAL_TOKEN else -(-size // BYTES_PER_TOKEN)
 
 
