@@ -94,11 +94,16 @@ def _text_choice(index: int, parts: _Parts) -> CompletionChoice:
 
 
 def _join_logprobs(pieces: list[Raw]) -> Raw | None:
-    """Join logprobs objects field by field: each of their fields is a list that goes on from piece to piece."""
-    if not pieces:
-        return None
+    """Join logprobs objects field by field: each of their fields is a list that goes on from piece to piece.
+
+    What is not such an object is left out: an answer is not lost over its scores.
+    """
     whole: dict[str, list[object] | None] = {}
     for piece in pieces:
-        for name, values in msgspec.json.decode(piece, type=dict[str, list[object] | None]).items():
+        try:
+            fields = msgspec.json.decode(piece, type=dict[str, list[object] | None])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        for name, values in fields.items():
             whole[name] = [*(whole.get(name) or ()), *values] if values is not None else whole.get(name)
-    return Raw(msgspec.json.encode(whole))
+    return Raw(msgspec.json.encode(whole)) if whole else None

@@ -12,7 +12,7 @@ from msgspec import Struct
 from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused
 from gateway.providers.anthropic_request import Unsayable, count_body, message_body, native_body
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
-from gateway.providers.reading import SseEvents, count_of, read_error_fields, read_retry_after, read_usage
+from gateway.providers.reading import NOT_JSON, SseEvents, count_of, read_error_fields, read_retry_after, read_usage
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, Reasoning, ReplyMessage, ToolCall
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 from protocol.messages import CountRequest
@@ -55,14 +55,14 @@ class AnthropicFormat:
         """Return the count that ``body`` holds, or ``None`` when it is none."""
         try:
             return count_of(_count_decoder.decode(body).input_tokens)
-        except msgspec.DecodeError:
+        except NOT_JSON:
             return None
 
     def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
         """Return the message that ``body`` holds."""
         try:
             message = _message_decoder.decode(body)
-        except msgspec.DecodeError as exc:
+        except NOT_JSON as exc:
             raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
         return message.reply(), (read_usage(message.usage, _Usage) or _Usage()).count()
 
@@ -124,7 +124,7 @@ class AnthropicEvents(SseEvents):
     def _read_event(self, data: bytes, events: list[Event]) -> None:
         try:
             event = _event_decoder.decode(data)
-        except msgspec.DecodeError as exc:
+        except NOT_JSON as exc:
             raise UpstreamError("The upstream sent an event that is not JSON.", outcome="malformed") from exc
         match event.type:
             case "content_block_delta" if event.delta is not None:

@@ -193,6 +193,7 @@ def _image_source(url: str) -> Block:
         return {"type": "url", "url": url}
     raise UpstreamRefused(
         "An image is a data URL (JPEG, PNG, GIF or WebP in base64) or an https address.",
+        outcome="unsayable",
         param="messages",
         code="invalid_image_url",
     )
@@ -207,6 +208,7 @@ def _tool_use(call: ToolCall) -> Block:
     if not isinstance(arguments, dict):
         raise UpstreamRefused(
             f"The arguments of the tool call {call.id!r} are not a JSON object.",
+            outcome="unsayable",
             param="messages",
             code="invalid_tool_arguments",
         )

@@ -19,7 +19,7 @@ from gateway.providers.openai_replies import (
     seconds,
     told_usage,
 )
-from gateway.providers.reading import SseEvents
+from gateway.providers.reading import NOT_JSON, SseEvents
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 
 
@@ -47,7 +47,7 @@ class OpenAIEvents(SseEvents):
     def _read_chunk(self, data: bytes, events: list[Event]) -> None:
         try:
             chunk = _chunk_decoder.decode(data)
-        except msgspec.DecodeError as exc:
+        except NOT_JSON as exc:
             raise UpstreamError("The upstream sent a chunk that is not JSON.", outcome="malformed") from exc
         if present(chunk.error) is not None:
             raise UpstreamError("The upstream reported an error.", outcome="error_frame")

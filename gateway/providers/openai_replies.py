@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 
 from gateway.errors import UpstreamError
 from gateway.providers.base import Request, WholeReply
-from gateway.providers.reading import count_of, read_usage, text_of
+from gateway.providers.reading import NOT_JSON, count_of, read_usage, text_of
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
@@ -39,7 +39,7 @@ def read_whole(request: Request, body: bytes) -> tuple[WholeReply, Usage | None]
                 reply = vectors.reply()
                 if _are_vectors(reply, request):
                     return reply, told_usage(vectors.usage)
-    except msgspec.DecodeError as exc:
+    except NOT_JSON as exc:
         raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
     raise UpstreamError("The upstream's answer is empty, or not what was asked for.", outcome="malformed")
 

@@ -20,6 +20,10 @@ MOST_TOKENS = 2**31  # of one kind in one call
 LONGEST_WAIT = 86_400.0  # seconds that an upstream may ask anybody to wait
 LONGEST_WORDS = 2_000  # characters of an upstream's refusal that its caller is told
 
+# What decoding raises for bytes that are no JSON, or none of the promised shape: also for text that is no UTF-8, and
+# for nesting that is too deep.
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 T = TypeVar("T", bound=Struct)
 
 
@@ -98,7 +102,7 @@ def read_error_fields(body: bytes) -> dict[str, Any]:
     """
     try:
         said = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except NOT_JSON:
         return {}
     if not isinstance(said, dict):
         return {}

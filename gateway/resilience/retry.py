@@ -21,6 +21,7 @@ FOR_RETRIES = 10  # and how many of them may go to the very target that failed; 
 # Words of attempts (UpstreamFailure.outcome) that say nothing of the target's health.
 NOT_ITS_DOING = frozenset({"refused_key", "not_found", "too_long", "deadline"})
 OF_OUR_SETTINGS = ("status_3", "status_4")  # a wrong path, a redirect: how we ask is at fault
+NEVER_ASKED = frozenset({"unsupported", "unsayable"})  # refused before anything was sent: a format cannot say it
 OF_THE_KEY = frozenset({"refused_key", "spend_cap", "rate_limited"})
 
 
@@ -29,7 +30,7 @@ def verdict_of(failure: UpstreamFailure) -> Verdict:
     match failure.status:
         case 502 | 504 if failure.outcome not in NOT_ITS_DOING and not failure.outcome.startswith(OF_OUR_SETTINGS):
             return Verdict.BAD
-        case 400 | 413:
+        case 400 | 413 if failure.outcome not in NEVER_ASKED:
             return Verdict.GOOD  # it is well enough to say what is wrong
     return Verdict.NOTHING
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
+from gateway.providers.anthropic_request import Unsayable
 from gateway.resilience.breaker import Verdict
 from gateway.resilience.deadline import Deadline
 from gateway.resilience.retry import BASE, BURST, CAP, OVER, RetryBudget, full_jitter, next_pause, verdict_of
@@ -41,6 +42,8 @@ def pause_after(failure: UpstreamFailure, tries: int = 1, **known: object) -> fl
         (UpstreamBusy("", outcome="too_large"), Verdict.NOTHING),
         (UpstreamRefused("", status=400), Verdict.GOOD),
         (UpstreamRefused("", status=413), Verdict.GOOD),
+        (UpstreamRefused("", outcome="unsayable"), Verdict.NOTHING),
+        (Unsayable(""), Verdict.NOTHING),
     ],
     ids=lambda value: getattr(value, "outcome", value),
 )
