@@ -15,7 +15,10 @@ from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 
 # What our own engine understands beyond OpenAI's fields, and any caller may say.
-ENGINE_FIELDS = frozenset({"top_k", "min_p", "stop_token_ids", "ignore_eos", "min_tokens", "repetition_penalty"})
+ENGINE_FIELDS = frozenset(
+    {"top_k", "min_p", "stop_token_ids", "ignore_eos", "min_tokens", "repetition_penalty"}
+    | {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"}
+)
 
 PATHS: dict[type, str] = {ChatRequest: "/chat/completions", CompletionRequest: "/completions"}
 

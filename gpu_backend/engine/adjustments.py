@@ -2,7 +2,8 @@
 # said already. All of it is a function of the tokens so far, so a reply that is computed again comes out the same.
 #
 # Meanings and order are vLLM's (vllm/v1/sample/sampler.py, SamplingParams), which are OpenAI's where OpenAI has them:
-# bias, least length, repetition penalty (prompt and reply), then frequency and presence penalties (reply alone).
+# bias, least length, repetition penalty (prompt and reply), then frequency and presence penalties (reply alone); a
+# grammar has the last word.
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpu_backend.engine.grammar import apply_constraints
 from gpu_backend.engine.plan import SequenceStep
 
 
@@ -19,6 +21,8 @@ def adjust(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
     _add_bias(logits, steps)
     _forbid_early_ends(logits, steps)
     _penalise(logits, steps)
+    if any(step.constraint is not None for step in steps):
+        apply_constraints(logits, [(i, step.constraint) for i, step in enumerate(steps) if step.constraint is not None])
 
 
 def _add_bias(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
@@ -34,7 +38,7 @@ def _forbid_early_ends(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
     ends = [
         (row, id_)
         for row, step in enumerate(steps)
-        if step.num_generated < step.sampling.min_tokens
+        if step.constraint is None and step.num_generated < step.sampling.min_tokens
         for id_ in step.sampling.stop_token_ids
         if 0 <= id_ < logits.shape[-1]
     ]

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.blocks import BlockManager
+from gpu_backend.engine.grammar_queue import GrammarQueue
 from gpu_backend.engine.load import LoadMeter
 from gpu_backend.engine.messages import (
     Abort,
@@ -30,6 +31,7 @@ from gpu_backend.engine.requests import Limits, find_problem, make_sequences, re
 from gpu_backend.engine.scheduler import Scheduler
 from gpu_backend.engine.sequence import FinishReason, Sequence
 
+PATIENCE = 0.005  # seconds that an idle loop waits for a grammar
 FAILURES_IN_A_ROW = 3  # steps that may raise before the device is given up
 
 
@@ -60,6 +62,7 @@ class EngineLoop:
         num_blocks: int,
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarQueue | None = None,
     ) -> None:
         assert limits.max_model_len <= num_blocks * config.block_size
         self.blocks = BlockManager(num_blocks, config.block_size)
@@ -69,13 +72,14 @@ class EngineLoop:
         self._clock = clock
         self._meter = LoadMeter(clock())
         self._ids = count(1)
+        self._grammars = GrammarQueue(None) if grammars is None else grammars
         self._draining = False
         self._drained = False
         self._failures = 0
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.scheduler.has_work()
+        return self.scheduler.has_work() or bool(self._grammars)
 
     def load(self) -> LoadReport:
         """Describe the engine's state."""
@@ -88,7 +92,9 @@ class EngineLoop:
                 return self._take(command)
             case Abort(request_id, reply_index):
                 leaving = self.scheduler.replies_of(request_id, reply_index)
-                return [self._finish(sequence, FinishReason.ABORT) for sequence in leaving] + self._drain_if_empty()
+                waiting = self._grammars.abort(request_id, reply_index)
+                aborted = [self._finish(sequence, FinishReason.ABORT) for sequence in leaving]
+                return [*aborted, *waiting, *self._drain_if_empty()]
             case Drain():
                 self._draining = True
                 return self._drain_if_empty()
@@ -96,6 +102,12 @@ class EngineLoop:
     def step(self) -> list[Event]:
         """Schedule, run, accept; return what to tell whom. Raises what the runner raised once it fails repeatedly."""
         started = self._clock()
+        answers = self._take_compiled()
+        if not self.scheduler.has_work():
+            return [*answers, *self._drain_if_empty()]
+        return [*answers, *self._compute(started)]
+
+    def _compute(self, started: float) -> list[Event]:
         plan = self.scheduler.schedule()
         handed_over = self._clock()
         try:
@@ -109,12 +121,28 @@ class EngineLoop:
     def _take(self, command: Generate | Embed) -> list[Event]:
         if self._draining:
             return refusal(command, "the engine is draining; send this to another replica")
-        if self.scheduler.replies_of(command.request_id):
+        if self.scheduler.replies_of(command.request_id) or command.request_id in self._grammars:
             return refusal(command, f"request id {command.request_id!r} is already in use")
         if problem := find_problem(command, self._limits):
             return refusal(command, problem)
-        self.scheduler.add(make_sequences(command, self._limits, self._ids, self._clock()))
+        replies = make_sequences(command, self._limits, self._ids, self._clock())
+        if isinstance(command, Generate) and command.sampling.grammar is not None:
+            self._grammars.add(command, replies)
+            return []
+        self.scheduler.add(replies)
         return []
+
+    def _take_compiled(self) -> list[Event]:
+        """Queue the requests whose grammars are compiled; without other work, wait a moment for one."""
+        answers: list[Event] = []
+        for command, replies, problem in self._grammars.compiled(PATIENCE if not self.scheduler.has_work() else 0.0):
+            if problem is not None:
+                answers += refusal(command, problem, is_bad_grammar=True)
+                continue
+            self.scheduler.add(replies)
+            if command.resume_token_ids and (constraint := replies[0].constraint) and constraint.is_complete:
+                answers.append(self._finish(replies[0], FinishReason.STOP))
+        return answers
 
     def _accept(self, plan: StepPlan, result: StepResult, started: float) -> Iterator[Event]:
         now = self._clock()
@@ -144,8 +172,13 @@ class EngineLoop:
 
     def _accept_token(
         self, sequence: Sequence, step: SequenceStep, token: int, logprob: TokenLogprob | None, now: float
-    ) -> NewTokens:
+    ) -> Event:
+        constraint = sequence.constraint
+        if constraint is not None and (problem := constraint.accept((token,))):
+            return self._finish(sequence, FinishReason.ERROR, f"the grammar cannot be followed any further: {problem}")
         reason = sequence.append(token, self._limits.max_model_len)
+        if constraint is not None and constraint.is_complete:
+            reason = FinishReason.STOP
         self.scheduler.advance(sequence, len(step.token_ids))
         if sequence.first_token is None:
             sequence.first_token = now
@@ -219,7 +252,7 @@ class EngineLoop:
         return [*(self._finish(sequence, FinishReason.ERROR, problem) for sequence in failed), *self._drain_if_empty()]
 
     def _drain_if_empty(self) -> list[Event]:
-        if not self._draining or self._drained or self.scheduler.has_work():
+        if not self._draining or self._drained or self.has_work():
             return []
         self._drained = True
         return [Drained()]

@@ -77,6 +77,7 @@ class NewTokens:
     gpu_seconds: float = 0.0  # device time of this reply so far
     timings: Timings | None = None
     error: str | None = None  # with FinishReason.ERROR: what the caller can do about it
+    is_bad_grammar: bool = False  # the error is one of the request's grammar
 
 
 @dataclass(frozen=True, slots=True)

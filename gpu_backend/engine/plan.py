@@ -1,11 +1,16 @@
 # What the step loop hands the runner, and what it gets back: the seam between scheduling and computing.
-# Only numbers cross it, so a runner may live on another device, in a CUDA graph or across ranks.
+# Only numbers cross it, so a runner may live on another device, in a CUDA graph or across ranks; but for constraints,
+# whose masks are asked for while the device computes.
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpu_backend.engine.sequence import SamplingParams
+
+if TYPE_CHECKING:
+    from gpu_backend.engine.grammar import Constraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class SequenceStep:
     num_prompt: int = 0  # positions that are the prompt's; the next token's number in the reply follows from it
     prompt: bytes = b""  # the prompt's tokens, int32 each: given where sampling looks back at them
     generated: bytes = b""  # the reply's tokens so far, int32 each: given where sampling looks back at them
+    constraint: Constraint | None = None  # knows which tokens may come next; None: all
 
     @property
     def num_generated(self) -> int:

@@ -131,16 +131,19 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     model = load_model_config(config.folder)
     import torch
 
+    from gpu_backend.engine.grammar import GrammarCompiler
+    from gpu_backend.engine.grammar_queue import GrammarQueue
     from gpu_backend.engine.loop import EngineLoop
     from gpu_backend.engine.requests import Limits
     from gpu_backend.engine.runner import Runner
 
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    compiler = GrammarCompiler(config.folder, model.vocab_size, model.eos_token_ids)
     runner = Runner(config, model)
     runner.warm_up()
     limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids)
-    loop = EngineLoop(config, runner, runner.num_blocks, limits)
+    loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))
     ready = Ready(
         total_blocks=runner.num_blocks,
         block_size=runner.block_size,

@@ -65,12 +65,19 @@ def _sampling_problem(request: Generate, limits: Limits) -> str | None:
     return None
 
 
-def refusal(request: Generate | Embed, problem: str) -> list[Event]:
+def refusal(request: Generate | Embed, problem: str, *, is_bad_grammar: bool = False) -> list[Event]:
     """Answer every reply that was asked for with the problem."""
     if isinstance(request, Embed):
         return [Embedding(request.request_id, error=problem)]
     return [
-        NewTokens(request.request_id, index, (), finish_reason=FinishReason.ERROR, error=problem)
+        NewTokens(
+            request.request_id,
+            index,
+            (),
+            finish_reason=FinishReason.ERROR,
+            error=problem,
+            is_bad_grammar=is_bad_grammar,
+        )
         for index in range(max(request.n, 1))
     ]
 

@@ -156,6 +156,7 @@ class Scheduler:
             pools=sequence.pools,
             num_prompt=sequence.num_prompt,
             prompt=array("i", sequence.prompt_token_ids).tobytes() if samples and sampling.penalises_prompt else b"",
+            constraint=sequence.constraint if samples else None,
             generated=sequence.generated() if samples and sampling.penalises_reply else b"",
         )
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpu_backend.engine.grammar import Constraint
 
 
 class FinishReason(StrEnum):
@@ -14,6 +18,23 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens, or the model's context is full
     ABORT = "abort"  # the caller left or cancelled
     ERROR = "error"  # this request alone could not be served; the engine goes on
+
+
+class GrammarKind(StrEnum):
+    """What a grammar's text is."""
+
+    JSON_SCHEMA = "json_schema"  # a JSON Schema, as JSON
+    REGEX = "regex"  # a regular expression for the whole reply, in the syntax of Rust's regex crate
+    CHOICE = "choice"  # a JSON list of texts, one of which is the reply
+    LARK = "lark"  # rules in llguidance's dialect of Lark
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of a reply must look like."""
+
+    kind: GrammarKind
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +58,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # the same, for each time that the reply has it
     repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or reply, multiplies negative ones
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id and what is added to its logit
-    min_tokens: int = 0  # tokens before which no stop token may come
+    min_tokens: int = 0  # tokens before which no stop token may come; a grammar that is complete ends a reply before
+    grammar: Grammar | None = None
 
     @property
     def penalises_reply(self) -> bool:
@@ -83,6 +105,7 @@ class Sequence:
     admitted: float | None = None
     first_token: float | None = None
     gpu_seconds: float = 0.0
+    constraint: Constraint | None = None  # where ``token_ids`` stand in the grammar
     _generated: array[int] = field(default_factory=lambda: array("i"))
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from gpu_backend.server.requests import (
     sampling_of,
     stop_strings,
 )
+from gpu_backend.server.structured import grammar_of
 from gpu_backend.server.wire import (
     Answer,
     ChatChoice,
@@ -46,6 +47,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     check_bias(body.logit_bias, front.checkpoint.vocab_size)
     check_token_ids(extensions.resume_token_ids, front.checkpoint.vocab_size, "resume_token_ids")
     prompt = await encode_chat(front.checkpoint, body.messages, max_model_len)
+    grammar, grammar_field = grammar_of(body, extensions)
     job = Job(
         prompts=(prompt,),
         sampling=sampling_of(
@@ -56,12 +58,14 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
             eos_token_ids=front.checkpoint.eos_token_ids,
             defaults=front.checkpoint.defaults,
             draw_seed=front.draw_seed,
+            grammar=grammar,
         ),
         n=body.n or 1,
         sender=read_sender(request.headers),
         stops=stop_strings(body),
         resumed=extensions.resume_token_ids,
         skip=extensions.resume_text_chars,
+        grammar_field=grammar_field,
     )
     dialect = ChatDialect(front, body, extensions)
     return InferenceResponse(front, job, dialect, request_id_of(request), streams=bool(body.stream))

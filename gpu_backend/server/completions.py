@@ -23,6 +23,7 @@ from gpu_backend.server.requests import (
     sampling_of,
     stop_strings,
 )
+from gpu_backend.server.structured import grammar_of
 from gpu_backend.server.wire import Answer, TextChoice, UsageBody, completion_logprobs, encode
 from protocol.completions import CompletionRequest
 from protocol.errors import BadRequest
@@ -44,6 +45,7 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     if extensions.resume_token_ids and len(prompts) > 1:
         raise BadRequest("'resume_token_ids' continues one reply: send one prompt with it.", param="prompt")
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    grammar, grammar_field = grammar_of(body, extensions)
     job = Job(
         prompts=prompts,
         sampling=sampling_of(
@@ -54,12 +56,14 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
             eos_token_ids=front.checkpoint.eos_token_ids,
             defaults=front.checkpoint.defaults,
             draw_seed=front.draw_seed,
+            grammar=grammar,
         ),
         n=body.n or 1,
         sender=read_sender(request.headers),
         stops=stop_strings(body),
         resumed=extensions.resume_token_ids,
         skip=extensions.resume_text_chars,
+        grammar_field=grammar_field,
     )
     dialect = CompletionDialect(front, body, extensions)
     return InferenceResponse(front, job, dialect, request_id_of(request), streams=bool(body.stream))

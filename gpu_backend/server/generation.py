@@ -18,6 +18,7 @@ from gpu_backend.server.metrics import Metrics
 from gpu_backend.server.reply import Piece, ReplyWriter
 from gpu_backend.server.requests import Sender
 from gpu_backend.server.wire import UsageBody
+from protocol.errors import BadRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Job:
     stops: tuple[str, ...] = ()
     resumed: tuple[int, ...] = ()
     skip: int = 0  # characters of the resumed reply that its reader has
+    grammar_field: str | None = None  # the request's field that the grammar comes from
 
     @property
     def num_replies(self) -> int:
@@ -137,6 +139,9 @@ class Generation:
         assert self._call is not None
         writer = self._writers[event.request_id, event.reply_index]
         had_ended = writer.finish_reason is not None
+        if event.is_bad_grammar:
+            field = self._job.grammar_field
+            raise BadRequest(f"'{field}' cannot be followed: {event.error}.", param=field, code="invalid_value")
         if event.finish_reason is FinishReason.ERROR:
             raise EngineFailed(f"The engine could not finish this reply: {event.error}.")
         if event.finish_reason is FinishReason.ABORT and not had_ended:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sequence import Grammar, SamplingParams
 from gpu_backend.server.checkpoint import SamplingDefaults
-from protocol.chat import ChatRequest, TextFormat
+from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.decoding import convert, decode_with_extra
 from protocol.embeddings import EmbeddingRequest
@@ -24,6 +24,16 @@ MOST_REPETITION_PENALTY = 10
 SMALLEST_TOP_P = 1e-6  # keeps exactly the most likely token, as top_p 0 asks
 
 
+class StructuredOutputs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What vLLM calls the ``guided_…`` fields since its version 0.11."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class Extensions(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Fields beyond OpenAI's that both generating routes understand."""
 
@@ -33,6 +43,11 @@ class Extensions(Struct, frozen=True, omit_defaults=True, kw_only=True):
     ignore_eos: bool = False
     min_tokens: int = 0
     repetition_penalty: float | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: tuple[str, ...] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool = False
     return_gpu_seconds: bool = False
     resume_token_ids: tuple[int, ...] = ()
@@ -91,8 +106,6 @@ def check_chat(body: ChatRequest, extensions: Extensions) -> None:
         )
     if body.tools:
         raise _unsupported("tools", "This engine does not call tools yet. Leave 'tools' out.")
-    if not isinstance(body.response_format, TextFormat | None):
-        raise _unsupported("response_format", "This engine answers in plain text only; 'response_format' must be text.")
     if body.tool_choice not in (None, "none", "auto"):
         raise _unsupported("tool_choice", "This engine does not call tools yet. Leave 'tool_choice' out.")
     if body.reasoning_effort not in (None, "none"):
@@ -129,6 +142,7 @@ def sampling_of(
     eos_token_ids: frozenset[int],
     defaults: SamplingDefaults,
     draw_seed: Callable[[], int],
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """Return how the reply's tokens are chosen; ``body`` has passed its check. Without a seed, one is drawn."""
     top_p = defaults.top_p if body.top_p is None else body.top_p
@@ -151,6 +165,7 @@ def sampling_of(
         else extensions.repetition_penalty,
         logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items() if bias),
         min_tokens=min(extensions.min_tokens, max_tokens),
+        grammar=grammar,
     )
 
 

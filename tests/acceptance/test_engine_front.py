@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -117,6 +119,67 @@ def test_a_reply_ends_before_its_stop_string(client: OpenAI) -> None:
     assert cut.choices[0].message.content == text[: text.index(stop)]
     assert cut.choices[0].finish_reason == "stop"
     assert cut.usage.completion_tokens == len(cut.choices[0].token_ids) < 200
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer", "maximum": 99, "minimum": 1}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_a_schema_is_followed_streamed_or_not(client: OpenAI, temperature: float) -> None:
+    """A model of random weights writes what the schema says; every reply of several, the same text when streamed."""
+    shape = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    asked: dict[str, Any] = {"response_format": shape, "max_tokens": 300, "temperature": temperature, "seed": 4, "n": 2}
+    answer = ask(client, **asked)
+    texts = ["", ""]
+    for chunk in ask(client, stream=True, **asked):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+
+    for choice in answer.choices:
+        person = json.loads(choice.message.content)
+        assert (sorted(person), choice.finish_reason) == (["age", "name"], "stop")
+        assert 1 <= person["age"] <= 99
+    assert texts == [choice.message.content for choice in answer.choices]
+
+
+def test_json_mode_choices_and_expressions(client: OpenAI) -> None:
+    """JSON mode gives an object; vLLM's fields, old and new, give one of the choices or a match."""
+    some = ask(client, response_format={"type": "json_object"}, max_tokens=20, stop=["}"]).choices[0].message.content
+    chosen = ask(client, extra_body={"guided_choice": ["north", "south"]}).choices[0]
+    matched = ask(client, extra_body={"structured_outputs": {"regex": "[0-9]{4}-[0-9]{2}"}}).choices[0]
+
+    assert some.lstrip().startswith("{")
+    assert (chosen.message.content in ("north", "south"), chosen.finish_reason) == (True, "stop")
+    assert re.fullmatch(r"\d{4}-\d\d", matched.message.content)
+
+
+def test_a_schema_that_cannot_be_followed_is_a_400(client: OpenAI) -> None:
+    """Streamed or not, it fails before anything is said, names its field and says why; the engine goes on."""
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+    for stream in (False, True):
+        with pytest.raises(BadRequestError) as caught:
+            ask(client, response_format=shape, stream=stream)
+
+        assert (caught.value.param, caught.value.code) == ("response_format", "invalid_value")
+        assert "nonsense" in caught.value.message
+    assert ask(client).choices[0].message.content
+
+
+def test_a_structured_reply_is_resumed(client: OpenAI) -> None:
+    """Cut after any token, the rest follows the rest of the schema."""
+    shape = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    whole = ask(client, response_format=shape, max_tokens=300).choices[0]
+    tokens, text = whole.token_ids, whole.message.content
+    for cut in (3, len(tokens) - 1, len(tokens)):
+        extra = {"resume_token_ids": tokens[:cut], "resume_text_chars": 2}
+        rest = ask(client, response_format=shape, max_tokens=300, extra_body=extra).choices[0]
+
+        assert (rest.message.content, rest.finish_reason) == (text[2:], "stop")
 
 
 def test_a_stop_token_ends_a_reply_and_ignore_eos_does_not(client: OpenAI) -> None:

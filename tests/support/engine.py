@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gpu_backend.config import EngineConfig
+from gpu_backend.engine.grammar import GrammarCompiler
+from gpu_backend.engine.grammar_queue import GrammarQueue
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Command, Embedding, Event, Generate, NewTokens
 from gpu_backend.engine.plan import StepPlan, StepResult
@@ -92,7 +94,8 @@ def model_loop(folder: Path, **settings: Any) -> EngineLoop:
     model = load_model_config(folder)
     runner = Runner(config, model)
     limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids)
-    return EngineLoop(config, runner, runner.num_blocks, limits)
+    compiler = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)
+    return EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))
 
 
 def answer_all(loop: EngineLoop, commands: Iterable[Command]) -> dict[tuple[str, int], Answer]:

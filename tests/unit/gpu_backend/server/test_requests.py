@@ -81,7 +81,6 @@ def sampling(body: ChatRequest, extensions: Extensions, defaults: SamplingDefaul
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
         ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
         ({"resume_token_ids": [1], "n": 2}, "n", "invalid_value"),
         ({"resume_text_chars": 1}, "resume_text_chars", "invalid_value"),

@@ -1,0 +1,125 @@
+# Grammars as masks over tokens: what is let through, what is refused, and that copies do not disturb each other.
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_backend.engine.grammar import MAX_GRAMMAR_BYTES, BadGrammar, Constraint, GrammarCompiler, apply_constraints
+from gpu_backend.engine.sequence import Grammar, GrammarKind
+from tests.support.front import END, token_ids, write_small_files
+
+VOCAB = 260
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> GrammarCompiler:
+    folder = write_small_files(tmp_path_factory.mktemp("tokenizer"))
+    return GrammarCompiler(folder, VOCAB, frozenset({END}))
+
+
+def schema(value: Any) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value))
+
+
+def allowed(constraint: Constraint) -> set[int]:
+    """The tokens that may come next."""
+    logits = torch.zeros(2, VOCAB)
+    apply_constraints(logits, [(1, constraint)])
+    assert torch.equal(logits[0], torch.zeros(VOCAB))
+    return {token for token, value in enumerate(logits[1].tolist()) if value == 0}
+
+
+def follows(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
+    """Whether the whole text, and its end after it, is let through by mask and by acceptance alike."""
+    constraint = compiler.compile(grammar).result().copy()
+    for token in token_ids(text):
+        is_allowed = token in allowed(constraint)
+        assert (constraint.accept((token,)) is None) == is_allowed
+        if not is_allowed:
+            return False
+    return constraint.is_complete or END in allowed(constraint)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        (schema(PERSON), ['{"name": "Ann é 日", "age": 3}', '{"name":"","age":-1}'], ['{"age": 3}', "{}", "[", '{"x"']),
+        (schema({"enum": ["a", "b", 3]}), ['"a"', "3"], ['"c"', "4"]),
+        (schema({"type": "object"}), ["{}", '{"a": [1, {"b": null}]}'], ["[]", "1", '{"a"}']),
+        (Grammar(GrammarKind.REGEX, r"[a-c]{2}\d+"), ["ab1", "cc1234"], ["a1", "abc"]),
+        (Grammar(GrammarKind.CHOICE, '["yes", "no \\"maybe\\"\\n", "日本"]'), ["yes", 'no "maybe"\n', "日本"], ["no"]),
+        (Grammar(GrammarKind.LARK, 'start: "a"+ "b"?'), ["a", "aaab"], ["b", "abb"]),
+    ],
+)
+def test_only_what_the_grammar_allows_comes_through(
+    compiler: GrammarCompiler, grammar: Grammar, good: list[str], bad: list[str]
+) -> None:
+    """Each kind of grammar lets its own texts through, whole, and no other."""
+    assert [text for text in good if not follows(compiler, grammar, text)] == []
+    assert [text for text in bad if follows(compiler, grammar, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (schema({"type": "nonsense"}), "nonsense"),
+        (schema({"$ref": "#/nowhere"}), "nowhere"),
+        (schema({"not": {"type": "string"}}), "not"),
+        (Grammar(GrammarKind.REGEX, "(a"), "regex"),
+        (Grammar(GrammarKind.REGEX, "(?=a)b"), "regex"),
+        (Grammar(GrammarKind.LARK, "start: nowhere"), "nowhere"),
+        (Grammar(GrammarKind.LARK, "start"), ""),
+        (Grammar(GrammarKind.CHOICE, json.dumps(["x" * MAX_GRAMMAR_BYTES])), "bytes"),
+    ],
+)
+def test_a_grammar_that_cannot_be_followed_says_why(compiler: GrammarCompiler, grammar: Grammar, reason: str) -> None:
+    """The words are for the caller: one line that names what is wrong."""
+    with pytest.raises(BadGrammar) as caught:
+        compiler.compile(grammar).result()
+
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_costly_grammar_ends_itself(compiler: GrammarCompiler) -> None:
+    """An expression whose states explode is stopped after some tokens: nobody waits long for its masks."""
+    constraint = compiler.compile(Grammar(GrammarKind.REGEX, "(.*a.{4000}x|.*b.{4000}y|.*c.{4000}z)")).result().copy()
+    problems = []
+    for token in token_ids("abcabccbabacacb" * 100):
+        constraint.fill(torch.zeros(9, dtype=torch.int32))
+        problems.append(constraint.accept((token,)))
+
+    assert any(problems)
+
+
+def test_copies_advance_by_themselves(compiler: GrammarCompiler) -> None:
+    """A grammar is compiled once; the replies that follow it do not disturb each other, nor the next request."""
+    first = compiler.compile(schema(PERSON))
+    one = first.result().copy()
+    assert one.accept(token_ids('{"name": "A')) is None
+    two = one.copy()
+    assert two.accept(token_ids('", "age": 1}')) is None
+
+    assert compiler.compile(schema(PERSON)) is first
+    assert (one.is_complete, two.is_complete, first.result().is_complete) == (False, True, False)
+    assert token_ids("{")[0] in allowed(first.result().copy())
+
+
+def test_without_the_library_a_grammar_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine serves everything else; it says what is missing."""
+    monkeypatch.setattr("gpu_backend.engine.grammar.is_available", lambda: False)
+    compiler = GrammarCompiler(tmp_path, VOCAB, frozenset())
+
+    with pytest.raises(BadGrammar, match="llguidance"):
+        compiler.compile(schema({})).result()
