@@ -20,7 +20,7 @@ from router.targets import Ability, ModelSpec, Tier
 DEFAULT_CONTEXT = 32_768  # tokens, where neither the file nor the price library knows
 DEFAULT_MAX_OUTPUT = 16_384
 NOTHING = Price(input=NanoDollars(0), output=NanoDollars(0))  # lets the check of a faulty file go on
-OWN_ABILITIES = (Ability.CHAT, Ability.COMPLETIONS)
+OWN_ABILITIES = (Ability.CHAT, Ability.COMPLETIONS, Ability.JSON, Ability.LOGPROBS)
 OUTSIDE_ABILITIES = (Ability.CHAT, Ability.TOOLS, Ability.JSON)
 
 

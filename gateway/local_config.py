@@ -20,7 +20,7 @@ from gateway.keys import new_admin_key
 
 DEMO_MODEL = "tollgate-demo"
 DEMO_PRICE = {"input": 0.05, "output": 0.10}  # USD per million tokens: what teams are charged, small but not nothing
-DEMO_ABILITIES = ("chat", "completions", "embeddings")
+DEMO_ABILITIES = ("chat", "completions", "embeddings", "json", "logprobs")
 DEMO_PROVIDERS = ("own", "tollgate-demo")  # the second where a --config file has an `own` of its own
 DRAIN = "10s"  # at a desk nobody waits a minute for Ctrl-C
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ KEPT = 256  # compiled grammars, the least recently used go first
 # What one mask may cost, in the library's own unit: some 2 ms. Schemas of every day stay far below; what does not is
 # refused or ends alone, because a step waits for the masks of all its rows.
 STEP_FUEL = 20_000
+MASK_THREADS = min(8, os.cpu_count() or 1)
 COMPILERS = 2  # threads; the library lets go of the interpreter while it compiles
 # Bounds what a schema leaves open, so that a reply cannot consist of blanks.
 JSON_OPTIONS: Any = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\t]{0,24}"}
@@ -37,8 +40,9 @@ class BadGrammar(ValueError):
 class Constraint:
     """Where one reply stands in its grammar."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, threads: Any) -> None:
         self._matcher = matcher
+        self._threads = threads  # the library's own, shared by all constraints of an engine
 
     @property
     def is_complete(self) -> bool:
@@ -51,13 +55,9 @@ class Constraint:
             return None
         return self._matcher.get_error().split("\n")[0][:300] or "a token does not follow the grammar"
 
-    def fill(self, words: Tensor) -> None:
-        """Set the bit of every token that may come next; ``words`` are a row of int32 on the CPU."""
-        self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.numel() * words.element_size())
-
     def copy(self) -> Constraint:
         """Return an independent constraint that stands where this one does."""
-        return Constraint(self._matcher.deep_copy())
+        return Constraint(self._matcher.deep_copy(), self._threads)
 
 
 class GrammarCompiler:
@@ -93,19 +93,18 @@ class GrammarCompiler:
 
         if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
             raise BadGrammar(f"it has more than {MAX_GRAMMAR_BYTES} bytes")
-        matcher = LLMatcher(
-            self._tokenizer.result(), _source(grammar), log_level=0, limits=LLParserLimits(step_lexer_fuel=STEP_FUEL)
-        )
+        tokenizer, threads = self._tokenizer.result()
+        matcher = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=LLParserLimits(step_lexer_fuel=STEP_FUEL))
         if matcher.is_error():
             raise BadGrammar(matcher.get_error().split("\n")[0][:300])
-        return Constraint(matcher)
+        return Constraint(matcher, threads)
 
-    def _read_tokenizer(self) -> Any:
-        from llguidance import LLTokenizer
+    def _read_tokenizer(self) -> tuple[Any, Any]:
+        from llguidance import LLExecutor, LLTokenizer
 
-        return LLTokenizer(
-            str(self._folder / "tokenizer.json"), n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None
-        )
+        file = str(self._folder / "tokenizer.json")
+        tokenizer = LLTokenizer(file, n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
+        return tokenizer, LLExecutor(MASK_THREADS)
 
 
 def is_available() -> bool:
@@ -114,19 +113,33 @@ def is_available() -> bool:
 
 
 def apply_constraints(logits: Tensor, constraints: Sequence[tuple[int, Constraint]]) -> None:
-    """Put -inf in place of what each row's constraint forbids; ``logits`` are (rows, vocab).
+    """Put -inf in place of what the constraints forbid; each comes with its row of ``logits`` (rows, vocab).
 
     The masks are computed here, on the host, while the device is still busy with the model.
     """
-    vocab = logits.shape[-1]
-    words = torch.zeros(len(constraints), -(-vocab // 32), dtype=torch.int32, pin_memory=logits.device.type == "cuda")
-    for row, (_, constraint) in zip(words, constraints, strict=True):
-        constraint.fill(row)
-    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
-    allowed = words.to(logits.device, non_blocking=True)[:, :, None] >> bits & 1
-    rows = torch.tensor([row for row, _ in constraints], device=logits.device)
-    forbidden = allowed.view(len(constraints), -1)[:, :vocab] == 0
-    logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+    device, vocab = logits.device, logits.shape[-1]
+    words = allowed_tokens([constraint for _, constraint in constraints], vocab, pinned=device.type == "cuda")
+    octets = words.view(torch.uint8).to(device, non_blocking=True).view(-1).int()
+    terms = _terms_of_octets(device).index_select(0, octets).view(len(constraints), -1)[:, :vocab]
+    if len(constraints) == len(logits):
+        logits += terms
+    else:
+        logits.index_add_(0, torch.tensor([row for row, _ in constraints], device=device), terms)
+
+
+@cache
+def _terms_of_octets(device: torch.device) -> Tensor:
+    """Return what to add to the logits of eight tokens for every octet of a mask: 0 where its bit is set, else -inf."""
+    bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1
+    return torch.zeros(256, 8, device=device).masked_fill_(bits == 0, -torch.inf)
+
+
+def allowed_tokens(constraints: Sequence[Constraint], vocab_size: int, *, pinned: bool = False) -> Tensor:
+    """Return a row of int32 for each constraint, on the CPU: a bit for every token, set if it may come next."""
+    words = torch.zeros(len(constraints), -(-vocab_size // 32), dtype=torch.int32, pin_memory=pinned)
+    matchers = [(constraint._matcher, row) for row, constraint in enumerate(constraints)]
+    constraints[0]._threads.unsafe_compute_mask_ptr(matchers, words.data_ptr(), words.shape[1] * 4, len(constraints))
+    return words
 
 
 def _source(grammar: Grammar) -> str:

@@ -67,7 +67,12 @@ def test_smallest_file_takes_the_defaults(tmp_path: Path) -> None:
         input=to_nano("2.5"), output=to_nano(10), cached_input=to_nano("1.25")
     )
     assert settings.models["gpt-4o"].context == 128_000
-    assert settings.models["llama"].abilities == {Ability.CHAT, Ability.COMPLETIONS}
+    assert settings.models["llama"].abilities == {
+        Ability.CHAT,
+        Ability.COMPLETIONS,
+        Ability.JSON,
+        Ability.LOGPROBS,
+    }
     assert (settings.drain, settings.queue.wait, settings.journal_fsync) == (60.0, 10.0, "never")
 
 

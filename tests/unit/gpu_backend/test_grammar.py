@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_backend.engine.grammar import MAX_GRAMMAR_BYTES, BadGrammar, Constraint, GrammarCompiler, apply_constraints
+from gpu_backend.engine.grammar import (
+    MAX_GRAMMAR_BYTES,
+    BadGrammar,
+    Constraint,
+    GrammarCompiler,
+    allowed_tokens,
+    apply_constraints,
+)
 from gpu_backend.engine.sequence import Grammar, GrammarKind
 from tests.support.front import END, token_ids, write_small_files
 
@@ -97,7 +104,7 @@ def test_a_costly_grammar_ends_itself(compiler: GrammarCompiler) -> None:
     constraint = compiler.compile(Grammar(GrammarKind.REGEX, "(.*a.{4000}x|.*b.{4000}y|.*c.{4000}z)")).result().copy()
     problems = []
     for token in token_ids("abcabccbabacacb" * 100):
-        constraint.fill(torch.zeros(9, dtype=torch.int32))
+        allowed_tokens([constraint], VOCAB)
         problems.append(constraint.accept((token,)))
 
     assert any(problems)

@@ -14,6 +14,7 @@ from protocol.chat import ChatRequest
 from protocol.errors import BadRequest
 
 SCHEMA = {"type": "object", "properties": {"a": {"const": "é"}}}
+SCHEMA_FIELD = "response_format.json_schema.schema"
 AS_TEXT = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA, ensure_ascii=False))
 
 
@@ -55,7 +56,7 @@ def test_every_way_to_ask_is_understood(fields: dict[str, Any], grammar: Grammar
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, SCHEMA_FIELD),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
         ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_choice"),
         ({"guided_json": "{"}, "guided_json"),
