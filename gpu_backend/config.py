@@ -28,6 +28,8 @@ class EngineConfig:
     cpu_kv_bytes: int = 256 * 1024 * 1024  # most that the KV cache takes on the CPU
     batch_patience: float = 30.0  # seconds without a batch admission, after which interactive work lets one pass
     prefix_caching: bool = True  # False: only the replies of one request share blocks
+    protected_cache_share: float = 0.25  # of the KV blocks: what tenants have cached there, no other's work takes
+    shared_prefixes: tuple[tuple[int, ...], ...] = ()  # token ids of prompts' beginnings that all tenants may share
     num_threads: int | None = None  # of torch on the CPU; None: torch's own choice
 
     def __post_init__(self) -> None:
@@ -43,6 +45,8 @@ class EngineConfig:
             raise ValueError(f"batch_patience is {self.batch_patience}; it is a number of seconds from 0 up")
         if not 0 < self.gpu_memory_share <= 1:
             raise ValueError(f"gpu_memory_share is {self.gpu_memory_share}; it is a share between 0 and 1")
+        if not 0 <= self.protected_cache_share <= 1:
+            raise ValueError(f"protected_cache_share is {self.protected_cache_share}; it is a share between 0 and 1")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs}); "

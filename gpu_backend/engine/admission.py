@@ -96,7 +96,7 @@ class Admission:
         if head is None:
             return []
         everyone = list(running)
-        needed = self._blocks.blocks_for(len(head.token_ids)) + len(everyone) - self._blocks.num_available
+        needed = self._blocks.blocks_for(len(head.token_ids)) + len(everyone) - self._blocks.available_to(head.tenant)
         too_many = len(everyone) - self._max_seqs + 1
         leaving: list[Sequence] = []
         for sequence in sorted(filter(_yields, everyone), key=lambda s: s.place, reverse=True):

@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from hashlib import blake2b
+from itertools import groupby
+
+from gpu_backend.engine.tenant_cache import TenantCache
+
+SHARED = "(shared)"  # whom the blocks of declared beginnings belong to; no team id has brackets
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +24,44 @@ class Allocation:
     num_cached: int
 
 
+@dataclass(slots=True)
+class _Named:
+    """A full block that can be found by its key."""
+
+    key: bytes
+    block: int
+    tenant: str
+    again: bool  # whether its key ever came back
+
+
 class BlockManager:
     """Hands out ``num_blocks`` blocks, counts who uses them, and remembers what full ones hold.
 
     A block is in one of three states: in use (referenced), evictable (unused, but found by its hash until someone needs
-    the room) or free. Evictable blocks are given away in the order in which they were last used.
+    the room) or free. ``num_protected`` blocks are kept, by weight, for what tenants have cached: nobody else's work
+    takes them. Blocks whose hash is in ``shared`` belong to no tenant.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_protected: int = 0,
+        shared: frozenset[bytes] = frozenset(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.shared = shared
         self._references = [0] * num_blocks
         self._free = deque(range(num_blocks))
-        self._evictable: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._block_of: dict[bytes, int] = {}
-        self._hash_of: dict[int, bytes] = {}
+        self._evictable = TenantCache(num_protected, clock)
+        self._by_key: dict[bytes, _Named] = {}
+        self._by_block: dict[int, _Named] = {}
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be handed out: free and evictable ones."""
+        """Blocks that nobody uses: free and evictable ones."""
         return len(self._free) + len(self._evictable)
 
     @property
@@ -46,93 +69,120 @@ class BlockManager:
         """Blocks that some sequence references."""
         return self.num_blocks - self.num_available
 
+    def available_to(self, tenant: str) -> int:
+        """Blocks that can be handed out to a tenant: all but those in use and those kept for others."""
+        return len(self._free) + self._evictable.available_to(tenant)
+
     def blocks_for(self, num_tokens: int) -> int:
         """How many blocks hold that many tokens."""
         return -(-num_tokens // self.block_size)
 
-    def allocate_table(self, hashes: SequenceOf[bytes], num_blocks: int, headroom: int = 0) -> Allocation | None:
+    def note_request(self, tenant: str, weight: float) -> None:
+        """Tell that a tenant has work: until it has had none for ten minutes, its part of the cache is its own."""
+        self._evictable.touch(tenant, weight)
+
+    def allocate_table(
+        self, hashes: SequenceOf[bytes], num_blocks: int, headroom: int = 0, tenant: str = ""
+    ) -> Allocation | None:
         """Make a table of ``num_blocks``, its beginning found by ``hashes`` where possible; None if there is no room.
 
-        There is room if ``headroom`` blocks would still be available afterwards.
+        There is room if ``headroom`` blocks would still be available to the tenant afterwards.
         """
         found = self._find(hashes[:num_blocks])
-        resting = sum(self._references[block] == 0 for block in found)
-        if self.num_available - resting - (num_blocks - len(found)) < headroom:
+        resting = [named for named in found if self._references[named.block] == 0]
+        for owner, group in groupby(resting, _owner):
+            self._evictable.remove(owner, [named.key for named in group])
+        if self.available_to(tenant) - (num_blocks - len(found)) < headroom:
+            self._rest(reversed(resting))
             return None
-        for block in found:
-            self._hold(block)
-        fresh = [self._take() for _ in range(num_blocks - len(found))]
-        return Allocation((*found, *fresh), len(found))
+        for named in found:
+            self._references[named.block] += 1
+            named.again = True
+        if found and found[0].tenant == SHARED:
+            self._evictable.touch(SHARED, 1.0)
+        fresh = self._take(num_blocks - len(found), tenant)
+        return Allocation((*(named.block for named in found), *fresh), len(found))
 
-    def allocate_block(self) -> int | None:
-        """Hand out one more block; None if all are in use."""
-        return self._take() if self.num_available else None
+    def allocate_block(self, tenant: str = "") -> int | None:
+        """Hand out one more block; None if none is available to the tenant."""
+        return self._take(1, tenant)[0] if self.available_to(tenant) else None
 
-    def publish(self, block: int, block_hash: bytes) -> None:
-        """Let others find a full, computed block by its hash; of two with equal content the first stays known."""
-        if block_hash not in self._block_of and block not in self._hash_of:
-            self._block_of[block_hash] = block
-            self._hash_of[block] = block_hash
+    def publish(self, block: int, block_hash: bytes, tenant: str = "") -> None:
+        """Let others find a full, computed block by its hash; of two equal ones that in use stays known."""
+        if block in self._by_block:
+            return
+        known = self._by_key.get(block_hash)
+        if known is not None:
+            if self._references[known.block]:
+                return
+            self._evictable.remove(known.tenant, [known.key])
+            self._forget(known)
+            self._free.append(known.block)
+        owner = SHARED if block_hash in self.shared else tenant
+        again = self._evictable.recall(owner, block_hash) or known is not None
+        named = _Named(block_hash, block, owner, again)
+        self._by_key[block_hash] = self._by_block[block] = named
 
     def release(self, block_table: SequenceOf[int]) -> None:
         """Give a table's references back. Its end is evicted before its beginning, which more prompts share."""
+        resting = []
         for block in reversed(block_table):
             self._references[block] -= 1
             assert self._references[block] >= 0, f"block {block} was released more often than it was taken"
             if self._references[block] == 0:
-                if block in self._hash_of:
-                    self._evictable[block] = None
-                else:
+                named = self._by_block.get(block)
+                if named is None:
                     self._free.append(block)
+                else:
+                    resting.append(named)
+        self._rest(resting)
 
     def forget(self, block_table: SequenceOf[int]) -> None:
         """Let nobody find these blocks again: what they hold cannot be trusted. Call it before ``release``."""
         for block in block_table:
-            if block in self._hash_of:
-                del self._block_of[self._hash_of.pop(block)]
+            if block in self._by_block:
+                self._forget(self._by_block[block])
 
     def check(self, block_tables: Iterable[SequenceOf[int]]) -> None:
         """Assert that the books are in order, and that exactly these tables are out."""
+        self._evictable.check()
         held = Counter(block for table in block_tables for block in table)
         assert all(self._references[block] == held[block] for block in range(self.num_blocks)), "references differ"
-        free, evictable = set(self._free), set(self._evictable)
+        free, evictable = set(self._free), {self._by_key[key].block for key in self._evictable}
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & evictable and not (free | evictable) & set(held), "a block is in two states"
         assert len(free) + len(evictable) + len(held) == self.num_blocks, "a block is lost"
-        assert evictable <= set(self._hash_of) and not free & set(self._hash_of), "only findable blocks are evictable"
-        assert {block: key for key, block in self._block_of.items()} == self._hash_of, "the two indexes differ"
+        assert not free & self._by_block.keys(), "a free block can be found"
+        assert {n.key: n.block for n in self._by_key.values()} == {n.key: n.block for n in self._by_block.values()}, (
+            "the two indexes differ"
+        )
 
-    def _find(self, hashes: SequenceOf[bytes]) -> list[int]:
+    def _find(self, hashes: SequenceOf[bytes]) -> list[_Named]:
         found = []
         for block_hash in hashes:
-            block = self._block_of.get(block_hash)
-            if block is None:
+            named = self._by_key.get(block_hash)
+            if named is None:
                 break
-            found.append(block)
+            found.append(named)
         return found
 
-    def _hold(self, block: int) -> None:
-        if self._references[block] == 0:
-            del self._evictable[block]
-        self._references[block] += 1
+    def _take(self, count: int, tenant: str) -> list[int]:
+        taken = [self._free.popleft() for _ in range(min(count, len(self._free)))]
+        for key in self._evictable.evict_for(tenant, count - len(taken)):
+            named = self._by_key[key]
+            taken.append(named.block)
+            self._forget(named)
+        for block in taken:
+            self._references[block] = 1
+        return taken
 
-    def _take(self) -> int:
-        if self._free:
-            block = self._free.popleft()
-        else:
-            block, _ = self._evictable.popitem(last=False)
-            del self._block_of[self._hash_of.pop(block)]
-        self._references[block] = 1
-        return block
+    def _rest(self, resting: Iterable[_Named]) -> None:
+        for owner, group in groupby(resting, _owner):
+            self._evictable.add(owner, [(named.key, named.again) for named in group])
+
+    def _forget(self, named: _Named) -> None:
+        del self._by_key[named.key], self._by_block[named.block]
 
 
-def extend_hashes(hashes: list[bytes], token_ids: SequenceOf[int], block_size: int, salt: bytes) -> None:
-    """Append to ``hashes`` the hash of each full block of ``token_ids`` that has none yet.
-
-    A block's hash covers the salt and every token up to its end. It is a cryptographic one (BLAKE2b, 128 bits): whoever
-    could forge a collision would read another tenant's prompt.
-    """
-    for start in range(len(hashes) * block_size, len(token_ids) // block_size * block_size, block_size):
-        digest = blake2b(hashes[-1] if hashes else salt, digest_size=16)
-        digest.update(array("q", token_ids[start : start + block_size]).tobytes())
-        hashes.append(digest.digest())
+def _owner(named: _Named) -> str:
+    return named.tenant

@@ -27,6 +27,7 @@ from gpu_backend.engine.messages import (
     Timings,
 )
 from gpu_backend.engine.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
+from gpu_backend.engine.prefix_hashes import shared_hashes
 from gpu_backend.engine.requests import Limits, find_problem, make_sequences, refusal
 from gpu_backend.engine.scheduler import Scheduler
 from gpu_backend.engine.sequence import FinishReason, Sequence
@@ -65,7 +66,15 @@ class EngineLoop:
         grammars: GrammarQueue | None = None,
     ) -> None:
         assert limits.max_model_len <= num_blocks * config.block_size
-        self.blocks = BlockManager(num_blocks, config.block_size)
+        longest = -(-limits.max_model_len // config.block_size)
+        self.blocks = BlockManager(
+            num_blocks,
+            config.block_size,
+            # Whatever is protected, the longest sequence alone must find room.
+            num_protected=min(int(config.protected_cache_share * num_blocks), num_blocks - longest),
+            shared=shared_hashes(config.shared_prefixes if config.prefix_caching else (), config.block_size),
+            clock=clock,
+        )
         self.scheduler = Scheduler(config, self.blocks, clock)
         self.runner = runner
         self._limits = limits

@@ -11,8 +11,9 @@ from time import monotonic
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.admission import Admission
-from gpu_backend.engine.blocks import BlockManager, extend_hashes
+from gpu_backend.engine.blocks import BlockManager
 from gpu_backend.engine.plan import SequenceStep, StepPlan
+from gpu_backend.engine.prefix_hashes import extend_hashes
 from gpu_backend.engine.sequence import Sequence
 
 
@@ -163,7 +164,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence) -> None:
         """Give a decode the block its next token needs, at somebody's cost, which may be its own."""
         while sequence.sequence_id in self._running:
-            block = self.blocks.allocate_block()
+            block = self.blocks.allocate_block(sequence.tenant)
             if block is not None:
                 sequence.block_table.append(block)
                 return
@@ -184,10 +185,14 @@ class Scheduler:
         # The last token is always computed, so that there are logits to sample from.
         findable = (len(sequence.token_ids) - 1) // self.blocks.block_size
         if not sequence.pools:
-            extend_hashes(sequence.block_hashes, sequence.token_ids, self.blocks.block_size, self._salt(sequence))
+            self.blocks.note_request(sequence.tenant, sequence.weight)
+            self._extend_hashes(sequence)
         # Each running sequence can fill a block before anyone must give way.
         allocation = self.blocks.allocate_table(
-            sequence.block_hashes[:findable], self.blocks.blocks_for(len(sequence.token_ids)), len(self._running)
+            sequence.block_hashes[:findable],
+            self.blocks.blocks_for(len(sequence.token_ids)),
+            len(self._running),
+            sequence.tenant,
         )
         if allocation is None:
             return None
@@ -208,15 +213,16 @@ class Scheduler:
     def _publish(self, sequence: Sequence) -> None:
         full = sequence.num_computed // self.blocks.block_size
         if full > sequence.num_published:
-            extend_hashes(sequence.block_hashes, sequence.token_ids, self.blocks.block_size, self._salt(sequence))
+            self._extend_hashes(sequence)
             for index in range(sequence.num_published, full):
-                self.blocks.publish(sequence.block_table[index], sequence.block_hashes[index])
+                self.blocks.publish(sequence.block_table[index], sequence.block_hashes[index], sequence.tenant)
             sequence.num_published = full
 
-    def _salt(self, sequence: Sequence) -> bytes:
-        """Return the root of a sequence's hash chain: tenants never find each other's blocks."""
+    def _extend_hashes(self, sequence: Sequence) -> None:
+        """Name a sequence's full blocks: tenants never find each other's, but for declared beginnings."""
         owner = f"tenant {sequence.tenant}" if self._prefix_caching else f"request {sequence.request_id}"
-        return blake2b(owner.encode(), digest_size=16, person=b"tollgate kv root").digest()
+        salt = blake2b(owner.encode(), digest_size=16, person=b"tollgate kv root").digest()
+        extend_hashes(sequence.block_hashes, sequence.token_ids, self.blocks.block_size, salt, self.blocks.shared)
 
     def _promote(self, leaver: Sequence) -> None:
         """Let the first of a leaver's followers compute the prompt in its place."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_backend.engine.blocks import BlockManager, extend_hashes
+from gpu_backend.engine.blocks import BlockManager
+from gpu_backend.engine.prefix_hashes import extend_hashes
 
 BLOCK = 4
 
