@@ -43,6 +43,7 @@ class MessagesDialect:
         self._open = ""  # kind of the block that is open
         self._tool = -1  # index of the tool call whose block is open
         self._later: dict[int, list[ToolCallDelta]] = {}  # pieces of calls that have to wait for the open one's end
+        self._words_later: list[Delta] = []  # words and thinking that wait for it
         self._is_begun = False
         self._stop: dict[str, Any] = _stop(FinishReason.STOP, None)
 
@@ -93,18 +94,10 @@ class MessagesDialect:
         }
 
     def _add(self, delta: Delta, out: list[bytes]) -> None:
-        if delta.reasoning or delta.signature:
-            self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""}, out)
-            if delta.reasoning:
-                self._put({"type": "thinking_delta", "thinking": delta.reasoning}, out)
-            if delta.signature:
-                self._put({"type": "signature_delta", "signature": delta.signature}, out)
-        if delta.redacted:
-            self._end(out)
-            self._begin("redacted_thinking", {"type": "redacted_thinking", "data": delta.redacted}, out)
-        if text := delta.text or delta.refusal:
-            self._begin("text", {"type": "text", "text": ""}, out)
-            self._put({"type": "text_delta", "text": text}, out)
+        if self._open == "tool_use":
+            self._words_later.append(delta)
+        else:
+            self._add_words(delta, out)
         for piece in delta.tool_calls:
             self._add_call(piece, out)
         if delta.finish_reason is not None:
@@ -112,11 +105,28 @@ class MessagesDialect:
                 self._end(out)
                 for piece in self._later[index]:
                     self._write_call(piece, out)
+            for later in self._words_later:
+                self._add_words(later, out)
             self._end(out)
             self._stop = _stop(delta.finish_reason, delta.stop_sequence)
 
+    def _add_words(self, delta: Delta, out: list[bytes]) -> None:
+        if delta.reasoning or delta.signature:
+            self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""}, out)
+            if delta.reasoning:
+                self._put({"type": "thinking_delta", "thinking": delta.reasoning}, out)
+            if delta.signature:
+                self._put({"type": "signature_delta", "signature": delta.signature}, out)
+                self._end(out)  # what is thought after that is signed anew
+        if delta.redacted:
+            self._end(out)
+            self._begin("redacted_thinking", {"type": "redacted_thinking", "data": delta.redacted}, out)
+        if text := delta.text or delta.refusal:
+            self._begin("text", {"type": "text", "text": ""}, out)
+            self._put({"type": "text_delta", "text": text}, out)
+
     def _add_call(self, piece: ToolCallDelta, out: list[bytes]) -> None:
-        """Write a piece of a call. Blocks come one after the other: another call waits until the first is whole."""
+        """Write a piece of a call. Blocks come one after the other: all else waits until the first call is whole."""
         if self._open == "tool_use" and piece.index != self._tool:
             self._later.setdefault(piece.index, []).append(piece)
         else:

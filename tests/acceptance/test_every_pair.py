@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tests.support.house import House
+from tests.support.message_stream import built_of
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import Script
 
@@ -278,37 +279,6 @@ def heard_in_message(message: dict[str, Any]) -> Heard:
         written=message["usage"]["cache_creation_input_tokens"],
         said=message["usage"]["output_tokens"],
     )
-
-
-def built_of(stream: str) -> dict[str, Any]:
-    """Return the message that the events of a stream build, block by block."""
-    message: dict[str, Any] = {}
-    pieces = ""
-    for line in stream.splitlines():
-        if not line.startswith("data: "):
-            continue
-        event = json.loads(line[6:])
-        match event["type"]:
-            case "message_start":
-                message = event["message"]
-            case "content_block_start":
-                assert event["index"] == len(message["content"])
-                message["content"].append(event["content_block"])
-                pieces = ""
-            case "content_block_delta":
-                delta, block = event["delta"], message["content"][event["index"]]
-                if delta["type"] == "input_json_delta":
-                    pieces += delta["partial_json"]
-                else:
-                    field = delta["type"].removesuffix("_delta")
-                    block[field] += delta[field]
-            case "content_block_stop" if message["content"][-1]["type"] == "tool_use":
-                message["content"][-1]["input"] = json.loads(pieces or "{}")
-            case "message_delta":
-                message |= event["delta"] | {"usage": message["usage"] | event["usage"]}
-            case "error":
-                raise AssertionError(event)
-    return message
 
 
 def neutral(word: str, dialect: int) -> str:
