@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,10 +53,11 @@ class Server(Struct, frozen=True):
 
 
 @contextmanager
-def start_upstream(core: int) -> Iterator[Server]:
-    """Run the scripted upstream with prepared answers."""
+def start_upstream(core: int, *options: str) -> Iterator[Server]:
+    """Run the scripted upstream, with prepared answers unless ``options`` say otherwise."""
     port = free_port()
-    with _run([sys.executable, "-m", "tests.support.scripted_upstream", "--fast", "--port", str(port)], core) as pid:
+    command = [sys.executable, "-m", "tests.support.scripted_upstream", *(options or ["--fast"]), "--port", str(port)]
+    with _run(command, core) as pid:
         _wait_for(port)
         yield Server("upstream", f"http://127.0.0.1:{port}/v1/chat/completions", "sk-upstream", (pid,))
 
@@ -73,9 +74,18 @@ def start_pass_through(upstream: Server, core: int) -> Iterator[Server]:
 
 @contextmanager
 def start_gateway(
-    upstream: Server, models: dict[str, str], folder: Path, core: int, helpers_core: int, wrapper: Sequence[str] = ()
+    upstream: Server,
+    models: dict[str, str],
+    folder: Path,
+    core: int,
+    helpers_core: int,
+    wrapper: Sequence[str] = (),
+    more: Mapping[str, object] | None = None,
 ) -> Iterator[Server]:
-    """Run the gateway with everything on. ``models`` maps our names to the upstream's; ``wrapper`` is a profiler."""
+    """Run the gateway with everything on. ``models`` maps our names to the upstream's; ``wrapper`` is a profiler.
+
+    ``more`` is said of the provider beside what is always said.
+    """
     postgres, valkey = EmbeddedPostgres(folder), EmbeddedValkey(folder)
     try:
         postgres.start()
@@ -84,8 +94,8 @@ def start_gateway(
         for pid in (postgres.pid, valkey.pid):
             _pin(pid, helpers_core)
         config = folder / "tollgate.yaml"
-        config.write_text(_config(upstream, models, folder, postgres.url, valkey.url))
-        key = _make_team(config)
+        config.write_text(_config(upstream, models, folder, postgres.url, valkey.url, more or {}))
+        key = make_team(config, "bench")
         port = free_port()
         command = [*(wrapper or [sys.executable]), "-m", "gateway.cli", "serve", "--config", str(config)]
         with _run([*command, "--port", str(port)], core, log=folder / "gateway.log") as pid:
@@ -105,7 +115,14 @@ def rows_written(server: Server) -> int:
         return int(json.load(answer)["requests"])
 
 
-def _config(upstream: Server, models: dict[str, str], folder: Path, database_url: str, redis_url: str) -> str:
+def _config(
+    upstream: Server,
+    models: dict[str, str],
+    folder: Path,
+    database_url: str,
+    redis_url: str,
+    more: Mapping[str, object],
+) -> str:
     return json.dumps(  # JSON is YAML
         {
             "database_url": database_url,
@@ -118,6 +135,7 @@ def _config(upstream: Server, models: dict[str, str], folder: Path, database_url
                     "format": "openai",
                     "api_keys": [upstream.key],
                     "endpoints": [{"region": "local", "base_url": upstream.url.removesuffix("/chat/completions")}],
+                    **more,
                 }
             },
             "models": {
@@ -136,12 +154,12 @@ def _config(upstream: Server, models: dict[str, str], folder: Path, database_url
     )
 
 
-def _make_team(config: Path) -> str:
+def make_team(config: Path, team: str) -> str:
     """Migrate, make a team with every limit set, and return a key of it."""
     limits = [part for name, value in LIMITS.items() for part in (f"--{name}", value)]
     _tollgate("migrate", "--config", str(config))
-    _tollgate("teams", "create", "bench", *limits, "--config", str(config))
-    shown = _tollgate("keys", "create", "--team", "bench", *limits, "--format", "json", "--config", str(config))
+    _tollgate("teams", "create", team, *limits, "--config", str(config))
+    shown = _tollgate("keys", "create", "--team", team, *limits, "--format", "json", "--config", str(config))
     return str(json.loads(shown)["key"])
 
 

@@ -26,7 +26,7 @@ from tests.support.openai_rules import Violation, check_body, check_headers
 from tests.support.upstream_acts import play_stream, play_whole, send_json, spoil
 from tests.support.upstream_http import HttpConnection, HttpRequest
 from tests.support.upstream_prepared import PreparedAnswers
-from tests.support.upstream_scripts import Fault, Script, parse_script
+from tests.support.upstream_scripts import NAMED, Fault, Script, parse_script
 
 MODELS = (
     "gpt-4o",
@@ -76,6 +76,7 @@ class ScriptedUpstream:
 
     A request is answered by the first of: a script ordered with ``script()``, one behind a colon in the model's name,
     one behind a colon in the API key, the ``default``. ``fast`` answers from prepared bytes, unchecked and unrecorded.
+    More requests at once than ``capacity`` get 429.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class ScriptedUpstream:
         default: Script | None = None,
         models: tuple[str, ...] = MODELS,
         fast: bool = False,
+        capacity: int | None = None,
     ) -> None:
         self.default = default or Script()
         self.models = models
@@ -99,6 +101,8 @@ class ScriptedUpstream:
         self._is_ready = threading.Event()
         self._stop: asyncio.Event | None = None
         self._connections: set[HttpConnection] = set()
+        self._capacity = capacity
+        self._running = 0
 
     @property
     def url(self) -> str:
@@ -190,12 +194,15 @@ class ScriptedUpstream:
             return
         seen = Seen(len(self.requests), request.method, request.path, request.headers, request.body, time.monotonic())
         self.requests.append(seen)
+        self._running += 1
         try:
             await self._answer_seen(seen, connection)
             seen.answered_at = time.monotonic()
         except asyncio.CancelledError:
             seen.closed_at = time.monotonic()
             raise
+        finally:
+            self._running -= 1
 
     async def _answer_seen(self, seen: Seen, connection: HttpConnection) -> None:
         dialect = ANTHROPIC if seen.path.startswith(MESSAGES) else OPENAI
@@ -214,6 +221,8 @@ class ScriptedUpstream:
             send_json(connection, exc.status, headers, dialect.refusal(exc))
             return
         seen.script = script = self._script_for(seen.body["model"], seen.api_key)
+        if self._capacity is not None and self._running > self._capacity:
+            seen.script = script = NAMED["429-seconds"]
         await asyncio.sleep(script.latency)
         if script.fault is Fault.HANG_BEFORE_HEADERS:
             await asyncio.Event().wait()
@@ -359,10 +368,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="An upstream that plays OpenAI.")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--script", default="", help="the default script, such as tokens=16,pace=0.02")
+    parser.add_argument("--capacity", type=int, help="requests at once, beyond which it answers 429")
     parser.add_argument("--fast", action="store_true", help="prepared answers: no checks, no records")
     options = parser.parse_args()
     default = parse_script(options.script) if options.script else None
-    upstream = ScriptedUpstream(options.port, default=default, fast=options.fast)
+    upstream = ScriptedUpstream(options.port, default=default, fast=options.fast, capacity=options.capacity)
     try:
         import uvloop
 
