@@ -74,6 +74,10 @@ class Quotas(TeamBooks):
         self._unsaid: dict[str, Words] = {}  # request id -> what Redis has yet to hear of it
         self._returning: asyncio.Task[None] | None = None
 
+    def follow(self, standalone_share: float) -> None:
+        """Take another share of what was left, from the next outage on."""
+        self._standalone.share = standalone_share
+
     @property
     def unsaid(self) -> int:
         """Calls of which Redis has yet to hear."""

@@ -54,7 +54,7 @@ class Standalone:
 
     def __init__(self, share: float) -> None:
         self.ask_statements: AskStatements | None = None
-        self._share = share
+        self.share = share
         self._rooms: dict[tuple[str, str], Room] = {}  # what Redis last told
         self._sums: dict[tuple[str, str, int], tuple[float, ScopeSums | None]] = {}  # asked in this outage, and when
         self._asking: dict[tuple[str, str, int], asyncio.Future[None]] = {}
@@ -145,7 +145,7 @@ class Standalone:
                 case _:
                     base = self._remainder(scope, request, limit, cap)
                     spent = self._spent.get(name, {}).get((limit, _span(limit, request)), 0)
-            allowed = max(int((base or 0) * self._share), 1 if base and limit in SMALL else 0)
+            allowed = max(int((base or 0) * self.share), 1 if base and limit in SMALL else 0)
             if spent + wanted > allowed:
                 return RefusedHold(
                     scope=scope,

@@ -50,7 +50,7 @@ class Sweeper:
         self._quotas = quotas
         self._database = database
         self._clock = clock
-        self._keep_rows = keep_rows  # seconds
+        self.keep_rows = keep_rows  # seconds
         self._chores_due = 0.0  # of time.monotonic(), like the next
         self._answering_since: float | None = None
 
@@ -113,7 +113,7 @@ class Sweeper:
 
     async def drop_old_rows(self) -> None:
         """Drop rows past their retention, a partition at a time."""
-        keep_from = datetime.fromtimestamp(await self._now() - self._keep_rows, UTC).date()
+        keep_from = datetime.fromtimestamp(await self._now() - self.keep_rows, UTC).date()
         async with self._database.begin() as connection:
             old = await old_partitions(connection, keep_from)
         for name in old:

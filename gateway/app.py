@@ -33,6 +33,7 @@ from gateway.instances import InstanceWatcher
 from gateway.overload.gate import Gate
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
+from gateway.reload import Reloader
 from gateway.resilience.breakers import Breakers
 from gateway.resilience.retry import RetryBudgets
 from gateway.routes import HANDLERS
@@ -49,7 +50,9 @@ VERSION = "0.1.0"
 SETTLE_WITHIN = 5.0  # seconds for what is still being settled when the house closes
 
 
-def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | None = None) -> Telemetry:
+def create_app(
+    settings: Settings, clock: Clock | None = None, drain: Drain | None = None, reloader: Reloader | None = None
+) -> Telemetry:
     """Return the gateway as an ASGI app. Everything it needs is opened when it starts and closed when it stops."""
     clock, drain = clock or Clock(), drain or Drain()
     telemetry: Telemetry
@@ -58,6 +61,8 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with open_services(settings, clock, drain) as services:
             app.state.services = services
+            if reloader is not None:
+                reloader.state = app.state
             telemetry.metrics = services.metrics
             yield
 
@@ -91,13 +96,29 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         background = Background()
         metrics = Metrics()
         catalog, registry = settings.catalog(), ProviderRegistry(settings.providers)
-        targets = [target for model in catalog.models.values() for target in catalog.targets_of(model)]
-        breakers, budgets = Breakers(registry, targets, clock, background, redis), RetryBudgets()
+        breakers, budgets = Breakers(registry, catalog.targets(), clock, background, redis), RetryBudgets()
         stack.push_async_callback(breakers.close)
-        gate = Gate(registry, targets, breakers, settings.queue, clock, metrics)
+        gate = Gate(registry, catalog.targets(), breakers, settings.queue, clock, metrics)
         await breakers.sync()  # what is open is known before the first call
         flusher = Flusher(journal, database, clock, book_adopted=quotas.book_adopted)
         restorer = Restorer(quotas, journal, flusher, PostgresStore(database, clock), redis, clock)
+        sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
+        idempotency = IdempotencyStore(
+            database,
+            clock,
+            Sealer(settings.key_pepper, "idempotency"),
+            retention=settings.retention.idempotency,
+        )
+
+        def follow(edition: Services) -> None:
+            breakers.follow(edition.providers, edition.catalog.targets())
+            budgets.follow(edition.settings.providers)
+            gate.follow(edition.providers, edition.catalog.targets(), edition.settings.queue)
+            quotas.follow(edition.settings.quotas.standalone_share)
+            sweeper.keep_rows = edition.settings.retention.usage
+            idempotency.retention = edition.settings.retention.idempotency
+            watcher.follow(edition)
+
         services = Services(
             settings=settings,
             catalog=catalog,
@@ -115,26 +136,22 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             gate=gate,
             complexity=Complexity.load(),
             auth=Authenticator(database, clock, settings.key_pepper, settings.admin_keys),
-            idempotency=IdempotencyStore(
-                database,
-                clock,
-                Sealer(settings.key_pepper, "idempotency"),
-                retention=settings.retention.idempotency,
-            ),
+            idempotency=idempotency,
             keeper=Keeper(),
             metrics=metrics,
             background=background,
             hooks=(metrics.watch,),
             drain=drain,
+            follow=follow,
             started_at=clock.now(),
         )
         stack.push_async_callback(restorer.stop)
         await restorer.start()  # before anything is adopted, flushed or held
-        sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
         auditor = Auditor(database, redis, quotas, clock)
         metrics.follow_books(quotas, restorer, sweeper, services.flusher, auditor)
         metrics.follow_breakers(breakers, budgets)
         metrics.follow_rooms(gate.rooms)
+        metrics.config_loaded.set(clock.now())
         watcher = InstanceWatcher(services)
         keepers = (services.flusher, services.auth, services.idempotency, services.keeper, breakers)
         for one in (*keepers, sweeper, metrics, watcher, auditor):

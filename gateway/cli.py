@@ -60,7 +60,7 @@ def serve(
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the port")] = 1,
     fd: Annotated[int | None, typer.Option(hidden=True, help="A listening socket handed down by the parent")] = None,
 ) -> None:
-    """Run the gateway. SIGTERM drains it, a second one ends it at once."""
+    """Run the gateway. SIGTERM drains it, a second one ends it at once; SIGHUP has the file read again."""
     import socket
 
     from gateway import serving
@@ -72,7 +72,7 @@ def serve(
     except OSError as exc:
         _fail(f"{host}:{port} cannot be had: {exc.strerror}")
     if workers == 1:
-        raise typer.Exit(serving.serve(settings, listener, is_shared=fd is not None))
+        raise typer.Exit(serving.serve(path, settings, listener, is_shared=fd is not None))
     raise typer.Exit(serving.serve_with_workers(path, listener, workers, settings))
 
 
@@ -85,10 +85,11 @@ def work(
     ] = False,
 ) -> None:
     """Run a worker: batch work, and the chores of the house."""
-    settings = _load(find_config(config))
+    path = find_config(config)
+    settings = _load(path)
     from gateway.worker import is_working, run_worker
 
-    raise typer.Exit(int(not is_working(settings)) if check else run_worker(settings, concurrency))
+    raise typer.Exit(int(not is_working(settings)) if check else run_worker(path, settings, concurrency))
 
 
 @app.command("migrate")

@@ -9,9 +9,10 @@ import asyncio
 import select
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 import structlog
 import uvicorn
@@ -39,6 +40,8 @@ class Drain:
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that ends in the steps above. ``seconds`` is for all of them, ``lame_duck`` for the first.
 
+    ``on_hangup`` is called at SIGHUP (``hang_up``), by the loop, unless the server ends.
+
     ``is_shared``: another process accepts on the same socket, and whoever made it closes the door (``close_door``).
     """
 
@@ -50,12 +53,27 @@ class DrainingServer(uvicorn.Server):
         seconds: float,
         lame_duck: float,
         is_shared: bool,
+        on_hangup: Callable[[], Coroutine[Any, Any, object]],
     ) -> None:
         super().__init__(config)
         self._drain = drain
         self._seconds = seconds
         self._lame_duck = min(lame_duck, seconds)
         self._is_shared = is_shared
+        self._on_hangup = on_hangup
+        self._is_hung_up = False
+        self._reloading: asyncio.Task[object] | None = None
+
+    def hang_up(self, *_: object) -> None:
+        """Note SIGHUP."""
+        self._is_hung_up = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look, every 100 ms, whether there is anything to be done."""
+        if self._is_hung_up and (self._reloading is None or self._reloading.done()):
+            self._is_hung_up = False
+            self._reloading = asyncio.create_task(self._on_hangup())
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain at the first signal; at the second, whichever it is, break off."""

@@ -80,7 +80,7 @@ class IdempotencyStore:
         self._database = database
         self._clock = clock
         self._sealer = sealer
-        self._retention = retention  # seconds
+        self.retention = retention  # seconds
         self._lease = lease  # seconds
         self._owned: set[str] = set()  # request ids of the calls that run here
         self._lookouts: WeakValueDictionary[tuple[Place, bytes], Lookout] = WeakValueDictionary()
@@ -98,7 +98,7 @@ class IdempotencyStore:
                     "request_id": wanted.request_id,
                     "owner": self.owner,
                     "lease": self._lease,
-                    "expires_at": self._moment(self._retention),
+                    "expires_at": self._moment(self.retention),
                 }
                 is_ours = (await connection.execute(CLAIM, values)).one_or_none() is not None
                 return wanted if is_ours else Running()  # somebody was faster; who, the next look tells
@@ -120,7 +120,7 @@ class IdempotencyStore:
             "request_id": claim.request_id,
             "status": answer.status,
             "answer": sealed,
-            "expires_at": self._moment(self._retention),
+            "expires_at": self._moment(self.retention),
         }
         try:
             return await self._store(values, record)

@@ -74,6 +74,12 @@ class InstanceWatcher:
         self._replicas = replicas_of(services.settings.providers.values())
         self._unreachable: set[str] = set()  # base URLs; said once
 
+    def follow(self, services: Services) -> None:
+        """Look at the endpoints of another configuration from the next look on."""
+        self._services = services
+        self._replicas = replicas_of(services.settings.providers.values())
+        self._unreachable &= {replica.endpoint.base_url for replica in self._replicas}
+
     async def run(self) -> None:
         """Look whenever it is this gateway's turn."""
         while True:

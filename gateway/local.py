@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -63,6 +64,7 @@ def run_house(port: int, data_dir: Path, config: Path | None, as_json: bool) -> 
         house = House(supervisor, port, data_dir.absolute(), config)
         try:
             ready = house.open()
+            supervisor.on_hangup = house.hang_up
             _print(msgspec.json.encode(ready).decode() if as_json else welcome(ready, data_dir))
             while True:
                 supervisor.tend()
@@ -88,6 +90,7 @@ class House:
         self.environment = dict(os.environ)  # of our commands
         self.migration: subprocess.Popen[bytes] | None = None
         self.deadline = time.monotonic() + START_WITHIN
+        self.has_terminal = has_terminal()
         supervisor.pids_changed = self._write_pids
 
     def open(self) -> Ready:
@@ -100,16 +103,15 @@ class House:
         known = HouseSecrets.load(self._secrets)
         known.engine_port = free_port(known.engine_port)
         known.save(self._secrets)
-        engine_url = f"http://{LOOPBACK}:{known.engine_port}"
+        self.known = known
+        self.engine_url = f"http://{LOOPBACK}:{known.engine_port}"
         self._start_engine(known.engine_port)
         servers = self._servers(file)
         if "database_url" in servers:
             # Ours speaks no TLS. Said so, the driver does not look for certificates in a home that may be closed to us.
             self.environment["PGSSLMODE"] = "disable"
-        settings = house_config(CHECKPOINT, engine_url, {name: each.url for name, each in servers.items()}, known, file)
-        tree = joined(settings, file, self.data_dir)
-        self._check(settings)
-        write_privately(self.settings_file, to_yaml(tree).encode())
+        self.stores = {name: each.url for name, each in servers.items()}
+        tree = self._configure(file)
         self._start_migration()
         for server in servers.values():
             self._start_server(server)
@@ -131,12 +133,31 @@ class House:
             models=client.models(known.team_key),
             database_url=text_at(tree, "database_url") or "",
             redis_url=text_at(tree, "redis_url") or "",
-            engine_url=engine_url,
+            engine_url=self.engine_url,
             pids=self.pids(),
         )
 
+    def hang_up(self) -> None:
+        """Read the --config file again, and have gateway and worker follow; a faulty one is told and not gone by.
+
+        Raises StopRequested where SIGHUP means that the terminal is gone.
+        """
+        if self.has_terminal and not has_terminal():
+            raise StopRequested(signal.SIGHUP)
+        if self.config is None:
+            _say("SIGHUP: there is no --config file to read again")
+            return
+        try:
+            self._configure(read_config_file(self.config))
+        except (ConfigFaults, StartFailed) as exc:
+            _say(f"{exc}\n{self.config} is refused; everything stays as it was")
+            return
+        self.supervisor.signal_all(signal.SIGHUP, "gateway", "worker")
+        _say(f"{self.config} was read again")
+
     def close(self) -> None:
         """Let open calls end, then end everything: who asks before who answers, the stores last."""
+        self.supervisor.on_hangup = None
         if self.listener is not None:
             self.listener.close()  # from here on nobody new is let in
         if self.migration is not None:
@@ -158,6 +179,14 @@ class House:
         for child in self.supervisor.children:
             found[child.role] += child.pids()
         return found
+
+    def _configure(self, file: Section | None) -> Section:
+        """Write the tollgate.yaml that the house's processes read, and return it. Raises StartFailed for faults."""
+        settings = house_config(CHECKPOINT, self.engine_url, self.stores, self.known, file)
+        tree = joined(settings, file, self.data_dir)
+        self._check(settings)
+        write_privately(self.settings_file, to_yaml(tree).encode())
+        return tree
 
     def _write_pids(self, pids: dict[str, list[int]]) -> None:
         write_privately(self.data_dir / "pids.json", msgspec.json.encode({role: pids.get(role, []) for role in ROLES}))
@@ -224,7 +253,11 @@ class House:
 
     def _start_child(self, role: str, command: list[str | Path], pass_fds: tuple[int, ...] = ()) -> None:
         def launch() -> subprocess.Popen[bytes]:
-            return spawn(command, log=self._log(role), env=self.environment, pass_fds=(self.lock, *pass_fds))
+            # Who reads our settings file is told of changes by SIGHUP, which would kill before it listens.
+            blocked = (signal.SIGHUP,) if role in ("gateway", "worker") else ()
+            return spawn(
+                command, log=self._log(role), env=self.environment, pass_fds=(self.lock, *pass_fds), blocked=blocked
+            )
 
         self.supervisor.start(Child(role, launch, patience=DRAIN + TIDY_UP))
 
@@ -272,6 +305,15 @@ class House:
         for log in (self.data_dir / "logs").glob("*.log"):
             if log.stat().st_size > LARGEST_LOG:
                 log.replace(log.with_suffix(".log.old"))
+
+
+def has_terminal() -> bool:
+    """Whether this process belongs to a terminal, and it is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def welcome(ready: Ready, data_dir: Path) -> str:

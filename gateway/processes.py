@@ -52,12 +52,13 @@ def spawn(
     stdin: int = subprocess.DEVNULL,
     pass_fds: Iterable[int] = (),
     death_signal: signal.Signals = signal.SIGKILL,
+    blocked: Iterable[signal.Signals] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a command that gets ``death_signal`` when its parent dies.
 
     Its output is appended to ``log``, or joins ours. It leads a process group of its own, so that Ctrl-C reaches the
     parent alone, which then ends its children in order. Linux sends the death signal when the *thread* that started the
-    child ends, hence only the main thread may start one.
+    child ends, hence only the main thread may start one. Signals in ``blocked`` wait until the command unblocks them.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("a child dies with the thread that started it: start it from the main thread")
@@ -73,7 +74,7 @@ def spawn(
             pass_fds=tuple(pass_fds),
             process_group=0,
             # Runs after the change of user, which would clear the death signal (prctl(2)).
-            preexec_fn=_die_with_parent(os.getpid(), death_signal),
+            preexec_fn=_die_with_parent(os.getpid(), death_signal, frozenset(blocked)),
             **as_account(account),
         )
     finally:
@@ -86,11 +87,13 @@ def _open_log(log: Path) -> int:
     return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
-def _die_with_parent(parent: int, death_signal: signal.Signals) -> Callable[[], None]:
+def _die_with_parent(
+    parent: int, death_signal: signal.Signals, blocked: frozenset[signal.Signals]
+) -> Callable[[], None]:
     prctl = ctypes.CDLL(None, use_errno=True).prctl  # resolved before the fork: the child should only call it
 
     def prepare_child() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a supervisor blocks what it waits for
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # a supervisor blocks what it waits for
         prctl(PR_SET_PDEATHSIG, int(death_signal))
         if os.getppid() != parent:  # it died before the line above
             os._exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from redis.asyncio import Redis
@@ -33,7 +33,10 @@ from router.targets import TargetHealth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Everything that is opened at start and shared by all requests."""
+    """Everything that a call needs. All but settings, catalogue and providers is opened at start and shared by all.
+
+    A call keeps the edition that it began with; when the configuration is read again, those that begin get another.
+    """
 
     settings: Settings
     catalog: Catalog
@@ -57,6 +60,7 @@ class Services:
     background: Background
     hooks: tuple[HookMaker, ...]
     drain: Drain
+    follow: Callable[[Services], None]  # has what is shared go by another edition
     started_at: float  # unix seconds
 
     def health(self) -> Mapping[str, TargetHealth]:

@@ -63,27 +63,27 @@ def close_door(listener: socket.socket) -> None:
         listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("@HP", len(code), addressof(program)))
 
 
-def serve(settings: Settings, listener: socket.socket, *, is_shared: bool) -> int:
+def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared: bool) -> int:
     """Serve in this process until SIGTERM or SIGINT, then let open calls end within ``settings.drain``.
 
-    A second signal ends it at once. ``is_shared``: a parent has the socket too. Returns the exit status.
+    A second signal ends it at once. SIGHUP has the file at ``path`` read again. ``is_shared``: a parent has the socket
+    too. Returns the exit status.
     """
-    import structlog
     import uvicorn
 
     from gateway.app import create_app
+    from gateway.config_file import load_settings
     from gateway.draining import Drain, DrainingServer
+    from gateway.reload import Reloader
     from gateway.telemetry.logging import configure_logging
 
     # Heard before uvicorn listens, and when it is done: it raises the signal that ended it once more.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     configure_logging()
-    # Its meaning for a service is "read your configuration again"; by default it would kill.
-    signal.signal(signal.SIGHUP, lambda *_: structlog.get_logger().warning("reload_needs_a_restart"))
-    drain = Drain()
+    drain, reloader = Drain(), Reloader(lambda: load_settings(path))
     config = uvicorn.Config(
-        create_app(settings, drain=drain),
+        create_app(settings, drain=drain, reloader=reloader),
         loop="uvloop",
         http="httptools",
         ws="none",
@@ -94,7 +94,16 @@ def serve(settings: Settings, listener: socket.socket, *, is_shared: bool) -> in
         timeout_keep_alive=round(KEEP_ALIVE),
     )
     lame_duck = settings.lame_duck + (BEHIND_PARENT if is_shared else 0.0)
-    server = DrainingServer(config, drain, seconds=settings.drain, lame_duck=lame_duck, is_shared=is_shared)
+    server = DrainingServer(
+        config,
+        drain,
+        seconds=settings.drain,
+        lame_duck=lame_duck,
+        is_shared=is_shared,
+        on_hangup=reloader.reload,
+    )
+    signal.signal(signal.SIGHUP, server.hang_up)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by a parent until now
     server.run(sockets=[listener])
     return 0 if server.started else 1
 
@@ -111,16 +120,17 @@ def serve_with_workers(config: Path, listener: socket.socket, workers: int, sett
         "--fd",
         str(listener.fileno()),
     ]
-    stop_signals = frozenset({signal.SIGINT, signal.SIGTERM})
     with (
         tempfile.TemporaryDirectory(prefix="tollgate-metrics-") as metrics,
-        Supervisor(say=_say, stop_signals=stop_signals, forwarded=frozenset({signal.SIGHUP})) as supervisor,
+        Supervisor(say=_say) as supervisor,
     ):
         # Prometheus adds the workers' numbers up through files in this folder.
         environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": metrics}
 
         def launch() -> subprocess.Popen[bytes]:
-            return spawn(command, log=None, env=environment, pass_fds=(listener.fileno(),))
+            return spawn(command, log=None, env=environment, pass_fds=(listener.fileno(),), blocked=(signal.SIGHUP,))
+
+        supervisor.on_hangup = lambda: supervisor.signal_all(signal.SIGHUP, "worker")
 
         for _ in range(workers):
             supervisor.start(Child("worker", launch, patience=settings.drain + TIDY_UP))

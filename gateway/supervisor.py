@@ -73,7 +73,7 @@ class Supervisor:
     say: Callable[[str], None] = lambda words: None
     pids_changed: Callable[[dict[str, list[int]]], None] = lambda pids: None
     stop_signals: frozenset[signal.Signals] = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    forwarded: frozenset[signal.Signals] = frozenset()  # passed on to every child
+    on_hangup: Callable[[], None] | None = None  # called at SIGHUP; without it, SIGHUP is a stop signal like another
     children: list[Child] = field(default_factory=list)
     _pids: dict[str, list[int]] | None = None
     _noted: deque[signal.Signals] = field(default_factory=deque)  # arrived in another thread
@@ -81,7 +81,7 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         self._handlers = {
             number: signal.signal(number, lambda arrived, _: self._noted.append(signal.Signals(arrived)))
-            for number in self.stop_signals | self.forwarded
+            for number in self.stop_signals
         }
         signal.pthread_sigmask(signal.SIG_BLOCK, self._awaited)
         return self
@@ -101,11 +101,10 @@ class Supervisor:
     def pause(self, seconds: float) -> None:
         """Wait, or return early because a child died; raise StopRequested when a signal asks for the end."""
         number = self._noted.popleft() if self._noted else self._next_signal(seconds)
-        if number in self.stop_signals:
+        if number is signal.SIGHUP and self.on_hangup is not None:
+            self.on_hangup()
+        elif number in self.stop_signals:
             raise StopRequested(number)
-        if number in self.forwarded:
-            for child in self.children:
-                _send(child, number)
 
     def _next_signal(self, seconds: float) -> signal.Signals | None:
         arrived = signal.sigtimedwait(self._awaited, seconds)
@@ -113,7 +112,7 @@ class Supervisor:
 
     @property
     def _awaited(self) -> frozenset[signal.Signals]:
-        return self.stop_signals | self.forwarded | {signal.SIGCHLD}
+        return self.stop_signals | {signal.SIGCHLD}
 
     def tend(self) -> None:
         """Start again what has died and waited long enough."""
@@ -136,6 +135,12 @@ class Supervisor:
         if pids != self._pids:
             self._pids = pids
             self.pids_changed(pids)
+
+    def signal_all(self, number: signal.Signals, *roles: str) -> None:
+        """Send a signal to the children of these roles."""
+        for child in self.children:
+            if child.role in roles:
+                _send(child, number)
 
     def first_dead(self) -> Child | None:
         """Return a child that does not run, if any: while the house is being started that is a failure."""

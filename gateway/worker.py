@@ -9,6 +9,7 @@ import asyncio
 import signal
 import socket
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -29,8 +30,10 @@ from gateway.callbacks.guard import Guard
 from gateway.callbacks.sender import Sender
 from gateway.callbacks.team_secrets import PURPOSE
 from gateway.clock import Clock
+from gateway.config_file import load_settings
 from gateway.database import Database
 from gateway.idempotency_store import purge_for_ever
+from gateway.reload import Read, read_again
 from gateway.sealing import Sealer
 from gateway.settings import Settings
 from gateway.telemetry.logging import configure_logging
@@ -42,10 +45,13 @@ FINAL_FLUSH = 5.0  # seconds for what is closed but not yet in Postgres when the
 log = structlog.get_logger()
 
 
-def run_worker(settings: Settings, concurrency: int) -> int:
-    """Work until SIGTERM or SIGINT; return the exit status. ``concurrency`` is for batch requests."""
+def run_worker(path: Path, settings: Settings, concurrency: int) -> int:
+    """Work until SIGTERM or SIGINT; SIGHUP has the file at ``path`` read again. Return the exit status.
+
+    ``concurrency`` is for batch requests.
+    """
     configure_logging()
-    return asyncio.run(_work(settings, Clock()))
+    return asyncio.run(_work(lambda: load_settings(path), settings, Clock()))
 
 
 def is_working(settings: Settings) -> bool:
@@ -56,10 +62,13 @@ def is_working(settings: Settings) -> bool:
         return False
 
 
-async def _work(settings: Settings, clock: Clock) -> int:
+async def _work(read: Read, settings: Settings, clock: Clock) -> int:
     asked_to_stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
+    hung_up = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by a parent until now
     async with AsyncExitStack() as stack:
         database = Database(settings.database_url, pool_size=2, application_name="tollgate worker")
         stack.push_async_callback(database.close)
@@ -75,9 +84,17 @@ async def _work(settings: Settings, clock: Clock) -> int:
         await restorer.start()  # before anything is adopted, flushed or held
         sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
         sealer = Sealer(settings.key_pepper, PURPOSE)
-        deliverer = Deliverer(database, clock, Sender(Guard(settings.callbacks_allow)), sealer)
+        guard = Guard(settings.callbacks_allow)
+        deliverer = Deliverer(database, clock, Sender(guard), sealer)
         stack.push_async_callback(deliverer.finish)
+
+        def follow(found: Settings) -> None:
+            quotas.follow(found.quotas.standalone_share)
+            sweeper.keep_rows = found.retention.usage
+            guard.allow = found.callbacks_allow
+
         chores = {
+            "reload": asyncio.create_task(_reload_for_ever(hung_up, read, settings, follow)),
             "flush": asyncio.create_task(flusher.run()),
             "purge": asyncio.create_task(purge_for_ever(database, clock)),
             "sweep": asyncio.create_task(sweeper.run()),
@@ -103,6 +120,19 @@ async def _until_stopped(asked_to_stop: asyncio.Event, chores: dict[str, asyncio
         log.error("chore_ended", chore=name, error=repr(task.exception()), exc_info=task.exception())
     await stop_all((stop, *chores.values()))
     return 1 if ended else 0
+
+
+async def _reload_for_ever(
+    hung_up: asyncio.Event, read: Read, settings: Settings, follow: Callable[[Settings], None]
+) -> None:
+    """Read the configuration again whenever SIGHUP came, and have everything follow it that may."""
+    while True:
+        await hung_up.wait()
+        hung_up.clear()
+        if (found := await read_again(read, settings)) is not None:
+            settings = found
+            follow(settings)
+            log.info("config_reloaded")
 
 
 async def _show_life(settings: Settings) -> None:

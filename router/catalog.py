@@ -28,6 +28,10 @@ class Catalog(Struct, frozen=True):
         """Return the model at each endpoint of its provider, in order of preference."""
         return tuple(Target(model, endpoint) for endpoint in self.endpoints[model.provider])
 
+    def targets(self) -> list[Target]:
+        """Return every model at every endpoint."""
+        return [target for model in self.models.values() for target in self.targets_of(model)]
+
     def meaning(self, name: str) -> str:
         """Return what a name leads to: itself, or what it is an alias of. It need not exist."""
         seen = set[str]()

@@ -80,18 +80,18 @@ class Guard:
     """Decides where callbacks may go. ``allow``: ranges that are open though they are not public."""
 
     def __init__(self, allow: Sequence[Network] = (), resolve: Resolve | None = None) -> None:
-        self._allow = tuple(allow)
+        self.allow = tuple(allow)
         self._resolve = resolve or SystemResolver()
 
     async def find(self, url: CallbackUrl) -> Destination:
         """Return where ``url`` leads, every address checked. Raises Unreachable."""
         addresses = (url.address,) if url.address is not None else await self._addresses(url)
         for address in addresses:
-            kind = why_forbidden(address, self._allow)
+            kind = why_forbidden(address, self.allow)
             if kind is not None:
                 where = "is" if url.address is not None else "leads to"  # which one is none of a team's business
                 raise Unreachable(f"{where} {kind} address, where callbacks may not go")
-            if is_allowed(address, self._allow):
+            if is_allowed(address, self.allow):
                 continue
             if url.scheme != "https":
                 raise Unreachable("must be https; http is for addresses in callbacks.allow")

@@ -53,9 +53,19 @@ class Gate:
         self._turns = Turns(queue.per_team, queue.wait)
         self._futures: dict[Ticket, asyncio.Future[None]] = {}
         self._rooms: dict[str, Room] = {}  # by Target.key; whoever is missing has no limit
+        self.follow(registry, targets, queue)
+
+    def follow(self, registry: ProviderRegistry, targets: Iterable[Target], queue: QueueSettings) -> None:
+        """Go by another configuration. Who holds or awaits a slot of a target that it lacks goes on as before."""
+        self._registry, self._patience = registry, queue.wait
+        self._turns.follow(queue.per_team, queue.wait)
+        known, self._rooms = self._rooms, {}
         for target in targets:
-            if (limit := registry.settings(target.model.provider).concurrency) is not None:
-                self._rooms[target.key] = Room(target.key, limit)
+            limit, room = registry.settings(target.model.provider).concurrency, known.get(target.key)
+            if room is not None and room.limit != limit:
+                self._wake(self._turns.resize(room, limit, self._clock.monotonic()))
+            if limit is not None:
+                self._rooms[target.key] = room or Room(target.key, limit)
 
     def enter(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> Turn | None:
         """Return leave to go at once, to the first target with room; ``None`` when the call has to wait."""
@@ -152,7 +162,7 @@ class Gate:
                 future.set_result(None)
 
     def _patience_of(self, call: Call, route: Route, now: float) -> float:
-        total = self._registry.settings(route.targets[0].model.provider).timeouts.total
+        total = self._registry.settings_at(route.targets[0]).timeouts.total
         return max(0.0, min(self._patience, call.started + total - now))
 
     def _shed(self, call: Call, route: Route, rooms: Iterable[Room], why: str) -> Overloaded:

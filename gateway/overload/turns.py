@@ -135,6 +135,10 @@ class Turns:
         self._per_team = per_team
         self._wait = wait  # seconds
 
+    def follow(self, per_team: int, wait: float) -> None:
+        """Go by other bounds from the next call on; ``wait`` in seconds."""
+        self._per_team, self._wait = per_team, wait
+
     def join(
         self, team: str, weight: float, is_batch: bool, priority: str, rooms: Iterable[Room], now: float
     ) -> Ticket | None:

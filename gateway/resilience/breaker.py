@@ -62,6 +62,12 @@ class Breaker:
         self._probes_bad = NO_TALLY
         self._no_probe_until = -math.inf
 
+    def follow(self, policy: BreakerPolicy) -> None:
+        """Go by another policy. With another window, what was counted is forgotten."""
+        if policy.window != self.policy.window:
+            self.window = Window(policy.window)
+        self.policy = policy
+
     @property
     def generation(self) -> int:
         """Which condition this is; what was begun under another one tells nothing of this one."""

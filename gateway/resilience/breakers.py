@@ -63,7 +63,6 @@ class Breakers:
     ) -> None:
         self.transitions: Counter[tuple[str, str, str, str]] = Counter()  # made here: labels and the new state
         self.is_alone = False  # Redis does not answer
-        self._registry = registry
         self._clock = clock
         self._background = background
         self._shared = SharedBreakers(redis, deadline=deadline)
@@ -79,9 +78,25 @@ class Breakers:
         """Return what is known of a target, which is watched from now on."""
         key = target.key
         if (known := self._watched.get(key)) is None:
-            policy = self._registry.settings(target.model.provider).breaker
+            policy = self._keys.registry.settings_at(target).breaker
             known = self._watched[key] = Watched(target, Breaker(policy))
         return known
+
+    def follow(self, registry: ProviderRegistry, targets: Iterable[Target]) -> None:
+        """Go by another configuration: watch its targets under its policies, and no others.
+
+        Calls that began before may still end, or ask again, at a target that is not among them.
+        """
+        self._keys.registry = registry
+        wanted = {target.key: target for target in targets}
+        for key in self._watched.keys() - wanted.keys():
+            del self._watched[key]
+            self._open.discard(key)
+        for target in wanted.values():
+            watched = self.watch(target)
+            watched.target = target
+            watched.breaker.follow(registry.settings_at(target).breaker)
+        self._wake.set()  # what the other gateways know of the new ones
 
     def all(self) -> list[Watched]:
         """Return every target that is watched."""
@@ -180,8 +195,7 @@ class Breakers:
 
     def count_refused_keys(self) -> dict[tuple[str, str], int]:
         """Return how many keys of each provider are set aside at all of its endpoints, by why."""
-        providers = {watched.target.model.provider for watched in self._watched.values()}
-        return self._keys.count_asides(providers, self._clock.monotonic())
+        return self._keys.count_asides(self._clock.monotonic())
 
     async def run(self) -> None:
         """Tell the other gateways and hear from them, until cancelled."""
@@ -263,6 +277,8 @@ class Breakers:
     def _tell(self, watched: Watched) -> None:
         """Note a breaker that moved: in the log and the metrics if it moved here, and for the other gateways."""
         breaker, key = watched.breaker, watched.target.key
+        if self._watched.get(key) is not watched:
+            return  # the configuration has lost it
         is_open = breaker.condition.is_open
         if is_open == (key in self._open) and not breaker.transitions:
             return

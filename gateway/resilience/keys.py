@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import structlog
 
@@ -39,12 +38,12 @@ class KeyRing:
 
     def __init__(self, registry: ProviderRegistry) -> None:
         self.asides = SetAside()
-        self._registry = registry
+        self.registry = registry  # of the configuration that holds now
 
     def deal(self, target: Target, now: float) -> str | None:
         """Return the next key for ``target``, ``None`` if it needs none. Raises TargetAway when all are at a limit."""
         provider = target.model.provider
-        key = self._registry.next_key(provider)
+        key = self.registry.next_key_at(target)
         if not self.asides:
             return key
         limits: list[Aside] = []
@@ -56,7 +55,7 @@ class KeyRing:
                 poor.append(key)
             else:
                 return key
-            key = self._registry.next_key(provider)
+            key = self.registry.next_key_at(target)
         if not poor:
             raise _away(limits, now)
         return poor[0]  # refused lately; whoever has no better one hears at once when it is accepted again
@@ -96,18 +95,18 @@ class KeyRing:
         """Return why and until when keys are not used at a target; one for each such key."""
         return [aside for key in self._of(target) if (aside := self._find(target, key, now)) is not None]
 
-    def count_asides(self, providers: Iterable[str], now: float) -> dict[tuple[str, str], int]:
+    def count_asides(self, now: float) -> dict[tuple[str, str], int]:
         """Return how many keys of each provider are set aside at all of its endpoints, by why."""
         found = Counter[tuple[str, str]]()
-        for provider in providers:
-            for key in self._registry.settings(provider).api_keys:
+        for provider in self.registry.names():
+            for key in self.registry.settings(provider).api_keys:
                 aside = self.asides.find(at_provider(provider, key), now)
                 for why in ("refused_key", "spend_cap"):
                     found[provider, why] += aside is not None and aside.why == why
         return found
 
     def _of(self, target: Target) -> tuple[str | None, ...]:
-        return self._registry.settings(target.model.provider).api_keys or (None,)
+        return self.registry.settings_at(target).api_keys or (None,)
 
     def _find(self, target: Target, key: str | None, now: float) -> Aside | None:
         limited = self.asides.find(at_target(target.key, key), now)

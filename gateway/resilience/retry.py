@@ -121,6 +121,12 @@ class RetryBudgets:
             budget = self._budgets[provider.name] = RetryBudget(provider.retries.budget)
         return budget
 
+    def follow(self, providers: Mapping[str, ProviderSettings]) -> None:
+        """Go by what another configuration says of its providers, and forget all others."""
+        self._budgets = {name: budget for name, budget in self._budgets.items() if name in providers}
+        for name, budget in self._budgets.items():
+            budget.share = providers[name].retries.budget
+
     def all(self) -> Mapping[str, RetryBudget]:
         """Return the budgets by provider."""
         return self._budgets

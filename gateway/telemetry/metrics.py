@@ -117,6 +117,17 @@ class Metrics(ReplyHook):
         )
         self.slots = self._gauge_of_all("tollgate_slots", "Slots of a target whose slots are counted", "target")
         self.slots_held = self._gauge_of_all("tollgate_slots_held", "Those that calls hold", "target")
+        self.config_reloads = self._counter(
+            "tollgate_config_reloads_total", "Times that the configuration was read again", "outcome"
+        )
+        self.config_loaded = Gauge(
+            "tollgate_config_loaded_timestamp_seconds",
+            "When the configuration was read that is gone by; of several workers the oldest",
+            registry=self.registry,
+            multiprocess_mode="livemin",
+        )
+        for outcome in ("ok", "refused"):
+            counter_of(self.config_reloads, outcome)
         self._counted: list[tuple[Counter, Callable[[], int]]] = []
         self._refresh_books: Callable[[], None] = lambda: None
         self._refresh_breakers: Callable[[], None] = lambda: None
@@ -146,10 +157,14 @@ class Metrics(ReplyHook):
 
     def follow_breakers(self, breakers: Breakers, budgets: RetryBudgets) -> None:
         """Show from now on who is asked, and how often calls tried again."""
-        risen = Rises()
+        risen, shown = Rises(), set[tuple[str, str, str]]()
 
         def refresh() -> None:
-            for target, state in breakers.states():
+            states = dict(breakers.states())
+            for target in shown - states.keys():  # the configuration has lost it
+                self.breaker_state.labels(*target).set(0)
+            shown.update(states)
+            for target, state in states.items():
                 self.breaker_state.labels(*target).set(STATES.index(state))
             for moved, times in list(breakers.transitions.items()):
                 risen.follow(self.breaker_transitions, moved, times)
@@ -164,8 +179,17 @@ class Metrics(ReplyHook):
     def follow_rooms(self, rooms: Callable[[], Iterable[Room]]) -> None:
         """Show from now on how full targets are, and how many calls wait for them."""
 
+        shown = set[str]()
+
         def refresh() -> None:
-            for room in rooms():
+            counted = list(rooms())
+            for gone in shown - {room.name for room in counted}:  # the configuration has lost it
+                for gauge in (self.slots.labels(gone), self.slots_held.labels(gone)):
+                    gauge.set(0)
+                self.queue_depth.labels(gone, "interactive").set(0)
+                self.queue_depth.labels(gone, "batch").set(0)
+            shown.update(room.name for room in counted)
+            for room in counted:
                 self.slots.labels(room.name).set(math.inf if room.limit is None else room.limit)
                 self.slots_held.labels(room.name).set(len(room.held))
                 self.queue_depth.labels(room.name, "interactive").set(len(room.interactive.tickets))
@@ -186,6 +210,12 @@ class Metrics(ReplyHook):
         self._refresh_rooms()
         for counter, rise in self._counted:
             counter.inc(rise())
+
+    def count_reload(self, is_ok: bool, now: float) -> None:
+        """Count a reload; ``now`` in unix seconds."""
+        counter_of(self.config_reloads, "ok" if is_ok else "refused").inc()
+        if is_ok:
+            self.config_loaded.set(now)
 
     def watch(self, call: Call, target: Target) -> ReplyHook:
         """Watch a reply: all of them alike, and only how they end."""
