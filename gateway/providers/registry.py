@@ -25,7 +25,7 @@ class ProviderRegistry:
 
     def __init__(self, providers: dict[str, ProviderSettings], before: ProviderRegistry | None = None) -> None:
         self._settings = providers
-        self.manners = before.manners if before is not None else KnownManners()
+        self.manners: KnownManners = before.manners if before is not None else KnownManners()
         self._turns: defaultdict[str, Iterator[int]] = defaultdict(count)
         self._retired: dict[tuple[str, Endpoint], ProviderSettings] = {}  # by places that are no longer named
         if before is not None:

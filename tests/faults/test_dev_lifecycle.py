@@ -11,7 +11,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -172,6 +172,50 @@ def test_a_config_file_joins_the_demo_model(tmp_path: Path) -> None:
         assert house.end(signal.SIGTERM) == 0
     finally:
         house.clean_up()
+
+
+@pytest.mark.timeout(240)
+def test_a_hangup_reads_the_config_file_again(tmp_path: Path) -> None:
+    """SIGHUP: gateway and worker follow the --config file, a worker that still starts too; a faulty one is refused."""
+    config = tmp_path / "more.yaml"
+    config.write_text("aliases: {one: tollgate-demo}\n")
+    house = DevHouse(tmp_path / "data", "--config", str(config))
+    try:
+        house.start()
+        pids = house.pids()
+        config.write_text("aliases: {two: tollgate-demo}\n")
+        house.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "two" in model_names(house))
+        worker_log = house.data_dir / "logs" / "worker.log"
+        wait_until(lambda: b"config_reloaded" in worker_log.read_bytes())
+        config.write_text("aliases: {three: nobody}\n")
+        house.process.send_signal(signal.SIGHUP)
+        assert house.process.stderr is not None
+        said = b""
+        while b"stays as it was" not in said:
+            line = house.process.stderr.readline()
+            assert line
+            said += line
+
+        assert f"{config}:1: aliases.three".encode() in said
+        assert {"two", "tollgate-demo"} <= set(model_names(house)) and not {"one", "three"} & set(model_names(house))
+        assert house.ask().status_code == 200
+        assert house.pids() == pids
+        assert house.end(signal.SIGTERM) == 0
+    finally:
+        house.clean_up()
+
+
+def model_names(house: DevHouse) -> list[str]:
+    answer = httpx.get(f"{house.facts['url']}/v1/models", headers=house.team, timeout=10)
+    return [model["id"] for model in answer.json()["data"]]
+
+
+def wait_until(holds: Callable[[], bool], within: float = 60.0) -> None:
+    deadline = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_faulty_config_file_is_refused_with_its_lines(tmp_path: Path) -> None:
