@@ -57,6 +57,8 @@ def secrets(least: int) -> Read[tuple[str, ...]]:
             return complain(node, faults, f"expected at least {least}, found {len(given)}")
         if len(set(values)) < len(values):
             return complain(node, faults, "the same secret twice")
+        if not all(value.isascii() and value.isprintable() for value in values):
+            return complain(node, faults, "a secret that travels in a header is one line of printable ASCII")
         return tuple(values)
 
     return read

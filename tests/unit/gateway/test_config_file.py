@@ -342,6 +342,11 @@ PROVIDER_FAULTS = [
         "the same secret twice",
     ),
     (
+        '{format: openai, api_keys: ["sk-a\\r\\nx: y"], endpoints: [{region: us, base_url: "http://h/v1"}]}',
+        "api_keys",
+        "one line of printable ASCII",
+    ),
+    (
         "{format: openai, self_hosted: 1, endpoints: [{region: us, base_url: 'http://h/v1'}]}",
         "self_hosted",
         "true or false",
