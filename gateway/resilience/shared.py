@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from billing.script import Script
 from gateway.resilience.breaker import Breaker, Condition
@@ -20,6 +21,7 @@ from gateway.resilience.window import Tally
 from router.targets import Target
 
 PREFIX = "tollgate:{breakers}"
+NOT_OURS = (msgspec.DecodeError, UnicodeDecodeError)
 DEADLINE = 0.25  # seconds for any call to Redis
 FRESH = 3.0  # seconds for which a gateway's report counts; a living one renews it every half second
 
@@ -64,7 +66,7 @@ class SharedBreakers:
                 [name, aside.until - now, aside.why] if aside else [name, 0, ""] for name, aside in told.items()
             ],
         }
-        answer = _decode_answer(await self._script.call(PREFIX, "sync", msgspec.json.encode(said)))
+        answer = _understood(await self._script.call(PREFIX, "sync", msgspec.json.encode(said)))
         now = monotonic()
         asides.agree({name: Aside(now + seconds, why) for name, seconds, why in answer.asides}, told)
         conditions = dict(answer.conditions)
@@ -127,11 +129,19 @@ class _Answer(Struct, array_like=True):
 
 class _Report(Struct, array_like=True):
     generation: int
-    tallies: tuple[Tally, ...]
+    tallies: tuple[Tally, Tally, Tally]  # as many as Tallies has
 
 
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_report = msgspec.json.Decoder(_Report).decode
+
+
+def _understood(answer: bytes) -> _Answer:
+    """Return what the script answered. Raises RedisError for what no version of ours can have written."""
+    try:
+        return _decode_answer(answer)
+    except NOT_OURS as exc:
+        raise RedisError(f"what Redis keeps of breakers makes no sense: {exc}") from exc
 
 
 def _offer(condition: Condition, now: float) -> dict[str, Any]:
@@ -151,7 +161,7 @@ def _report(watched: Watched, now: float) -> list[Any] | None:
     if not breaker.window or breaker.condition.is_open:
         return None
     tallies = breaker.window.tallies(now)
-    report = msgspec.json.encode(_Report(breaker.generation, tallies)).decode()
+    report = msgspec.json.encode([breaker.generation, tallies]).decode()
     return [watched.id, tallies[-1].failures > 0, report]
 
 
@@ -164,7 +174,11 @@ def _share_reports(watched: dict[str, Watched], reports: list[tuple[str, list[st
 
 def _sum(breaker: Breaker, texts: Iterable[str]) -> tuple[Tally, ...]:
     total: tuple[Tally, ...] = ()
-    for report in map(_decode_report, texts):
+    for text in texts:
+        try:
+            report = _decode_report(text)
+        except NOT_OURS:  # of a gateway of another version
+            continue
         if report.generation == breaker.generation:
             total = tuple(map(Tally.__add__, total, report.tallies)) if total else report.tallies
     return total

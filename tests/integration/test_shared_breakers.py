@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 
@@ -16,6 +17,7 @@ from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breaker import State
 from gateway.resilience.breakers import Breakers, Permit
 from gateway.resilience.keys import TargetAway
+from gateway.resilience.shared import PREFIX
 from gateway.settings import BreakerPolicy, ProviderSettings
 from router.targets import Endpoint, Target
 from tests.support.clock import SetClock
@@ -227,6 +229,39 @@ async def test_a_wiped_redis_hears_it_again(gateways: Gateways, redis: Redis) ->
 
     assert state(one, clock, HERE) is State.OPEN
     assert state(late, other, HERE) is State.OPEN
+
+
+@pytest.mark.parametrize("report", ["", "[]", "{}", "[0]", "[0,[[9,9,{}]]]", '[0,[["x",0,{}],[0,0,{}],[0,0,{}]]]'])
+async def test_what_another_version_reports_disturbs_nobody(gateways: Gateways, redis: Redis, report: str) -> None:
+    """During an upgrade gateways of two versions share a Redis: what cannot be read is left out."""
+    one, clock = gateways.make()
+    two, other = gateways.make()
+    name = one.watch(HERE).id
+    now = (await redis.time())[0]
+    await redis.hset(f"{PREFIX}:r:{name}", "stranger", json.dumps({"at": now + 60, "report": report}))  # type: ignore[misc]
+    await redis.zadd(f"{PREFIX}:failing", {name: now + 60})
+    await fail(one, HERE, 2)
+    await one.sync()
+    await fail(two, HERE, 2)
+    for _ in range(2):
+        await two.sync()
+        await one.sync()
+
+    assert (one.is_alone, two.is_alone) == (False, False)
+    assert state(one, clock, HERE) is state(two, other, HERE) is State.OPEN
+
+
+async def test_nonsense_in_redis_is_a_redis_that_is_away(gateways: Gateways, redis: Redis) -> None:
+    """Each process goes by what it sees itself until somebody has put it right."""
+    one, clock = gateways.make()
+    await redis.hset(f"{PREFIX}:aside", "x", json.dumps({"until": 9e12, "why": {"no": "text"}}))  # type: ignore[misc]
+    await one.sync()
+    alone = one.is_alone
+    await fail(one, HERE, 4)
+    await redis.delete(f"{PREFIX}:aside")
+    await one.sync()
+
+    assert (alone, one.is_alone, state(one, clock, HERE)) == (True, False, State.OPEN)
 
 
 async def test_without_redis_each_process_keeps_its_own(gateways: Gateways, redis_url: str) -> None:
