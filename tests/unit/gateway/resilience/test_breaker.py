@@ -56,6 +56,22 @@ def test_the_ratio_is_over_the_window(good: int, state: State) -> None:
     assert breaker.state(28.0) is state
 
 
+@pytest.mark.parametrize(("lasted", "least"), [(0.0, 5), (3.0, 5), (100.0, 10)])
+def test_answers_that_break_count_as_failures_and_nothing_else(lasted: float, least: int) -> None:
+    """Ten began and were counted as good: half of them open it when they break, or all ten much later."""
+    breaker = Breaker(POLICY)
+    for call in range(10):
+        succeed(breaker, call * 0.01)
+    broken, now = 0, lasted + 0.1
+    while breaker.state(now) is State.CLOSED:
+        breaker.take_good_back(breaker.generation, broken * 0.01)
+        fail(breaker, now)
+        broken += 1
+
+    assert broken == least
+    assert f"{least} of 10" in breaker.condition.reason
+
+
 def test_an_outage_shows_within_a_second_of_a_busy_target() -> None:
     """Half a minute of health does not keep a target that has begun to fail every call."""
     breaker = Breaker(POLICY)
@@ -277,6 +293,18 @@ class BreakerRules(RuleBasedStateMachine):
         elif before.is_open is False:
             self.breaker.count_bad(generation, self.now, team, small)
         if late or good:
+            assert self.breaker.condition is before
+
+    @rule(
+        ago=st.sampled_from([0.0, 0.3, 4.0, 60.0]), small=st.booleans(), team=st.sampled_from("ab"), late=st.booleans()
+    )
+    def break_off(self, ago: float, small: bool, team: str, late: bool) -> None:
+        """An answer that began a while ago breaks."""
+        before, generation = self.breaker.condition, self.breaker.generation - late
+        self.breaker.take_good_back(generation, self.now - ago)
+        if before.is_open is False:
+            self.breaker.count_bad(generation, self.now, team, small)
+        if late:
             assert self.breaker.condition is before
 
     @precondition(lambda self: self.breaker.may_probe(self.now))

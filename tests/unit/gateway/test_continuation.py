@@ -1,0 +1,308 @@
+# A reply of our own engine that breaks: who is asked to go on with it, from where, and who never is.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from gateway.access import Caller, Team
+from gateway.answering.attempts import AttemptLog, send_along_route
+from gateway.answering.call import Call
+from gateway.answering.continuation import MOST_REPLICAS, Source
+from gateway.background import Background
+from gateway.errors import UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
+from gateway.overload.gate import Gate
+from gateway.providers.base import Request, UpstreamRequest
+from gateway.providers.registry import ProviderRegistry
+from gateway.resilience.breakers import Breakers
+from gateway.resilience.retry import RetryBudgets
+from gateway.services import Services
+from gateway.settings import ProviderSettings, QueueSettings, Retries
+from gateway.telemetry.metrics import Metrics
+from protocol.chat import ChatRequest, Message
+from protocol.completions import CompletionRequest
+from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from router import Wish
+from router.targets import Endpoint, Route, Target
+from tests.support.clock import SetClock
+from tests.support.house import NEVER_OPENS, model
+
+HI = ChatRequest(model="llama", messages=(Message(role="user", content="hi"),), stream=True)
+ASK = CompletionRequest(model="llama", prompt="hi")
+BROKEN = UpstreamError("broken", outcome="reset")
+HANGS = UpstreamError("never comes")
+Piece = bytes | UpstreamFailure | Callable[[], None]
+
+
+def said(text: str, *tokens: int, **more: Any) -> bytes:
+    """Return an event in which our engine says something."""
+    choice = {"index": 0, "delta": {"content": text}, "token_ids": tokens, "finish_reason": None, **more}
+    return b"data: " + msgspec.json.encode({"choices": [choice]}) + b"\n\n"
+
+
+END = (
+    b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4,"gpu_seconds":0.5}}\n\ndata: [DONE]\n\n'
+)
+
+
+@dataclass
+class Replica:
+    """What one replica does when it is asked: fail, or say some pieces."""
+
+    pieces: list[Piece]
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    bodies: list[dict[str, Any]] = field(default_factory=list)  # that it was asked with
+    is_closed: bool = False
+
+    async def next_piece(self, patience: float = 0.0) -> bytes | None:
+        """Return the next piece, or raise what comes in its place."""
+        if not self.pieces:
+            return None
+        piece = self.pieces.pop(0)
+        if piece is HANGS:
+            await asyncio.Event().wait()
+        if isinstance(piece, UpstreamFailure):
+            raise piece
+        if isinstance(piece, bytes):
+            return piece
+        piece()
+        return await self.next_piece()
+
+    async def close(self) -> None:
+        """Remember it."""
+        self.is_closed = True
+
+
+class Scene:
+    """A reply of our own engine, which has so many replicas, and a spare model of somebody else's."""
+
+    def __init__(self, *replicas: Replica, request: Request = HI) -> None:
+        self.clock = SetClock()
+        self.replicas = {f"r{place}": replica for place, replica in enumerate(replicas)} | {"spare": Replica([END])}
+        own, spare = (
+            ProviderSettings(
+                name=name,
+                format="openai",
+                self_hosted=name == "own",
+                endpoints=tuple(Endpoint(host, f"http://{host}/v1") for host in hosts),
+                retries=Retries(attempts=1, budget=0.0),
+                breaker=NEVER_OPENS,
+            )
+            for name, hosts in (("own", list(self.replicas)[:-1]), ("else", ["spare"]))
+        )
+        registry = ProviderRegistry({"own": own, "else": spare})
+        llama, other = model("llama", "own"), model("other", "else")
+        targets = (*(Target(llama, one) for one in own.endpoints), Target(other, spare.endpoints[0]))
+        self.route = Route("llama", targets, "named")
+        self.breakers = Breakers(registry, targets, self.clock, Background(), Redis(port=1))
+        self.breakers.is_alone = True
+        self.budgets = RetryBudgets()
+        metrics = Metrics()
+        gate = Gate(registry, targets, self.breakers, QueueSettings(), self.clock, metrics)
+        services = SimpleNamespace(
+            clock=self.clock,
+            providers=registry,
+            client=self,
+            breakers=self.breakers,
+            budgets=self.budgets,
+            gate=gate,
+            metrics=metrics,
+        )
+        self.services = cast(Services, services)
+        self.call = Call(
+            request_id=self.clock.new_id(),
+            caller=Caller(team=Team(id="a", name="A"), key_id="k"),
+            endpoint="chat.completions",
+            request=request,
+            wish=Wish(),
+            created_at=self.clock.now(),
+            started=self.clock.monotonic(),
+        )
+        self.log = AttemptLog()
+
+    async def send(self, request: UpstreamRequest, connect: float, patience: float) -> Replica:
+        """Ask a replica, as the upstream client does."""
+        replica = self.replicas[request.url.split("/")[2]]
+        replica.bodies.append(msgspec.json.decode(request.body))
+        failure = replica.pieces[0]
+        if isinstance(failure, UpstreamFailure) and failure is not HANGS:
+            raise failure
+        return replica
+
+    async def read(self) -> list[Event]:
+        """Return every event of the reply. Raises UpstreamFailure as its reader would see it."""
+        answering = await send_along_route(self.services, self.call, self.route, self.log)
+        self.source = Source(self.services, self.call, self.route, answering, self.log)
+        events = [*self.source.first]
+        while not (events and isinstance(events[-1], ReplyEnd)):
+            events += await self.source.next_events(has_grown=True)
+        return events
+
+    @property
+    def asked(self) -> dict[str, list[tuple[list[int], int]]]:
+        """From which tokens, and behind how many characters, each replica was asked to speak."""
+        return {
+            host: [(body.get("resume_token_ids", []), body.get("resume_text_chars", 0)) for body in replica.bodies]
+            for host, replica in self.replicas.items()
+            if replica.bodies
+        }
+
+    @property
+    def outcomes(self) -> list[str]:
+        """How each attempt ended."""
+        return [attempt.outcome for attempt in self.log.attempts]
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta))
+
+
+async def test_the_next_replica_goes_on_from_what_came() -> None:
+    """The same seed, the tokens so far, the characters so far; the two are one reply, of the device time of both."""
+    first = Replica([said("", 1) + said("ab", 2, gpu_seconds=0.25), BROKEN])
+    second = Replica([said(""), said("c"), said("d", 3, 4, gpu_seconds=0.5), END])
+    scene = Scene(first, second)
+    events = await scene.read()
+
+    assert text_of(events) == "abcd"
+    assert scene.asked == {"r0": [([], 0)], "r1": [([1, 2], 2)]}
+    assert first.bodies[0]["seed"] == second.bodies[0]["seed"]
+    assert [event.gpu_seconds for event in events if isinstance(event, Delta) and event.token_ids] == [0, 0.25, 0.75]
+    assert [event.usage.gpu_seconds for event in events if isinstance(event, UsageReport)] == [0.75]
+    assert scene.source.tokens_made == 4
+    assert first.is_closed and scene.outcomes == ["reset", "ok"]
+
+
+async def test_a_reply_is_given_to_so_many_replicas_and_no_more() -> None:
+    """Each once. It may itself be what ends them."""
+    scene = Scene(*(Replica([said("a", 1), BROKEN]) for _ in range(MOST_REPLICAS + 1)))
+    with pytest.raises(UpstreamError, match="broken"):
+        await scene.read()
+
+    assert scene.asked == {"r0": [([], 0)], "r1": [([1], 1)], "r2": [([1, 1], 2)]}
+    assert scene.outcomes == ["reset"] * MOST_REPLICAS
+
+
+async def test_another_model_never_goes_on() -> None:
+    """The route has a spare; what it would say is not what was begun."""
+    scene = Scene(Replica([said("a", 1), BROKEN]))
+    with pytest.raises(UpstreamError, match="broken"):
+        await scene.read()
+
+    assert list(scene.asked) == ["r0"]
+
+
+@pytest.mark.parametrize("failure", [UpstreamRefused("no such field"), UpstreamTimeout("silence"), BROKEN])
+async def test_who_cannot_go_on_is_not_what_the_client_hears_of(failure: UpstreamFailure) -> None:
+    """It hears how its reply broke; a refusal ends the search, a fault does not."""
+    scene = Scene(Replica([said("a", 1), UpstreamError("torn")]), Replica([failure]), Replica([failure]))
+    with pytest.raises(UpstreamError, match="torn"):
+        await scene.read()
+
+    assert list(scene.asked) == ["r0", "r1", "r2"][: 2 if isinstance(failure, UpstreamRefused) else 3]
+
+
+async def test_a_replica_that_is_away_is_passed_by() -> None:
+    """Its breaker is open; the next one goes on."""
+    scene = Scene(Replica([said("a", 1), BROKEN]), Replica([said("b", 2), END]), Replica([said("c", 2), END]))
+    await scene.breakers.force_open(scene.breakers.watch(scene.route.targets[1]), "by hand")
+
+    assert text_of(await scene.read()) == "ac"
+    assert list(scene.asked) == ["r0", "r2"]
+
+
+@pytest.mark.parametrize("limit", ["budget", "time"])
+async def test_without_budget_or_time_nobody_is_asked(limit: str) -> None:
+    """A continuation is an extra attempt of its call, and ends with it."""
+    scene = Scene(Replica([said("a", 1), BROKEN]), Replica([said("b", 2), END]))
+    budget = scene.budgets.of(scene.services.providers.settings("own"))
+
+    def spend() -> None:
+        if limit == "time":
+            scene.clock.move(600.0)
+        while limit == "budget" and budget.take_move(scene.clock.monotonic()):
+            pass
+
+    scene.replicas["r0"].pieces.insert(1, spend)
+    with pytest.raises(UpstreamError, match="broken"):
+        await scene.read()
+
+    assert list(scene.asked) == ["r0"]
+
+
+async def test_a_client_that_leaves_in_the_pause_leaves_nobody_speaking() -> None:
+    """The replica that was to go on is closed, and its attempt abandoned."""
+    second = Replica([HANGS])
+    scene = Scene(Replica([said("a", 1), BROKEN]), second)
+    reading = asyncio.create_task(scene.read())
+    while not second.bodies:
+        await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+    assert second.is_closed and scene.outcomes == ["reset", "abandoned"]
+
+
+CALLS = {"delta": {"content": "a", "tool_calls": [{"index": 0, "id": "x", "function": {"name": "f"}}]}}
+
+
+@pytest.mark.parametrize(
+    ("begun", "request_"),
+    [
+        (said("a"), HI),
+        (said("a", 1, **CALLS), HI),
+        (said("a", 1), replace(HI, n=2)),
+        (said("a", 1), replace(ASK, prompt=["hi", "ho"])),
+        (said("a", 1), replace(ASK, prompt=[5, 6], echo=True)),
+    ],
+)
+async def test_what_cannot_be_gone_on_with_breaks_off(begun: bytes, request_: Request) -> None:
+    """No token ids; more than text; several replies; an echo whose length only the engine knows."""
+    scene = Scene(Replica([begun, BROKEN]), Replica([said("b", 2), END]), request=request_)
+    with pytest.raises(UpstreamError, match="broken"):
+        await scene.read()
+
+    assert list(scene.asked) == ["r0"]
+
+
+@pytest.mark.parametrize("prompt", ["hi", ["hi"]])
+async def test_an_echo_is_no_part_of_the_reply(prompt: str | list[str | int | list[int]]) -> None:
+    """Its characters are not counted, and it is not asked for again."""
+    first, second = Replica([said("hia", 1), BROKEN]), Replica([said("b", 2), END])
+    scene = Scene(first, second, request=replace(ASK, prompt=prompt, echo=True))
+    await scene.read()
+
+    assert scene.asked == {"r0": [([], 0)], "r1": [([1], 1)]}
+    assert first.bodies[0]["echo"] is True and "echo" not in second.bodies[0]
+
+
+async def test_a_reply_without_its_count_asks_for_it() -> None:
+    """Its end was told and its usage was not: another replica counts, and tells the end only once."""
+    told = said("a", 1) + END[: END.index(b"\n\n") + 2]
+    scene = Scene(Replica([told]), Replica([said(""), END]))
+    events = await scene.read()
+
+    assert [event.finish_reason for event in events if isinstance(event, Delta) and event.finish_reason] == ["stop"]
+    assert [event.usage.input_tokens for event in events if isinstance(event, UsageReport)] == [9]
+    assert scene.asked["r1"] == [([1], 1)] and scene.outcomes == ["cut", "ok"]
+
+
+async def test_upstreams_that_are_not_ours_are_not_asked_to_go_on() -> None:
+    """There is nothing to go on from."""
+    scene = Scene(Replica([BROKEN]))
+    scene.replicas["spare"].pieces[:] = [said("a", 1), BROKEN]
+    with pytest.raises(UpstreamError, match="broken"):
+        await scene.read()
+
+    assert scene.outcomes == ["reset", "reset"]
