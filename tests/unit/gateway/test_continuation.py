@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from gateway.access import Caller, Team
+from gateway.answering import continuation
 from gateway.answering.attempts import AttemptLog, send_along_route
 from gateway.answering.call import Call
 from gateway.answering.continuation import MOST_REPLICAS, Source
@@ -306,3 +307,49 @@ async def test_upstreams_that_are_not_ours_are_not_asked_to_go_on() -> None:
         await scene.read()
 
     assert scene.outcomes == ["reset", "reset"]
+
+
+async def test_a_token_whose_score_did_not_come_is_made_again() -> None:
+    """Twice, at two replicas: each goes on behind the last token that its reader has a log-probability of."""
+
+    def scores(*tokens: int) -> dict[str, Any]:
+        return {"logprobs": {"content": [{"token": str(token), "logprob": -token} for token in tokens]}}
+
+    scene = Scene(
+        Replica([said("a", 1, 2, 3, **scores(1)), BROKEN]),
+        Replica([said("b", 2, 3, **scores(2)), BROKEN]),
+        Replica([said("c", 3, **scores(3)), END]),
+        request=replace(HI, logprobs=True),
+    )
+    events = await scene.read()
+
+    assert text_of(events) == "abc" and scene.source.tokens_made == 3
+    assert scene.asked == {"r0": [([], 0)], "r1": [([1], 1)], "r2": [([1, 2], 2)]}
+
+
+async def test_a_reply_that_has_ended_is_whole_without_its_count() -> None:
+    """Nobody is there to count it: what came is all there is."""
+    scene = Scene(Replica([said("a", 1, finish_reason="stop"), BROKEN]))
+    events = await scene.read()
+
+    assert text_of(events) == "a" and isinstance(events[-1], ReplyEnd)
+    assert scene.outcomes == ["reset"]
+
+
+async def test_a_break_counts_against_who_broke() -> None:
+    """One request each: failed for the replica that died, answered for the one that went on."""
+    scene = Scene(Replica([said("a", 1), BROKEN]), Replica([said("b", 2), END]))
+    await scene.read()
+    tallies = [watched.breaker.tallies(scene.clock.monotonic())[-1] for watched in scene.breakers.all()]
+
+    assert [(tally.requests, tally.failures) for tally in tallies] == [(1, 1), (1, 0), (0, 0)]
+
+
+async def test_no_more_tokens_are_kept_than_a_reply_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply that outgrows every bound breaks off when its replica dies."""
+    monkeypatch.setattr(continuation, "MOST_TOKENS", 3)
+    scene = Scene(Replica([said("a", 1, 2, 3, 4), BROKEN]), Replica([said("b", 5), END]))
+    with pytest.raises(UpstreamError, match="broken"):
+        await scene.read()
+
+    assert list(scene.asked) == ["r0"]

@@ -86,7 +86,12 @@ class Scene:
     """A reply on a real journal, with everything around it at hand."""
 
     def __init__(
-        self, folder: Path, *pieces: bytes, hooks: tuple[HookMaker, ...] = (), gpu_hour: int | None = None
+        self,
+        folder: Path,
+        *pieces: bytes,
+        hooks: tuple[HookMaker, ...] = (),
+        gpu_hour: int | None = None,
+        is_ours: bool = False,
     ) -> None:
         self.clock = SetClock()
         self.journal = Journal.open(folder, clock=self.clock)
@@ -109,7 +114,13 @@ class Scene:
         holding = HoldRequest(request_id=call.request_id, team_id="a", scopes=(), legs=(), valid_until=0)
         self.account = Account(Hold(request=holding, opened_at=0), self.journal, cast(Any, self.books))
         self.account.open(record_for(call, route, target, Status.FAILED))
-        provider = ProviderSettings(name="upstream", format="openai", endpoints=(target.endpoint,), concurrency=1)
+        provider = ProviderSettings(
+            name="upstream",
+            format="openai",
+            endpoints=(target.endpoint,),
+            self_hosted=is_ours,
+            concurrency=1,
+        )
         registry = ProviderRegistry({"upstream": provider})
         self.gate = Gate(registry, [target], cast(Any, None), QueueSettings(), self.clock, Metrics())
         events = OpenAIFormat().open_events(request)
@@ -260,6 +271,22 @@ def test_a_reply_that_is_cut_still_cost_its_device_time(folder: Path, ends: str)
 
         assert scene.reply.record.status is Status.INTERRUPTED
         assert scene.reply.record.gpu_cost_nanousd == 4_000_000
+
+    asyncio.run(scene())
+
+
+def test_tokens_that_are_named_are_what_is_charged(folder: Path) -> None:
+    """A piece of text that our own engine had kept back brings no token of its own."""
+
+    async def scene() -> None:
+        named = (b'"finish_reason":null', b'"finish_reason":null,"token_ids":[5,6,7]')
+        scene = Scene(folder, TEXT.replace(*named) % b"a", TEXT % b"bc", TEXT % b"d", is_ours=True)
+        async for events in scene.reply.pieces():
+            if texts_of(events) == "d":
+                break
+        await scene.finish()
+
+        assert (scene.reply.record.status, scene.reply.record.output_tokens) == (Status.INTERRUPTED, 3)
 
     asyncio.run(scene())
 
