@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-num-seqs", type=int, default=engine.max_num_seqs, metavar="N", help="replies that run at once")
     add("--max-model-len", type=int, metavar="N", help="prompt and reply together; what the model allows if not given")
     add("--block-size", type=int, default=engine.block_size, metavar="N", help="tokens in a block of the KV cache")
+    add("--kv-offloading-size", type=float, default=0.0, metavar="GIB", help="host memory behind the KV cache")
     add("--load-format", choices=LOAD_FORMATS, default=engine.load_format, help="dummy makes random weights")
     add("--max-waiting", type=int, default=front["max_waiting"].default, metavar="N", help="requests in the queue")
     add("--drain-seconds", type=float, default=front["drain_seconds"].default, metavar="S", help="after SIGTERM")
@@ -80,6 +81,7 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Fr
         max_num_seqs=options.max_num_seqs,
         max_model_len=options.max_model_len,
         block_size=options.block_size,
+        host_kv_bytes=int(options.kv_offloading_size * 2**30),
         load_format=options.load_format,
         num_threads=options.num_threads,
     )

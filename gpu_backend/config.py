@@ -25,6 +25,7 @@ class EngineConfig:
     load_format: str = "auto"  # dummy: random weights of the config's shape
     num_kv_blocks: int | None = None  # None: from the two sizes below
     gpu_memory_share: float = 0.9  # of the device's memory, weights included
+    host_kv_bytes: int = 0  # of host memory, for cached blocks that the device has no room for
     cpu_kv_bytes: int = 256 * 1024 * 1024  # most that the KV cache takes on the CPU
     batch_patience: float = 30.0  # seconds without a batch admission, after which interactive work lets one pass
     prefix_caching: bool = True  # False: only the replies of one request share blocks
@@ -45,6 +46,8 @@ class EngineConfig:
             raise ValueError(f"batch_patience is {self.batch_patience}; it is a number of seconds from 0 up")
         if not 0 < self.gpu_memory_share <= 1:
             raise ValueError(f"gpu_memory_share is {self.gpu_memory_share}; it is a share between 0 and 1")
+        if self.host_kv_bytes < 0:
+            raise ValueError(f"host_kv_bytes is {self.host_kv_bytes}; it is at least 0")
         if not 0 <= self.protected_cache_share <= 1:
             raise ValueError(f"protected_cache_share is {self.protected_cache_share}; it is a share between 0 and 1")
         if self.max_num_batched_tokens < self.max_num_seqs:

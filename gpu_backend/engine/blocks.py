@@ -9,8 +9,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
 
+from gpu_backend.engine.host_tier import HostTier
+from gpu_backend.engine.plan import BlockCopy
 from gpu_backend.engine.tenant_cache import TenantCache
 
 SHARED = "(shared)"  # whom the blocks of declared beginnings belong to; no team id has brackets
@@ -40,6 +42,9 @@ class BlockManager:
     A block is in one of three states: in use (referenced), evictable (unused, but found by its hash until someone needs
     the room) or free. ``num_protected`` blocks are kept, by weight, for what tenants have cached: nobody else's work
     takes them. Blocks whose hash is in ``shared`` belong to no tenant.
+
+    What is evicted goes to one of ``num_host_blocks`` in host memory, and comes back when its hash is asked for. The
+    copies that this takes must be made in their order, before the next step computes: ``take_copies`` hands them out.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class BlockManager:
         num_protected: int = 0,
         shared: frozenset[bytes] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
+        num_host_blocks: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -56,6 +62,8 @@ class BlockManager:
         self._references = [0] * num_blocks
         self._free = deque(range(num_blocks))
         self._evictable = TenantCache(num_protected, clock)
+        self.host = HostTier(num_host_blocks, num_protected * num_host_blocks // num_blocks, clock)
+        self._copies: list[BlockCopy] = []
         self._by_key: dict[bytes, _Named] = {}
         self._by_block: dict[int, _Named] = {}
 
@@ -80,6 +88,8 @@ class BlockManager:
     def note_request(self, tenant: str, weight: float) -> None:
         """Tell that a tenant has work: until it has had none for ten minutes, its part of the cache is its own."""
         self._evictable.touch(tenant, weight)
+        if self.host.num_blocks:
+            self.host.note_request(tenant, weight)
 
     def allocate_table(
         self, hashes: SequenceOf[bytes], num_blocks: int, headroom: int = 0, tenant: str = ""
@@ -88,7 +98,8 @@ class BlockManager:
 
         There is room if ``headroom`` blocks would still be available to the tenant afterwards.
         """
-        found = self._find(hashes[:num_blocks])
+        keys = self._known(hashes[:num_blocks])
+        found = [self._by_key[key] for key in keys if key in self._by_key]
         resting = [named for named in found if self._references[named.block] == 0]
         for owner, group in groupby(resting, _owner):
             self._evictable.remove(owner, [named.key for named in group])
@@ -98,10 +109,18 @@ class BlockManager:
         for named in found:
             self._references[named.block] += 1
             named.again = True
-        if found and found[0].tenant == SHARED:
-            self._evictable.touch(SHARED, 1.0)
+        if keys and keys[0] in self.shared:
+            self.note_request(SHARED, 1.0)
+        fetched = [key for key in keys if key not in self._by_key] if len(found) < len(keys) else []
+        on_host = self.host.take(fetched)
         fresh = self._take(num_blocks - len(found), tenant)
-        return Allocation((*(named.block for named in found), *fresh), len(found))
+        for key, there, block in zip(fetched, on_host, fresh, strict=False):
+            self._copies.append(BlockCopy(there.block, block, to_host=False))
+            self._evictable.recall(there.tenant, key)
+            self._name(key, block, there.tenant, again=True)
+        self.host.free(there.block for there in on_host)
+        table = [self._by_key[key].block for key in keys]
+        return Allocation((*table, *fresh[len(on_host) :]), len(keys))
 
     def allocate_block(self, tenant: str = "") -> int | None:
         """Hand out one more block; None if none is available to the tenant."""
@@ -120,8 +139,12 @@ class BlockManager:
             self._free.append(known.block)
         owner = SHARED if block_hash in self.shared else tenant
         again = self._evictable.recall(owner, block_hash) or known is not None
-        named = _Named(block_hash, block, owner, again)
-        self._by_key[block_hash] = self._by_block[block] = named
+        if self.host.num_blocks:
+            again = self.host.recall(owner, block_hash) or again
+            if block_hash in self.host:  # what came before it was not, so it could not be used
+                self.host.free(there.block for there in self.host.take([block_hash]))
+                again = True
+        self._name(block_hash, block, owner, again)
 
     def release(self, block_table: SequenceOf[int]) -> None:
         """Give a table's references back. Its end is evicted before its beginning, which more prompts share."""
@@ -143,9 +166,46 @@ class BlockManager:
             if block in self._by_block:
                 self._forget(self._by_block[block])
 
-    def check(self, block_tables: Iterable[SequenceOf[int]]) -> None:
-        """Assert that the books are in order, and that exactly these tables are out."""
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """Return the copies that are to be made, in this order, before anything else is computed."""
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
+
+    def distrust_copies(self, copies: Iterable[BlockCopy]) -> None:
+        """Let nobody find what these copies may not have brought."""
+        for copy in copies:
+            if copy.to_host:
+                self.host.forget(copy.target)
+            elif named := self._by_block.get(copy.target):
+                self._forget(named)
+                if self._references[copy.target] == 0:
+                    self._evictable.remove(named.tenant, [named.key])
+                    self._free.append(copy.target)
+
+    def swap_out(self, block_table: SequenceOf[int], tenant: str = "") -> tuple[int, ...] | None:
+        """Release a table, copied to host blocks, which are returned; None, and nothing done, without room."""
+        held = self.host.reserve(len(block_table), tenant)
+        if held is None:
+            return None
+        self._copies += [BlockCopy(*pair, to_host=True) for pair in zip(block_table, held, strict=True)]
+        self.release(block_table)
+        return tuple(held)
+
+    def swap_in(self, held: SequenceOf[int], headroom: int = 0, tenant: str = "") -> tuple[int, ...] | None:
+        """Make a table of what was swapped out, and free its host blocks; None, and nothing done, without room."""
+        if self.available_to(tenant) - len(held) < headroom:
+            return None
+        table = self._take(len(held), tenant)
+        self._copies += [BlockCopy(*pair, to_host=False) for pair in zip(held, table, strict=True)]
+        self.host.free(held)
+        return tuple(table)
+
+    def check(self, block_tables: Iterable[SequenceOf[int]], swapped: Iterable[SequenceOf[int]] = ()) -> None:
+        """Assert that the books are in order, and that exactly these tables are out, on the device and on the host."""
         self._evictable.check()
+        self.host.check(block for held_blocks in swapped for block in held_blocks)
+        assert not any(key in self.host for key in self._by_key), "a key is on the device and on the host"
         held = Counter(block for table in block_tables for block in table)
         assert all(self._references[block] == held[block] for block in range(self.num_blocks)), "references differ"
         free, evictable = set(self._free), {self._by_key[key].block for key in self._evictable}
@@ -157,28 +217,35 @@ class BlockManager:
             "the two indexes differ"
         )
 
-    def _find(self, hashes: SequenceOf[bytes]) -> list[_Named]:
-        found = []
-        for block_hash in hashes:
-            named = self._by_key.get(block_hash)
-            if named is None:
-                break
-            found.append(named)
-        return found
+    def _known(self, hashes: SequenceOf[bytes]) -> list[bytes]:
+        """Return the leading hashes whose blocks are on the device or the host."""
+        return list(takewhile(lambda key: key in self._by_key or key in self.host, hashes))
 
     def _take(self, count: int, tenant: str) -> list[int]:
         taken = [self._free.popleft() for _ in range(min(count, len(self._free)))]
-        for key in self._evictable.evict_for(tenant, count - len(taken)):
-            named = self._by_key[key]
+        evicted = [self._by_key[key] for key in self._evictable.evict_for(tenant, count - len(taken))]
+        for named in evicted:
             taken.append(named.block)
             self._forget(named)
+        if self.host.num_blocks:
+            self._send_to_host(evicted)
         for block in taken:
             self._references[block] = 1
         return taken
 
+    def _send_to_host(self, evicted: list[_Named]) -> None:
+        for owner, group in groupby(evicted, _owner):
+            own = list(group)
+            places = self.host.keep(owner, [(named.key, named.again) for named in own])
+            kept = own[len(own) - len(places) :]
+            self._copies += [BlockCopy(named.block, place, True) for named, place in zip(kept, places, strict=True)]
+
     def _rest(self, resting: Iterable[_Named]) -> None:
         for owner, group in groupby(resting, _owner):
             self._evictable.add(owner, [(named.key, named.again) for named in group])
+
+    def _name(self, key: bytes, block: int, owner: str, again: bool) -> None:
+        self._by_key[key] = self._by_block[block] = _Named(key, block, owner, again)
 
     def _forget(self, named: _Named) -> None:
         del self._by_key[named.key], self._by_block[named.block]

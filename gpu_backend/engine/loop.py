@@ -74,6 +74,7 @@ class EngineLoop:
             num_protected=min(int(config.protected_cache_share * num_blocks), num_blocks - longest),
             shared=shared_hashes(config.shared_prefixes if config.prefix_caching else (), config.block_size),
             clock=clock,
+            num_host_blocks=limits.num_host_blocks,
         )
         self.scheduler = Scheduler(config, self.blocks, clock)
         self.runner = runner
@@ -256,6 +257,7 @@ class EngineLoop:
             raise RuntimeError(f"{self._failures} steps in a row failed") from error
         problem = f"the engine could not compute this request ({type(error).__name__}: {error}); try again"
         failed = [self.scheduler.running(step.sequence_id) for step in plan.sequences]
+        self.blocks.distrust_copies(plan.copies)
         for sequence in failed:
             self.scheduler.distrust(sequence)
         return [*(self._finish(sequence, FinishReason.ERROR, problem) for sequence in failed), *self._drain_if_empty()]

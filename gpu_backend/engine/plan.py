@@ -42,11 +42,24 @@ class SequenceStep:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy a KV block, all layers of it, from the device to host memory or back."""
+
+    source: int
+    target: int
+    to_host: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Everything one step computes: running decodes first, then chunks of prefills, within the token budget."""
+    """Everything one step computes: running decodes first, then chunks of prefills, within the token budget.
+
+    ``copies`` come before that, one after the other: what one writes another may read, and its place be written again.
+    """
 
     step: int
     sequences: tuple[SequenceStep, ...]
+    copies: tuple[BlockCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:

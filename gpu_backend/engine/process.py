@@ -142,7 +142,7 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     compiler = GrammarCompiler(config.folder, model.vocab_size, model.eos_token_ids)
     runner = Runner(config, model)
     runner.warm_up()
-    limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids)
+    limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids, runner.num_host_blocks)
     loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))
     ready = Ready(
         total_blocks=runner.num_blocks,

@@ -18,6 +18,7 @@ class Limits:
     max_model_len: int  # tokens of a prompt and its reply
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
+    num_host_blocks: int = 0
 
 
 def find_problem(request: Generate | Embed, limits: Limits) -> str | None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.batch import Batch, build_batch
+from gpu_backend.engine.host_cache import HostCache
 from gpu_backend.engine.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
 from gpu_backend.engine.sampler import sample
 from gpu_backend.engine.sequence import SamplingParams
@@ -50,6 +51,8 @@ class Runner:
                 dtype=self.dtype,
                 device=self.device,
             )
+            self.num_host_blocks = config.host_kv_bytes // self._block_bytes
+            self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
             self.max_model_len = _possible_length(config, wished, self.num_blocks * self.block_size)
             self._grouping = Grouping(self.block_size, self.num_blocks, self.max_model_len, self.device, self.dtype)
 
@@ -57,6 +60,7 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step: store its keys and values, and return a token for each sequence that samples."""
         started = time.perf_counter()
+        self._host_cache.make(plan.copies)
         batch = build_batch(plan, self._grouping, self.device)
         if batch.fresh_blocks is not None:
             # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
@@ -86,6 +90,10 @@ class Runner:
         for step, (tokens, start) in enumerate([(prompt, 0), ((0,), len(prompt))]):
             self.run(StepPlan(step, (SequenceStep(0, tokens, start, table, True, sampling, 0),)))
 
+    @property
+    def _block_bytes(self) -> int:
+        return self.model_config.kv_floats_per_token * self.block_size * self.dtype.itemsize
+
     def _sample(self, batch: Batch, hidden: Tensor) -> tuple[dict[int, int], dict[int, TokenLogprob | None], set[int]]:
         """Return token and log-probability by sequence id, and the ids of those whose logits are not finite."""
         if not batch.samplers:
@@ -102,7 +110,7 @@ class Runner:
 
     def _affordable_blocks(self, config: EngineConfig, max_model_len: int) -> int:
         """Return how many blocks fit the memory; on the CPU no more than all sequences at full length need."""
-        block_bytes = self.model_config.kv_floats_per_token * self.block_size * self.dtype.itemsize
+        block_bytes = self._block_bytes
         if self.device.type == "cpu":
             useful = config.max_num_seqs * -(-max_model_len // self.block_size)
             return max(1, min(useful, config.cpu_kv_bytes // block_bytes))

@@ -104,7 +104,7 @@ class Scheduler:
             while budget and (admitted := self._admit_next()):
                 steps.append(self._share(admitted, min(admitted.remaining, budget)))
                 budget -= len(steps[-1].token_ids)
-        return StepPlan(self._step, tuple(steps))
+        return StepPlan(self._step, tuple(steps), self.blocks.take_copies())
 
     def advance(self, sequence: Sequence, num_tokens: int) -> None:
         """Book that a step computed that many tokens of a running sequence; full blocks can be found from now on."""

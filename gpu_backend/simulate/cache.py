@@ -22,14 +22,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--trace", type=Path, required=True, metavar="FILE", help="JSON lines with hash_ids, as Mooncake's")
     add("--blocks", type=int, nargs="+", required=True, metavar="N", help="capacities to try, in the trace's blocks")
+    add("--host-blocks", type=int, default=0, metavar="N", help="blocks in host memory behind them")
     options = parser.parse_args(arguments)
     requests = prompts(options.trace)
     print("blocks\tours\tLRU\tratio\tmicroseconds a block")  # noqa: T201
     for num_blocks in options.blocks:
         started = time.process_time()
-        ours = share_found(requests, num_blocks)
+        ours = share_found(requests, num_blocks, options.host_blocks)
         cost = (time.process_time() - started) / sum(map(len, requests)) * 1e6
-        lru = share_found_by_lru(requests, num_blocks)
+        lru = share_found_by_lru(requests, num_blocks + options.host_blocks)
         print(f"{num_blocks}\t{ours:.4f}\t{lru:.4f}\t{ours / lru:.2f}\t{cost:.2f}")  # noqa: T201
     return 0
 
@@ -39,9 +40,9 @@ def prompts(path: Path) -> list[tuple[bytes, ...]]:
     return [tuple(id_.to_bytes(16, "little") for id_ in request.prefix) for request in read_trace(path)]
 
 
-def share_found(requests: Iterable[Sequence[bytes]], num_blocks: int) -> float:
+def share_found(requests: Iterable[Sequence[bytes]], num_blocks: int, num_host_blocks: int = 0) -> float:
     """Return the share of all prompt blocks that the block manager finds; each request ends before the next begins."""
-    blocks = BlockManager(num_blocks, block_size=1)
+    blocks = BlockManager(num_blocks, block_size=1, num_host_blocks=num_host_blocks)
     blocks.note_request("", 1.0)
     found = seen = 0
     for hashes in requests:
@@ -50,6 +51,7 @@ def share_found(requests: Iterable[Sequence[bytes]], num_blocks: int) -> float:
         for block, block_hash in zip(allocation.block_table, hashes, strict=True):
             blocks.publish(block, block_hash)
         blocks.release(allocation.block_table)
+        blocks.take_copies()
         found += allocation.num_cached
         seen += len(hashes)
     return found / seen

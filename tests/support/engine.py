@@ -44,10 +44,15 @@ class CountingRunner:
         self.plans: list[StepPlan] = []
         self._block_size = block_size
         self._slots: dict[int, int] = {}
+        self._host_slots: dict[int, int] = {}
 
     def run(self, plan: StepPlan) -> StepResult:
         """Write the step's tokens to their slots, then read every sampling sequence's context back."""
         self.plans.append(plan)
+        for copy in plan.copies:
+            origin, goal = (self._slots, self._host_slots) if copy.to_host else (self._host_slots, self._slots)
+            for i in range(self._block_size):
+                goal[copy.target * self._block_size + i] = origin[copy.source * self._block_size + i]
         for step in plan.sequences:
             for position, token in enumerate(step.token_ids, step.start):
                 self._slots[self._slot(step.block_table, position)] = token
@@ -79,13 +84,15 @@ def continuation(prompt: Iterable[int], length: int) -> list[int]:
 
 
 def counting_loop(
-    num_blocks: int, max_model_len: int | None = None, **settings: Any
+    num_blocks: int, max_model_len: int | None = None, num_host_blocks: int = 0, **settings: Any
 ) -> tuple[EngineLoop, CountingRunner]:
     """Build a loop over a ``CountingRunner``; ``settings`` go to ``EngineConfig``."""
     config = EngineConfig(model="", **settings)
     runner = CountingRunner(config.block_size)
     length = max_model_len or num_blocks * config.block_size
-    return EngineLoop(config, runner, num_blocks, Limits(length, vocab_size=256)), runner
+    return EngineLoop(
+        config, runner, num_blocks, Limits(length, vocab_size=256, num_host_blocks=num_host_blocks)
+    ), runner
 
 
 def model_loop(folder: Path, **settings: Any) -> EngineLoop:
@@ -93,7 +100,7 @@ def model_loop(folder: Path, **settings: Any) -> EngineLoop:
     config = EngineConfig(model=str(folder), device="cpu", **settings)
     model = load_model_config(folder)
     runner = Runner(config, model)
-    limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids)
+    limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids, runner.num_host_blocks)
     compiler = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)
     return EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))
 

@@ -71,3 +71,10 @@ def test_conversations_are_found_more_often_than_with_lru(num_blocks: int, least
     requests = prompts(trace_path(MOONCAKE))
 
     assert share_found(requests, num_blocks) >= least * share_found_by_lru(requests, num_blocks)
+
+
+def test_host_memory_keeps_conversations_for_longer() -> None:
+    """With four times as many blocks in host memory behind them, 1,700 blocks find 0.19 of all that is asked for."""
+    requests = prompts(trace_path(MOONCAKE))
+
+    assert share_found(requests, 1700, num_host_blocks=6800) >= 0.19
