@@ -8,6 +8,7 @@ from litestar import Request, post
 from litestar.types import ASGIApp
 from msgspec import UNSET
 
+from gpu_backend.engine.sequence import FinishReason
 from gpu_backend.server.answers import InferenceResponse
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.generation import Job
@@ -23,6 +24,8 @@ from gpu_backend.server.requests import (
     stop_strings,
 )
 from gpu_backend.server.structured import grammar_of
+from gpu_backend.server.tool_calls import Said, ToolCallReader, join_said
+from gpu_backend.server.tools import ToolUse, read_tools
 from gpu_backend.server.wire import (
     Answer,
     ChatChoice,
@@ -30,10 +33,12 @@ from gpu_backend.server.wire import (
     ChatMessage,
     ChunkChoice,
     UsageBody,
+    call_bodies,
     chat_logprobs,
     encode,
 )
 from protocol.chat import ChatRequest
+from protocol.errors import BadRequest
 
 
 @post("/v1/chat/completions", status_code=200)
@@ -46,8 +51,15 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     check_chat(body, extensions)
     check_bias(body.logit_bias, front.checkpoint.vocab_size)
     check_token_ids(extensions.resume_token_ids, front.checkpoint.vocab_size, "resume_token_ids")
-    prompt = await encode_chat(front.checkpoint, body.messages, max_model_len)
+    tool_use = read_tools(body, front.checkpoint)
+    tools = tool_use.tools if tool_use is not None else ()
+    prompt = await encode_chat(front.checkpoint, body.messages, max_model_len, tools)
     grammar, grammar_field = grammar_of(body, extensions)
+    if tool_use is not None and tool_use.grammar is not None:
+        if grammar is not None:
+            message = f"'{grammar_field}' says what the reply looks like, 'tool_choice' that it is a call. Send one."
+            raise BadRequest(message, param="tool_choice", code="invalid_value")
+        grammar, grammar_field = tool_use.grammar, "tools"
     job = Job(
         prompts=(prompt,),
         sampling=sampling_of(
@@ -62,19 +74,22 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         ),
         n=body.n or 1,
         sender=read_sender(request.headers),
-        stops=stop_strings(body),
+        stops=stop_strings(body) + (tool_use.stops if tool_use is not None else ()),
         resumed=extensions.resume_token_ids,
-        skip=extensions.resume_text_chars,
+        # Where tools may be called, the text passes through their reader whole, and the dialect skips.
+        skip=extensions.resume_text_chars if tool_use is None else 0,
         grammar_field=grammar_field,
     )
-    dialect = ChatDialect(front, body, extensions)
+    dialect = ChatDialect(front, body, extensions, tool_use)
     return InferenceResponse(front, job, dialect, request_id_of(request), streams=bool(body.stream))
 
 
 class ChatDialect:
     """Writes one call's replies as chat completions."""
 
-    def __init__(self, front: Front, body: ChatRequest, extensions: Extensions) -> None:
+    def __init__(
+        self, front: Front, body: ChatRequest, extensions: Extensions, tool_use: ToolUse | None = None
+    ) -> None:
         self._codec = front.checkpoint.codec
         self._common: dict[str, Any] = {
             "id": f"chatcmpl-{front.new_id()}",
@@ -87,19 +102,14 @@ class ChatDialect:
         self._shows_token_ids = extensions.return_token_ids
         self._shows_gpu_seconds = extensions.return_gpu_seconds
         self._begun: set[int] = set()  # replies whose role is out
+        self._tool_use = tool_use
+        self._readers: dict[int, ToolCallReader] = {}  # by reply, where tools may be called
+        self._skip = extensions.resume_text_chars  # characters of content that a resumed reply's reader has
+        self._new_id = front.new_id
 
     def whole(self, replies: list[Piece], usage: UsageBody) -> bytes:
         """Return the body of a plain answer."""
-        choices = [
-            ChatChoice(
-                index=reply.index,
-                message=ChatMessage(reply.text),
-                logprobs=chat_logprobs(self._codec, reply.scored) if self._shows_logprobs else None,
-                finish_reason=str(reply.finish_reason),
-                token_ids=reply.token_ids if self._shows_token_ids else UNSET,
-            )
-            for reply in replies
-        ]
+        choices = [self._whole_choice(reply) for reply in replies]
         return encode(Answer(object="chat.completion", choices=choices, usage=usage, **self._common))
 
     def chunks(self, piece: Piece) -> list[bytes]:
@@ -109,18 +119,22 @@ class ChatDialect:
             self._begun.add(piece.index)
             chunks.append(self._chunk(ChunkChoice(index=piece.index, delta=ChatDelta(role="assistant", content=""))))
         token_ids = piece.token_ids if self._shows_token_ids else UNSET
-        if piece.text or piece.scored or token_ids:
+        said = self._read(piece)
+        if said.content or said.calls or piece.scored or token_ids:
             scores = chat_logprobs(self._codec, piece.scored) if piece.scored else None
             choice = ChunkChoice(
                 index=piece.index,
-                delta=ChatDelta(content=piece.text),
+                delta=ChatDelta(
+                    content=UNSET if said.calls and not said.content else said.content,
+                    tool_calls=call_bodies(said.calls, streamed=True),
+                ),
                 logprobs=scores,
                 token_ids=token_ids,
                 gpu_seconds=round(piece.gpu_seconds, 9) if self._shows_gpu_seconds else UNSET,
             )
             chunks.append(self._chunk(choice))
         if piece.finish_reason is not None:
-            end = ChunkChoice(index=piece.index, delta=ChatDelta(), finish_reason=piece.finish_reason.value)
+            end = ChunkChoice(index=piece.index, delta=ChatDelta(), finish_reason=self._reason(piece))
             chunks.append(self._chunk(end))
         return chunks
 
@@ -129,6 +143,43 @@ class ChatDialect:
         if not self._shows_usage:
             return None
         return encode(Answer(object="chat.completion.chunk", choices=(), usage=usage, **self._common))
+
+    def _whole_choice(self, reply: Piece) -> ChatChoice:
+        said = self._read(reply)
+        return ChatChoice(
+            index=reply.index,
+            message=ChatMessage(
+                None if said.calls and not said.content else said.content,
+                tool_calls=call_bodies(said.calls, streamed=False),
+            ),
+            logprobs=chat_logprobs(self._codec, reply.scored) if self._shows_logprobs else None,
+            finish_reason=self._reason(reply),
+            token_ids=reply.token_ids if self._shows_token_ids else UNSET,
+        )
+
+    def _read(self, piece: Piece) -> Said:
+        """Return the content and the calls in a piece's text."""
+        if self._tool_use is None:
+            return Said(piece.text)
+        reader = self._readers.get(piece.index)
+        if reader is None:
+            use = self._tool_use
+            most = 1 if use.has_one_call else None
+            reader = ToolCallReader(use.style, use.names, lambda: f"call_{self._new_id()[:24]}", most)
+            self._readers[piece.index] = reader
+        said = reader.feed(piece.text)
+        if piece.finish_reason is not None:
+            said = join_said(said, reader.finish())
+        skipped = min(self._skip, len(said.content))
+        self._skip -= skipped
+        said.content = said.content[skipped:]
+        return said
+
+    def _reason(self, piece: Piece) -> str:
+        """Return why a reply ended; a model that made calls waits for their results."""
+        reader = self._readers.get(piece.index)
+        has_called = reader is not None and reader.num_calls > 0
+        return "tool_calls" if has_called and piece.finish_reason is FinishReason.STOP else str(piece.finish_reason)
 
     def _chunk(self, choice: ChunkChoice) -> bytes:
         usage = None if self._shows_usage else UNSET

@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from protocol.chat import ImagePart, Message, RefusalPart, TextPart
+from gpu_backend.server.tool_calls import OPEN, ToolStyle
+from protocol.chat import ImagePart, Message, RefusalPart, TextPart, Tool
 from protocol.errors import BadRequest
 
 
@@ -35,19 +38,22 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
         try:
             self._template = environment.from_string(source)
+            takes_tools = "tools" in find_undeclared_variables(environment.parse(source))
         except TemplateError as exc:
             raise ValueError(f"the chat template does not compile: {exc}") from exc
+        self.tool_style = _tool_style(source) if takes_tools else None
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """Return the conversation as text, ending where the assistant's next turn begins.
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """Return the conversation as text, ending where the assistant's next turn begins; there it may call ``tools``.
 
         Raises ``BadRequest`` for what the template or the model cannot take: images, roles in an order it refuses.
         """
         plain = [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        functions = [msgspec.to_builtins(tool) for tool in tools] or None
         try:
             return self._template.render(
-                messages=plain, add_generation_prompt=True, tools=None, documents=None, **self._special_tokens
+                messages=plain, add_generation_prompt=True, tools=functions, documents=None, **self._special_tokens
             )
         except TemplateError as exc:
             raise BadRequest(
@@ -63,15 +69,27 @@ class ChatTemplate:
             ) from exc
 
 
-def read_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """Return the source of a checkpoint's default chat template, or None where it has none."""
+def _tool_style(source: str) -> ToolStyle | None:
+    """Return how the template tells the model to write its calls; None for a way that nobody here reads."""
+    if OPEN in source and "<function=" not in source:
+        return ToolStyle.HERMES
+    if '"parameters": ' in source and ("python_tag" in source or "ipython" in source):
+        return ToolStyle.LLAMA
+    return None
+
+
+def read_template(folder: Path, tokenizer_config: Mapping[str, Any], *, for_tools: bool = False) -> str | None:
+    """Return the source of a checkpoint's default chat template, or None where it has none.
+
+    Some checkpoints have another one ``for_tools``.
+    """
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):  # several, each with a name
         named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
+        template = named.get("tool_use", named.get("default")) if for_tools else named.get("default")
     return template
 
 

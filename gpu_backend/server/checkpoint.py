@@ -38,6 +38,7 @@ class Checkpoint:
     defaults: SamplingDefaults
     fingerprint: str  # changes when the model's configuration does
     created: int  # unix seconds
+    tool_chat: ChatTemplate | None = None  # the template for requests with tools, where the model has one
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -56,9 +57,13 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     codec = TextCodec.load(folder)
     names = special_tokens(tokenizer_config)
     template = read_template(folder, tokenizer_config)
+    chat = ChatTemplate(template, names) if template else None
+    for_tools = read_template(folder, tokenizer_config, for_tools=True)
+    tool_chat = chat if for_tools in (None, template) else ChatTemplate(for_tools, names)
     return Checkpoint(
         codec=codec,
-        chat=ChatTemplate(template, names) if template else None,
+        chat=chat,
+        tool_chat=tool_chat if tool_chat is not None and tool_chat.tool_style is not None else None,
         eos_token_ids=_eos_token_ids(codec, names, config, generation),
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],

@@ -9,7 +9,7 @@ from typing import TypeVar
 from gpu_backend.server.checkpoint import Checkpoint
 from gpu_backend.server.errors import ContextLengthExceeded
 from gpu_backend.server.tokens import TooManyTokens
-from protocol.chat import Message
+from protocol.chat import Message, Tool
 from protocol.completions import Prompts
 from protocol.errors import BadRequest
 
@@ -19,7 +19,9 @@ MAX_PROMPTS = 2048
 T = TypeVar("T")
 
 
-async def encode_chat(checkpoint: Checkpoint, messages: Sequence[Message], max_model_len: int) -> tuple[int, ...]:
+async def encode_chat(
+    checkpoint: Checkpoint, messages: Sequence[Message], max_model_len: int, tools: Sequence[Tool] = ()
+) -> tuple[int, ...]:
     """Return a conversation's tokens. Raises ``BadRequest`` for a model without a template or a context too short."""
     if checkpoint.chat is None:
         raise BadRequest(
@@ -27,7 +29,8 @@ async def encode_chat(checkpoint: Checkpoint, messages: Sequence[Message], max_m
             param="messages",
             code="unsupported_parameter",
         )
-    text = checkpoint.chat.render(messages)
+    template = checkpoint.tool_chat if tools and checkpoint.tool_chat is not None else checkpoint.chat
+    text = template.render(messages, tools)
     reader = _PromptReader(checkpoint, max_model_len, room_for_reply=1, param="messages")
     tokens = await _aside(len(text), lambda: reader.read_text(text, add_special_tokens=False))
     if not tokens:

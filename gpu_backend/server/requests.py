@@ -104,10 +104,6 @@ def check_chat(body: ChatRequest, extensions: Extensions) -> None:
         raise _invalid(
             "max_tokens", "'max_tokens' and 'max_completion_tokens' mean the same and differ here. Send one of them."
         )
-    if body.tools:
-        raise _unsupported("tools", "This engine does not call tools yet. Leave 'tools' out.")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise _unsupported("tool_choice", "This engine does not call tools yet. Leave 'tool_choice' out.")
     if body.reasoning_effort not in (None, "none"):
         raise _unsupported("reasoning_effort", "This model's effort cannot be set. Leave 'reasoning_effort' out.")
     if body.top_logprobs is not None:

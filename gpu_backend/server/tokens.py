@@ -12,7 +12,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from gpu_backend.server.tool_calls import CLOSE, OPEN
+
 CHARACTERS_PER_TOKEN = 16  # no ordinary text has more; a longer prompt is counted piece by piece
+SHOWN_TOKENS = (OPEN, CLOSE)  # special in some vocabularies, ordinary in others; tool calls are found by them
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -40,7 +43,10 @@ class TextCodec:
         self._longest = max(map(len, tokenizer.get_vocab()), default=1)  # characters
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
-        self._pieces = {token_id: b"" for token_id, token in added.items() if token.special}
+        self._specials = {token.content for token in added.values() if token.special}
+        self._pieces = {
+            token_id: b"" for token_id, token in added.items() if token.special and token.content not in SHOWN_TOKENS
+        }
 
     @classmethod
     def load(cls, folder: Path) -> TextCodec:
@@ -77,6 +83,10 @@ class TextCodec:
     def token_id(self, name: str) -> int | None:
         """Return the id of a vocabulary entry, or None."""
         return self._tokenizer.token_to_id(name)
+
+    def is_special(self, name: str) -> bool:
+        """Whether a text is one special token of the vocabulary."""
+        return name in self._specials
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to a reply: none for special tokens and unknown ids."""

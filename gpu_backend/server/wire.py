@@ -12,6 +12,7 @@ from gpu_backend.engine.messages import Timings
 from gpu_backend.engine.plan import TokenLogprob
 from gpu_backend.server.reply import ScoredToken
 from gpu_backend.server.tokens import TextCodec
+from gpu_backend.server.tool_calls import CallDelta
 
 LEAST_LOGPROB = -9999.0  # what OpenAI writes for a probability of nothing; JSON has no infinity
 
@@ -80,10 +81,25 @@ class CompletionLogprobs(Struct, frozen=True):
     text_offset: list[int]
 
 
+class FunctionBody(Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET  # in a stream: with the first piece of a call alone
+    arguments: str
+
+
+class CallBody(Struct, frozen=True, kw_only=True):
+    """A tool call, or a piece of one in a stream, where ``index`` says of which."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionBody
+
+
 class ChatMessage(Struct, frozen=True):
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: Sequence[CallBody] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -97,6 +113,7 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
 class ChatDelta(Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: Sequence[CallBody] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True, kw_only=True):
@@ -155,6 +172,20 @@ def completion_logprobs(codec: TextCodec, scored: Sequence[ScoredToken]) -> Comp
         top_logprobs=[_top_by_name(codec, token) for token in scored],
         text_offset=[token.offset for token in scored],
     )
+
+
+def call_bodies(calls: Iterable[CallDelta], *, streamed: bool) -> list[CallBody] | UnsetType:
+    """Write tool calls, whole ones or pieces; unset for none."""
+    bodies = [
+        CallBody(
+            index=call.index if streamed else UNSET,
+            id=UNSET if call.id is None else call.id,
+            type=UNSET if call.id is None else "function",
+            function=FunctionBody(name=UNSET if call.name is None else call.name, arguments=call.arguments),
+        )
+        for call in calls
+    ]
+    return bodies or UNSET
 
 
 def _score(codec: TextCodec, scored: ScoredToken) -> TokenScore:

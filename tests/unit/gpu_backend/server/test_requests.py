@@ -79,8 +79,6 @@ def sampling(body: ChatRequest, extensions: Extensions, defaults: SamplingDefaul
         ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
-        ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
         ({"resume_token_ids": [1], "n": 2}, "n", "invalid_value"),
         ({"resume_text_chars": 1}, "resume_text_chars", "invalid_value"),
