@@ -30,6 +30,7 @@ from gateway.draining import Drain
 from gateway.failures import LARGEST_BODY, render_error
 from gateway.idempotency_store import IdempotencyStore
 from gateway.instances import InstanceWatcher
+from gateway.overload.engines import EngineWatch
 from gateway.overload.gate import Gate
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
@@ -118,6 +119,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             sweeper.keep_rows = edition.settings.retention.usage
             idempotency.retention = edition.settings.retention.idempotency
             watcher.follow(edition)
+            engines.follow(edition)
 
         services = Services(
             settings=settings,
@@ -152,9 +154,9 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         metrics.follow_breakers(breakers, budgets)
         metrics.follow_rooms(gate.rooms)
         metrics.config_loaded.set(clock.now())
-        watcher = InstanceWatcher(services)
+        watcher, engines = InstanceWatcher(services), EngineWatch(services)
         keepers = (services.flusher, services.auth, services.idempotency, services.keeper, breakers)
-        for one in (*keepers, sweeper, metrics, watcher, auditor):
+        for one in (*keepers, sweeper, metrics, watcher, engines, auditor):
             task = asyncio.create_task(_keep_going(one.run))
             stack.push_async_callback(stop_all, [task])
         yield services

@@ -46,6 +46,7 @@ class LoadReport(Struct, frozen=True, kw_only=True):
     gpus: Annotated[int, Meta(ge=1, le=1024)] = 1
     queue_depth: Count = 0
     running: Count = 0
+    max_running: Count = 0
     free_blocks: Count = 0
     total_blocks: Count = 0
     kv_utilization: Number = 0
@@ -102,7 +103,7 @@ class InstanceWatcher:
     async def _look_at(self, replica: Replica) -> Look | None:
         address = replica.endpoint.base_url
         try:
-            report = await self._ask(replica)
+            report = await ask_load(self._services, replica)
         except UpstreamFailure as exc:
             if address not in self._unreachable:
                 log.warning("instance_unreachable", endpoint=address, error=str(exc))
@@ -119,26 +120,27 @@ class InstanceWatcher:
             log.warning("instance_not_booked", instance_id=look.instance_id, error=repr(exc))
             return None
 
-    async def _ask(self, replica: Replica) -> LoadReport:
-        """Return what a replica says of itself. Raises UpstreamFailure."""
-        key = self._services.providers.next_key(replica.provider.name)
-        headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
-        url = replica.endpoint.base_url.removesuffix("/v1") + "/load"
-        try:
-            async with asyncio.timeout(PATIENCE):
-                response = await self._services.client.send(
-                    UpstreamRequest("GET", url, headers, b""), replica.provider.timeouts.connect, PATIENCE
-                )
-                try:
-                    if response.status != 200:
-                        raise UpstreamError(f"It answered {response.status}.", outcome=f"status_{response.status}")
-                    return read_report(await response.read(LONGEST_REPORT))
-                finally:
-                    await response.close()
-        except TimeoutError as exc:
-            raise UpstreamError("It did not answer in time.", outcome="timeout") from exc
-        except msgspec.DecodeError as exc:
-            raise UpstreamError(f"It said something that is no report: {exc}", outcome="malformed") from exc
+
+async def ask_load(services: Services, replica: Replica) -> LoadReport:
+    """Return what a replica says of itself. Raises UpstreamFailure."""
+    key = services.providers.next_key(replica.provider.name)
+    headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
+    url = replica.endpoint.base_url.removesuffix("/v1") + "/load"
+    try:
+        async with asyncio.timeout(PATIENCE):
+            response = await services.client.send(
+                UpstreamRequest("GET", url, headers, b""), replica.provider.timeouts.connect, PATIENCE
+            )
+            try:
+                if response.status != 200:
+                    raise UpstreamError(f"It answered {response.status}.", outcome=f"status_{response.status}")
+                return read_report(await response.read(LONGEST_REPORT))
+            finally:
+                await response.close()
+    except TimeoutError as exc:
+        raise UpstreamError("It did not answer in time.", outcome="timeout") from exc
+    except msgspec.DecodeError as exc:
+        raise UpstreamError(f"It said something that is no report: {exc}", outcome="malformed") from exc
 
 
 def replicas_of(providers: Iterable[ProviderSettings]) -> list[Replica]:

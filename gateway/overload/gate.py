@@ -53,6 +53,7 @@ class Gate:
         self._turns = Turns(queue.per_team, queue.wait)
         self._futures: dict[Ticket, asyncio.Future[None]] = {}
         self._rooms: dict[str, Room] = {}  # by Target.key; whoever is missing has no limit
+        self.engines: dict[str, Room] = {}  # of these, by address: our own, which say themselves what they take
         self.follow(registry, targets, queue)
 
     def follow(self, registry: ProviderRegistry, targets: Iterable[Target], queue: QueueSettings) -> None:
@@ -60,12 +61,20 @@ class Gate:
         self._registry, self._patience = registry, queue.wait
         self._turns.follow(queue.per_team, queue.wait)
         known, self._rooms = self._rooms, {}
+        engines, self.engines = self.engines, {}
         for target in targets:
-            limit, room = registry.settings(target.model.provider).concurrency, known.get(target.key)
-            if room is not None and room.limit != limit:
-                self._wake(self._turns.resize(room, limit, self._clock.monotonic()))
-            if limit is not None:
-                self._rooms[target.key] = room or Room(target.key, limit)
+            provider, room = registry.settings(target.model.provider), known.get(target.key)
+            if provider.concurrency is not None:
+                room = room if room is not None and room.name == target.key else Room(target.key, None)
+                self.resize(room, provider.concurrency)
+            elif provider.self_hosted:  # one engine, whatever names its model has
+                address = target.endpoint.base_url
+                room = self.engines.setdefault(address, engines.get(address) or Room(address, None))
+            else:
+                if room is not None:
+                    self.resize(room, None)
+                continue
+            self._rooms[target.key] = room
 
     def enter(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> Turn | None:
         """Return leave to go at once, to the first target with room; ``None`` when the call has to wait."""
@@ -134,6 +143,11 @@ class Gate:
         """Give a slot back, if there is one; whose turn it is then goes on. Twice is once."""
         if slot is not None:
             self._wake(self._turns.release(slot, self._clock.monotonic()))
+
+    def resize(self, room: Room, slots: int | None) -> None:
+        """Say how many slots a target has from now on; ``None``: as many as are asked for."""
+        if slots != room.limit:
+            self._wake(self._turns.resize(room, slots, self._clock.monotonic()))
 
     def rooms(self) -> Iterable[Room]:
         """Return every target's slots that are counted."""

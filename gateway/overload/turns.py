@@ -67,6 +67,11 @@ class Room:
         """Whether a slot is free."""
         return self.limit is None or len(self.held) < self.limit
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self.interactive.tickets or self.batch.tickets)
+
     def line_of(self, is_batch: bool) -> FairLine:
         """Return the line of a tier."""
         return self.batch if is_batch else self.interactive
@@ -92,7 +97,7 @@ class Room:
 
     def next_turn(self, now: float, ages_after: float) -> Ticket | None:
         """Return whose turn it is, if a slot is free and somebody waits."""
-        if not (self.interactive.tickets or self.batch.tickets) or not self.has_free:
+        if not self.has_waiting or not self.has_free:
             return None
         self._charge_overtime(now)
         normal, patient = self.interactive.first(), self.batch.first()

@@ -55,6 +55,7 @@ class Load(Struct, frozen=True, kw_only=True):
     uptime_seconds: float  # since the start, the loading of the weights included
     busy_seconds: float  # of these, in steps
     request_seconds: float  # of these, told in the usage of answers; the rest served nobody to the end
+    max_running: int  # replies at once
 
 
 @get("/v1/models")
@@ -102,6 +103,7 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
             uptime_seconds=round(front.engine.uptime_seconds, 6),
             busy_seconds=round(front.engine.busy_seconds, 6),
             request_seconds=round(front.metrics.request_seconds, 6),
+            max_running=front.settings.engine.max_num_seqs,
         )
     )
 

@@ -1,0 +1,79 @@
+# An engine's slots as a gateway counts them, from a real front's /load: known at once, none when it drains, not counted
+# when nobody answers.
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.overload.engines import IDLE_EVERY, EngineWatch
+from gateway.overload.gate import Gate
+from gateway.providers.base import UpstreamRequest
+from gateway.providers.client import UpstreamClient
+from gateway.providers.registry import ProviderRegistry
+from gateway.services import Services
+from gateway.settings import ProviderSettings, QueueSettings, Timeouts
+from gateway.telemetry.metrics import Metrics
+from router.targets import Endpoint, Target
+from tests.support.clock import SetClock
+from tests.support.fake_engine import FakeEngine
+from tests.support.front import running_front, write_small_files
+from tests.support.house import model
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[UpstreamClient]:
+    """The way to upstreams."""
+    client = UpstreamClient()
+    yield client
+    await client.close()
+
+
+async def test_an_engine_says_itself_how_many_calls_it_takes(client: UpstreamClient, tmp_path: Path) -> None:
+    """One engine under two names of the catalogue has one count of slots."""
+    clock = SetClock()
+    with running_front(write_small_files(tmp_path / "tiny"), FakeEngine(), "secret") as url:
+        endpoint = Endpoint("local", url + "/v1")
+        own = ProviderSettings(
+            name="own",
+            format="openai",
+            api_keys=("secret",),
+            self_hosted=True,
+            endpoints=(endpoint,),
+            timeouts=Timeouts(connect=0.5),
+        )
+        registry = ProviderRegistry({"own": own})
+        targets = [Target(model(name, "own"), endpoint) for name in ("one", "other")]
+        gate = Gate(registry, targets, cast(Any, None), QueueSettings(), clock, Metrics())
+        services = SimpleNamespace(
+            clock=clock, client=client, providers=registry, gate=gate, settings=SimpleNamespace(providers={"own": own})
+        )
+        watch = EngineWatch(cast(Services, services))
+        [room] = gate.rooms()
+        before = room.limit
+        await watch.look_once()
+        looked = room.limit
+        await client_drain(client, url)
+        await watch.look_once()
+        too_soon = room.limit
+        clock.move(IDLE_EVERY)
+        await watch.look_once()
+        drained = room.limit
+    clock.move(IDLE_EVERY)
+    await watch.look_once()
+
+    assert before is None
+    assert looked is not None and looked == too_soon >= 1
+    assert drained == 0
+    assert room.limit is None
+
+
+async def client_drain(client: UpstreamClient, url: str) -> None:
+    """Have the engine take no more."""
+    request = UpstreamRequest("POST", url + "/drain", {"authorization": "Bearer secret"}, b"")
+    answer = await client.send(request, 1.0, 5.0)
+    await answer.close()
