@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpu_backend.config import DEVICES, DTYPES, LOAD_FORMATS, EngineConfig
+from gpu_backend.engine.cost import read_step_cost
 from gpu_backend.server.serving import die_with_parent, serve
 from gpu_backend.server.settings import FrontSettings
 
@@ -60,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=DTYPES, default=engine.dtype, help="auto is bfloat16 on cuda, float32 on the CPU")
     add("--max-num-batched-tokens", type=int, default=engine.max_num_batched_tokens, metavar="N", help="tokens a step")
     add("--max-num-seqs", type=int, default=engine.max_num_seqs, metavar="N", help="replies that run at once")
+    add("--max-batch-tier-tokens", type=int, metavar="N", help="of them for batch work; all if not given")
+    add("--step-cost", metavar="FILE", help="JSON with what a step takes here; without it nothing is predicted")
+    add("--batch-patience", type=float, default=engine.batch_patience, metavar="S", help="after it batch work may pass")
     add("--max-model-len", type=int, metavar="N", help="prompt and reply together; what the model allows if not given")
     add("--block-size", type=int, default=engine.block_size, metavar="N", help="tokens in a block of the KV cache")
     add("--kv-offloading-size", type=float, default=0.0, metavar="GIB", help="host memory behind the KV cache")
@@ -83,6 +87,10 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Fr
         block_size=options.block_size,
         host_kv_bytes=int(options.kv_offloading_size * 2**30),
         load_format=options.load_format,
+        max_batch_tier_tokens=options.max_batch_tier_tokens,
+        batch_patience=options.batch_patience,
+        max_waiting=options.max_waiting,
+        step_cost=read_step_cost(Path(options.step_cost)) if options.step_cost else None,
         num_threads=options.num_threads,
     )
     return FrontSettings(

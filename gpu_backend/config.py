@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_backend.engine.cost import StepCost
+
 DEVICES = ("auto", "cuda", "cpu")
 DTYPES = ("auto", "bfloat16", "float32")
 LOAD_FORMATS = ("auto", "dummy")
@@ -27,6 +29,11 @@ class EngineConfig:
     gpu_memory_share: float = 0.9  # of the device's memory, weights included
     host_kv_bytes: int = 0  # of host memory, for cached blocks that the device has no room for
     cpu_kv_bytes: int = 256 * 1024 * 1024  # most that the KV cache takes on the CPU
+    max_batch_tier_tokens: int | None = None  # tokens of prompts and replies of batch work in one step; None: all
+    max_waiting: int = 4096  # requests of a tier in the queue; one tenant's are at most as many as still fit
+    interactive_headroom: float = 0.1  # of the KV blocks: batch work is not let into them
+    step_stretch: float = 1.5  # a step with prompts in it over its decodes alone, at most, where ``step_cost`` is known
+    step_cost: StepCost | None = None  # what a step takes on this device; None: nothing is predicted
     batch_patience: float = 30.0  # seconds without a batch admission, after which interactive work lets one pass
     prefix_caching: bool = True  # False: only the replies of one request share blocks
     protected_cache_share: float = 0.25  # of the KV blocks: what tenants have cached there, no other's work takes
@@ -42,6 +49,15 @@ class EngineConfig:
         for name in ("max_model_len", "num_kv_blocks", "num_threads"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
+        for name in ("max_batch_tier_tokens", "max_waiting"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+        if not 0 <= self.interactive_headroom < 1:
+            raise ValueError(
+                f"interactive_headroom is {self.interactive_headroom}; it is a share, at least 0 and less than 1"
+            )
+        if not self.step_stretch >= 1:
+            raise ValueError(f"step_stretch is {self.step_stretch}; it is at least 1")
         if not self.batch_patience >= 0:
             raise ValueError(f"batch_patience is {self.batch_patience}; it is a number of seconds from 0 up")
         if not 0 < self.gpu_memory_share <= 1:

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.blocks import BlockManager
 from gpu_backend.engine.fairness import FairQueue
+from gpu_backend.engine.forecast import LengthForecast, highest_use, remaining_tokens
 from gpu_backend.engine.sequence import Sequence
 
 TIERS = ("interactive", "batch")  # in the order in which they are served
+SPREAD = 0.4  # of the forecast for one reply, as a share of the room; many replies make up for each other
+MOST_MARGIN = 0.1  # of the room, kept free for forecasts that fail
 
 
 class Admission:
@@ -23,10 +27,14 @@ class Admission:
 
     def __init__(self, config: EngineConfig, blocks: BlockManager, clock: Callable[[], float]) -> None:
         self.queues = {tier: FairQueue() for tier in TIERS}
+        self.forecast = LengthForecast()
         self._blocks = blocks
         self._clock = clock
         self._patience = config.batch_patience
         self._max_seqs = config.max_num_seqs
+        self._max_waiting = config.max_waiting
+        self._headroom = int(config.interactive_headroom * blocks.num_blocks)
+        self._refused: Sequence | None = None  # found no room, and nobody has left since
         self._batch_admitted = 0.0  # when batch work was last let in
         self._places = 0
 
@@ -34,6 +42,11 @@ class Admission:
         """Iterate over everybody who waits, in no particular order."""
         for queue in self.queues.values():
             yield from queue
+
+    def is_full_for(self, tier: str, tenant: str) -> bool:
+        """Whether a tenant has as many requests waiting as others could still add: so no tenant fills a queue alone."""
+        queue = self.queues[tier]
+        return queue.num_waiting_of(tenant) >= self._max_waiting - len(queue)
 
     def add(self, sequence: Sequence) -> None:
         """Let a newcomer wait."""
@@ -47,6 +60,7 @@ class Admission:
     def put_back(self, sequence: Sequence) -> None:
         """Let a preempted sequence wait at its place."""
         self.queues[sequence.tier].put_back(sequence)
+        self._refused = None
 
     def remove(self, sequence: Sequence) -> None:
         """Let a waiting sequence go."""
@@ -55,6 +69,9 @@ class Admission:
     def leave(self, sequence: Sequence) -> None:
         """Book the end of a running sequence."""
         self.queues[sequence.tier].leave(sequence)
+        self._refused = None
+        if sequence.num_generated and not sequence.pools:
+            self.forecast.learn(sequence.num_generated)
 
     def next(self) -> Sequence | None:
         """Return who goes next, or None if nobody waits. Call ``charge`` first."""
@@ -64,6 +81,45 @@ class Admission:
             if interactive is None or batch.is_aged:
                 return batch
         return interactive
+
+    def before(self, tier: str) -> list[Sequence]:
+        """Return everybody who goes before a newcomer of that tier."""
+        return [sequence for name in TIERS[: TIERS.index(tier) + 1] for sequence in self.queues[name]]
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether somebody found no room, and nobody has left since."""
+        return self._refused is not None
+
+    def was_refused(self, sequence: Sequence) -> bool:
+        """Whether that one found no room, and nobody has left since."""
+        return sequence is self._refused
+
+    def refuse(self, sequence: Sequence) -> None:
+        """Remember that there was no room, so that it is not tried again at every step."""
+        self._refused = sequence
+
+    def is_room_for(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
+        """Whether all who run and this one will fit to their ends, by the forecast; anybody fits alone.
+
+        For interactive work, batch work is no obstacle; batch work leaves the headroom free.
+        """
+        blocks = self._blocks
+        yields = _yields(sequence)
+        room = blocks.num_blocks - (self._headroom if yields else 0)
+        needed = blocks.blocks_for(len(sequence.token_ids))
+        longest = blocks.blocks_for(self.forecast.longest) * (len(running) + 1)
+        if blocks.num_in_use + needed + longest <= room:
+            return True
+        staying = running if yields else [s for s in running if not _yields(s)]
+        if not staying:
+            return True
+        gone = sum(len(s.block_table) for s in running) - sum(len(s.block_table) for s in staying)
+        replies = [(len(s.block_table), remaining_tokens(s, self.forecast)) for s in staying]
+        replies.append((needed, remaining_tokens(sequence, self.forecast)))
+        in_use = max(blocks.num_in_use - gone, 0) + needed
+        margin = min(MOST_MARGIN, SPREAD / math.sqrt(len(replies)))
+        return highest_use(replies, in_use, blocks.block_size) <= room * (1 - margin)
 
     def charge(self, running: Iterable[Sequence]) -> None:
         """Book what the running sequences generated since the last time."""

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 from gpu_backend.engine.plan import SequenceStep
 
@@ -36,6 +38,17 @@ class StepCost:
         products = self.token * work.tokens
         reading = self.weights if self.weights > products else products
         return self.fixed + reading + self.context * work.context + self.pair * work.pairs
+
+
+def read_step_cost(path: Path) -> StepCost:
+    """Read the five numbers from a JSON object. Raises ``OSError`` and ``ValueError``."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    names = {field.name for field in fields(StepCost)}
+    if not isinstance(found, dict) or found.keys() != names:
+        raise ValueError(f"{path} must hold one JSON object with {', '.join(sorted(names))}, all in seconds")
+    if not all(isinstance(value, int | float) and value >= 0 for value in found.values()):
+        raise ValueError(f"{path} holds a cost that is no number from 0 up")
+    return StepCost(**found)
 
 
 def chunk_work(start: int, num_tokens: int) -> StepWork:

@@ -43,6 +43,7 @@ class FairQueue:
         self._accounts: dict[str, Account] = {}
         self._ranking: list[tuple[float, int, Account]] = []  # a heap; counters only grow, so old entries come up early
         self._returning: list[Sequence] = []  # preempted, in the order of their first admission
+        self._num_waiting = 0  # newcomers
         self._order = count()
         self._keep = IDLE_ACCOUNTS
 
@@ -52,6 +53,15 @@ class FairQueue:
         for account in self._accounts.values():
             yield from account.line
 
+    def __len__(self) -> int:
+        """How many wait, further replies to prompts that are being computed left out."""
+        return self._num_waiting + len(self._returning)
+
+    def num_waiting_of(self, tenant: str) -> int:
+        """How many newcomers of one tenant wait."""
+        account = self._accounts.get(tenant)
+        return len(account.line) if account else 0
+
     def add(self, sequence: Sequence) -> None:
         """Let a newcomer wait at the end of its tenant's line. Whoever was idle starts no lower than the clock."""
         account = self._accounts.get(sequence.tenant)
@@ -60,6 +70,7 @@ class FairQueue:
             account = self._accounts[sequence.tenant] = Account(sequence.tenant, sequence.weight, self.clock)
         account.weight = sequence.weight
         account.line.append(sequence)
+        self._num_waiting += 1
         self._rank(account)
 
     def add_first(self, sequences: Iterable[Sequence]) -> None:
@@ -67,6 +78,7 @@ class FairQueue:
         for sequence in reversed(list(sequences)):
             account = self._accounts[sequence.tenant]
             account.line.appendleft(sequence)
+            self._num_waiting += 1
             self._rank(account)
 
     def put_back(self, sequence: Sequence) -> None:
@@ -87,6 +99,7 @@ class FairQueue:
         account = self._least_served()
         assert account is not None, "nobody waits"
         sequence = account.line.popleft()
+        self._num_waiting -= 1
         self.clock = max(self.clock, account.served)
         account.admitted += 1
         account.promised += most_tokens
@@ -117,6 +130,7 @@ class FairQueue:
             self.leave(sequence)
         else:
             self._accounts[sequence.tenant].line.remove(sequence)
+            self._num_waiting -= 1
 
     def leave(self, sequence: Sequence) -> None:
         """Book the end of an admitted sequence."""
@@ -139,6 +153,7 @@ class FairQueue:
         left = dict.fromkeys(self._accounts, 0)
         for sequence in admitted:
             left[sequence.tenant] += sequence.promised
+        assert self._num_waiting == sum(len(account.line) for account in self._accounts.values()), "newcomers differ"
         for account in self._accounts.values():
             assert account.promised == left[account.tenant] >= 0, "an account promises what nobody holds"
             assert not account.line or account.served >= self.clock, "somebody who waits stands below the clock"

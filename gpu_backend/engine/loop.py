@@ -10,6 +10,7 @@ from itertools import count
 from typing import Protocol
 
 from gpu_backend.config import EngineConfig
+from gpu_backend.engine.arrival import refuse_on_arrival
 from gpu_backend.engine.blocks import BlockManager
 from gpu_backend.engine.grammar_queue import GrammarQueue
 from gpu_backend.engine.load import LoadMeter
@@ -78,6 +79,7 @@ class EngineLoop:
         )
         self.scheduler = Scheduler(config, self.blocks, clock)
         self.runner = runner
+        self._config = config
         self._limits = limits
         self._clock = clock
         self._meter = LoadMeter(clock())
@@ -135,6 +137,8 @@ class EngineLoop:
             return refusal(command, f"request id {command.request_id!r} is already in use")
         if problem := find_problem(command, self._limits):
             return refusal(command, problem)
+        if refused := refuse_on_arrival(command, self.scheduler, self._config):
+            return [refused]
         replies = make_sequences(command, self._limits, self._ids, self._clock())
         if isinstance(command, Generate) and command.sampling.grammar is not None:
             self._grammars.add(command, replies)

@@ -81,6 +81,15 @@ class NewTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """The engine does not take a request now, all its replies: another replica, or this one later, may."""
+
+    request_id: str
+    reason: str  # for the caller, a whole sentence
+    retry_after: float  # seconds
+
+
+@dataclass(frozen=True, slots=True)
 class Embedding:
     """The vector of an ``Embed``, or why there is none."""
 
@@ -123,4 +132,4 @@ class Drained:
     """Nothing is running any more, and nothing will be taken."""
 
 
-Event = Ready | NewTokens | Embedding | LoadReport | Drained
+Event = Ready | NewTokens | Embedding | Refused | LoadReport | Drained

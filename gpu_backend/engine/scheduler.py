@@ -12,6 +12,7 @@ from time import monotonic
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.admission import Admission
 from gpu_backend.engine.blocks import BlockManager
+from gpu_backend.engine.budget import StepBudget
 from gpu_backend.engine.plan import SequenceStep, StepPlan
 from gpu_backend.engine.prefix_hashes import extend_hashes
 from gpu_backend.engine.sequence import Sequence
@@ -31,7 +32,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.prompt_tokens_seen = 0
         self.prompt_tokens_found = 0
-        self._max_tokens = config.max_num_batched_tokens
+        self._config = config
         self._max_seqs = config.max_num_seqs
         self._prefix_caching = config.prefix_caching
         self._running: dict[int, Sequence] = {}  # in the order of admission
@@ -61,6 +62,10 @@ class Scheduler:
         leader, *leader.followers = replies
         self._by_request[leader.request_id] = list(replies)
         self.admission.add(leader)
+
+    def everyone_running(self) -> list[Sequence]:
+        """Return the sequences with blocks, in the order of their admission."""
+        return list(self._running.values())
 
     def replies_of(self, request_id: str, reply_index: int | None = None) -> list[Sequence]:
         """Return a request's unfinished replies, or the one of that index; none if it is unknown or done."""
@@ -94,16 +99,16 @@ class Scheduler:
             if len(sequence.block_table) * block_size <= sequence.num_computed:
                 self._make_room(sequence)
         steps = [self._share(sequence, 1) for sequence in self._running.values() if sequence.remaining == 1]
-        budget = self._max_tokens - len(steps)
-        for sequence in self._running.values():
-            if sequence.remaining > 1 and budget:
-                steps.append(self._share(sequence, min(sequence.remaining, budget)))
-                budget -= len(steps[-1].token_ids)
-        if len(self._running) < self._max_seqs and preemptions == self.num_preemptions:
+        prompts = [sequence for sequence in self._running.values() if sequence.remaining > 1]
+        long = [sequence for sequence in prompts if sequence.remaining > self._config.max_num_batched_tokens]
+        budget = StepBudget(self._config, self._config.step_cost, steps, bool(long))
+        steps += [self._share(s, n) for s in prompts if s not in long and (n := budget.take(s))]
+        if preemptions == self.num_preemptions and self._next_to_admit(budget):
             self.admission.charge(self._running.values())
-            while budget and (admitted := self._admit_next()):
-                steps.append(self._share(admitted, min(admitted.remaining, budget)))
-                budget -= len(steps[-1].token_ids)
+            while (admitted := self._admit_next(budget)) is not None:
+                steps.append(self._share(admitted, budget.take(admitted)))
+        budget.open_rest()
+        steps += [self._share(s, n) for s in long if (n := budget.take(s))]
         return StepPlan(self._step, tuple(steps), self.blocks.take_copies())
 
     def advance(self, sequence: Sequence, num_tokens: int) -> None:
@@ -177,10 +182,12 @@ class Scheduler:
         self.admission.put_back(sequence)
         self.num_preemptions += 1
 
-    def _admit_next(self) -> Sequence | None:
+    def _admit_next(self, budget: StepBudget) -> Sequence | None:
         """Move whoever goes next to the running ones; None if there is nobody or no room."""
-        sequence = self.admission.next() if len(self._running) < self._max_seqs else None
-        if sequence is None:
+        if (sequence := self._next_to_admit(budget)) is None:
+            return None
+        if not self.admission.is_room_for(sequence, self._running.values()):
+            self.admission.refuse(sequence)
             return None
         # The last token is always computed, so that there are logits to sample from.
         findable = (len(sequence.token_ids) - 1) // self.blocks.block_size
@@ -195,6 +202,7 @@ class Scheduler:
             sequence.tenant,
         )
         if allocation is None:
+            self.admission.refuse(sequence)
             return None
         self._running[sequence.sequence_id] = sequence
         sequence.block_table = list(allocation.block_table)
@@ -203,6 +211,13 @@ class Scheduler:
         self._count_prefix(sequence)
         self.admission.admit(sequence)
         return sequence
+
+    def _next_to_admit(self, budget: StepBudget) -> Sequence | None:
+        """Return who is to be tried next, if there is a slot and some budget left."""
+        sequence = self.admission.next() if len(self._running) < self._max_seqs else None
+        if sequence and budget.allows(sequence.tier) and not self.admission.was_refused(sequence):
+            return sequence
+        return None
 
     def _count_prefix(self, sequence: Sequence) -> None:
         if sequence.cached_tokens is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from gpu_backend.engine.messages import Abort, Command, Embed, Embedding, Generate, NewTokens
-from gpu_backend.server.errors import EngineFailed
+from gpu_backend.server.errors import EngineFailed, Overloaded
 
 
 class Client(Protocol):
@@ -25,7 +25,7 @@ class EngineCall:
         self._client = client
         self._arrived: list[NewTokens | Embedding] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._error: EngineFailed | None = None
+        self._error: EngineFailed | Overloaded | None = None
         self._open = {command.request_id: _replies(command) for command in commands}  # replies without their last event
 
     @property
@@ -38,7 +38,7 @@ class EngineCall:
         return request_id in self._open
 
     async def events(self) -> list[NewTokens | Embedding]:
-        """Wait for the next events of this call: what came since the last time. Raises ``EngineFailed``."""
+        """Wait for the next events of this call: what came since the last time. Raises what it failed with."""
         while not self._arrived:
             if self._error is not None:
                 raise self._error
@@ -70,7 +70,7 @@ class EngineCall:
                 del self._open[event.request_id]
         self._wake()
 
-    def fail(self, error: EngineFailed) -> None:
+    def fail(self, error: EngineFailed | Overloaded) -> None:
         """Let whoever waits hear of ``error``."""
         self._open = {}
         self._error = error

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,7 @@ from gpu_backend.engine.messages import (
     LoadReport,
     NewTokens,
     Ready,
+    Refused,
 )
 from gpu_backend.engine.process import EngineProcess
 from gpu_backend.server.engine_call import EngineCall
@@ -180,6 +182,8 @@ class EngineClient:
             match event:
                 case NewTokens() | Embedding():
                     self._hand_out(event)
+                case Refused():
+                    self._refuse(event)
                 case LoadReport():
                     self.load = event
                 case Ready():
@@ -198,6 +202,13 @@ class EngineClient:
         call.deliver(event)
         if not call.awaits(event.request_id):
             del self._calls[event.request_id]
+
+    def _refuse(self, event: Refused) -> None:
+        """Tell whoever asked; the other prompts of the same call are given up with this one."""
+        self._waiting.discard(event.request_id)
+        if call := self._calls.pop(event.request_id, None):
+            self.forget([request_id for request_id, other in self._calls.items() if other is call])
+            call.fail(Overloaded(event.reason, retry_after=math.ceil(event.retry_after)))
 
     def _lost(self, process: Process) -> None:
         """The process is gone: tell everyone, and start another one if that makes sense."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpu_backend.config import EngineConfig
-from gpu_backend.engine.cost import StepCost
+from gpu_backend.engine.cost import read_step_cost
 from gpu_backend.simulate.hardware import DEVICES, MODELS, PRECISIONS, resident_tokens, step_cost
 from gpu_backend.simulate.house import replay
 from gpu_backend.simulate.report import Promise, Report, make_report
@@ -45,22 +45,23 @@ def simulate(options: argparse.Namespace) -> Report:
     if rest or not replicas:
         raise ValueError(f"--gpus {options.gpus} is no multiple of --gpus-per-replica {gpus}")
     tokens = resident_tokens(model, device, gpus, weight_bytes, memory_share=MEMORY_SHARE)
+    cost = (
+        read_step_cost(Path(options.step_cost)) if options.step_cost else step_cost(model, device, gpus, weight_bytes)
+    )
     config = EngineConfig(
         model="",
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         block_size=options.block_size,
+        max_waiting=options.max_waiting,
+        step_stretch=options.step_stretch,
+        step_cost=cost,
     )
     num_blocks = options.num_kv_blocks or tokens // options.block_size
     if not num_blocks:
         raise ValueError(f"{options.model} leaves no room for a KV cache on {gpus} x {options.device}")
-    cost = _read_cost(options.step_cost) if options.step_cost else step_cost(model, device, gpus, weight_bytes)
     house = replay(requests, config, cost, num_blocks, replicas, options.max_tokens, options.deadline_ms)
     return make_report(house, Promise(options.ttft, options.gap), config.max_num_seqs)
-
-
-def _read_cost(path: str) -> StepCost:
-    return StepCost(**json.loads(Path(path).read_text(encoding="utf-8")))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--block-size", type=int, default=16, metavar="N", help="tokens in a block")
     add("--max-num-seqs", type=int, default=256, metavar="N", help="replies that run at once")
     add("--max-num-batched-tokens", type=int, default=8192, metavar="N", help="tokens a step")
+    add("--max-waiting", type=int, default=4096, metavar="N", help="requests of a tier in the queue")
+    add("--step-stretch", type=float, default=1.5, metavar="X", help="a step with prompts in it over its decodes alone")
     add("--max-tokens", type=int, default=2048, metavar="N", help="what every request declares")
     add("--deadline-ms", type=int, metavar="MS", help="x-deadline-ms of every request")
     add("--tenants", type=int, default=4, metavar="N", help="among whom requests without one are shared out")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.cost import StepCost, plan_work
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.messages import Event, Generate, NewTokens
+from gpu_backend.engine.messages import Event, Generate, NewTokens, Refused
 from gpu_backend.engine.plan import StepPlan, StepResult
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.sequence import FinishReason, SamplingParams
@@ -120,6 +120,10 @@ class Replica:
     def _take(self, events: Iterable[Event]) -> None:
         now = self.runner.now
         for event in events:
+            if isinstance(event, Refused):
+                outcome = self.outcomes[event.request_id]
+                outcome.refused = event.reason
+                self.outstanding -= outcome.request.prompt_tokens + outcome.request.output_tokens
             if not isinstance(event, NewTokens):
                 continue
             outcome = self.outcomes[event.request_id]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_backend.engine.forecast import WINDOW
 from gpu_backend.engine.messages import Abort, Drain, Drained, Embed, Generate, NewTokens
 from gpu_backend.engine.sequence import FinishReason, SamplingParams
 from tests.support.engine import Answer, answer_all, collect, continuation, counting_loop, finish, greedy
@@ -60,6 +61,8 @@ def test_interactive_requests_are_admitted_before_batch_ones() -> None:
 def test_latest_admitted_gives_way_and_keeps_its_place() -> None:
     """When blocks run out, the youngest running sequence is computed again later, before those that came after it."""
     loop, _ = counting_loop(6, max_num_batched_tokens=64, max_num_seqs=3, block_size=4)
+    for _ in range(WINDOW):
+        loop.scheduler.admission.forecast.learn(1)  # nobody expects what comes
     finished: list[str] = []
     for name, start in (("old", 0), ("young", 50), ("later", 100)):
         loop.handle(greedy(name, range(start, start + 7), 13))
@@ -131,7 +134,7 @@ def test_without_prefix_caching_requests_share_nothing() -> None:
 
 def test_abort_frees_the_blocks_before_the_next_step() -> None:
     """An aborted reply says so once, and what it held is available at once."""
-    loop, runner = counting_loop(16, max_num_batched_tokens=64, max_num_seqs=4, block_size=4)
+    loop, runner = counting_loop(20, max_num_batched_tokens=64, max_num_seqs=4, block_size=4)
     loop.handle(greedy("stays", range(5)))
     loop.handle(greedy("leaves", range(20, 40)))
     loop.step()

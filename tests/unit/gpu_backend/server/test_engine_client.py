@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from gpu_backend.config import EngineConfig
-from gpu_backend.engine.messages import Abort, Command, Drain, Generate, LoadReport, NewTokens, Ready
+from gpu_backend.engine.messages import Abort, Command, Drain, Generate, LoadReport, NewTokens, Ready, Refused
 from gpu_backend.engine.sequence import FinishReason, SamplingParams
 from gpu_backend.server.engine_call import EngineCall
 from gpu_backend.server.engine_client import RESTARTS, EngineClient, EngineState
@@ -70,6 +70,22 @@ async def test_closing_a_call_aborts_what_still_runs() -> None:
         assert abort == Abort("a")
         assert client.num_waiting == 0
         assert [c for c in engine.process.commands if isinstance(c, Abort)] == [Abort("a")]
+
+
+async def test_a_refusal_ends_the_whole_call() -> None:
+    """What the engine refuses becomes a 503 with its reason; the call's other prompts are given up."""
+    engine = FakeEngine()
+    async with running(engine) as client:
+        call = client.call([generate("a"), generate("b")])
+        engine.process.say(Refused("a", "This engine would take about 900 ms.", 1.2))
+
+        with pytest.raises(Overloaded, match="about 900 ms") as refused:
+            await call.events()
+        abort = await asyncio.to_thread(engine.process.wait_for, lambda c: isinstance(c, Abort))
+
+        assert refused.value.headers == {"retry-after": "2"}
+        assert abort == Abort("b")
+        assert client.num_waiting == 0
 
 
 async def test_events_for_nobody_are_ignored() -> None:

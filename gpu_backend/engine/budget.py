@@ -1,0 +1,81 @@
+# How many prompt tokens a step may compute beside its decodes: within the token budget, within the tier's own cap, and
+# no more than stretch the step beyond what its decodes alone would take, so that a long prompt stalls no stream.
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.cost import StepCost, StepWork, chunk_work, plan_work
+from gpu_backend.engine.plan import SequenceStep
+from gpu_backend.engine.sequence import Sequence
+
+
+class StepBudget:
+    """What is left of one step. Without a known ``cost`` the number of tokens alone limits it.
+
+    With ``shares_with_long`` half of it is kept for prompts of many steps, until ``open_rest`` is called: so these
+    neither keep shorter ones waiting, nor wait for them.
+    """
+
+    def __init__(
+        self, config: EngineConfig, cost: StepCost | None, decodes: SequenceOf[SequenceStep], shares_with_long: bool
+    ) -> None:
+        room = config.max_num_batched_tokens - len(decodes)
+        self._kept = room // 2 if shares_with_long else 0
+        self._left = room - self._kept
+        self._batch_left = config.max_batch_tier_tokens or config.max_num_batched_tokens
+        self._cost = cost if decodes else None
+        self._is_spent = False
+        self._least = config.block_size
+        if self._cost is not None:
+            self._work = plan_work(decodes)
+            seconds = self._cost.seconds(self._work)
+            self._full_limit = config.step_stretch * seconds
+            self._limit = (seconds + self._full_limit) / 2 if shares_with_long else self._full_limit
+
+    def allows(self, tier: str) -> bool:
+        """Whether another prompt of that tier would get any tokens."""
+        return not self._is_spent and self._left > 0 and (tier != "batch" or self._batch_left > 0)
+
+    def open_rest(self) -> None:
+        """Let prompts of many steps have what is left."""
+        self._left += self._kept
+        self._kept = 0
+        self._is_spent = False
+        if self._cost is not None:
+            self._limit = self._full_limit
+
+    def take(self, sequence: Sequence) -> int:
+        """Say how many tokens of a prompt this step computes, and count them as taken.
+
+        The first chunk of a step has at least a block's worth, so that every prompt comes to its end.
+        """
+        if not self.allows(sequence.tier):
+            return 0
+        most = min(sequence.remaining, self._left)
+        if sequence.tier == "batch":
+            most = min(most, self._batch_left)
+        taken = most
+        if self._cost is not None:
+            taken = largest_chunk(self._cost, self._work, self._limit, sequence.num_computed, most)
+            taken = max(taken, min(most, self._least))
+            self._least = 0
+            self._work += chunk_work(sequence.num_computed, taken)
+            self._is_spent = taken < most
+        self._left -= taken
+        if sequence.tier == "batch":
+            self._batch_left -= taken
+        return taken
+
+
+def largest_chunk(cost: StepCost, work: StepWork, limit: float, start: int, most: int) -> int:
+    """Return how many tokens from position ``start``, at most ``most``, keep a step with ``work`` within ``limit``."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if cost.seconds(work + chunk_work(start, middle)) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low

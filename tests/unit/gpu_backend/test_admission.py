@@ -1,0 +1,232 @@
+# Who is let in when, shown in virtual time: no preemption storm, headroom, caps, bounded queues, deadlines, and steps
+# that a long prompt does not stretch.
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.cost import StepCost
+from gpu_backend.engine.forecast import WINDOW, LengthForecast, highest_use
+from gpu_backend.engine.messages import Generate, Refused
+from gpu_backend.engine.plan import StepPlan, StepResult
+from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
+from gpu_backend.simulate.replica import Replica
+from gpu_backend.simulate.traces import TraceRequest
+from tests.support.engine import counting_loop, finish, greedy
+
+H200 = step_cost(MODELS["llama-8b"], DEVICES["h200"])
+TENTH = StepCost(fixed=0.1, weights=0.0, token=0.0, context=0.0, pair=0.0)
+
+
+def replica(num_blocks: int, cost: StepCost = H200, **changes: object) -> Replica:
+    fields: dict[str, object] = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "step_cost": cost, **changes}
+    return Replica(EngineConfig(model="", **fields), cost, num_blocks)  # type: ignore[arg-type]
+
+
+def plans_of(target: Replica) -> list[StepPlan]:
+    """Return the list that the replica's plans will be appended to."""
+    plans: list[StepPlan] = []
+    run = target.runner.run
+
+    def keep(plan: StepPlan) -> StepResult:
+        plans.append(plan)
+        return run(plan)
+
+    target.runner.run = keep  # type: ignore[method-assign]
+    return plans
+
+
+def closed_loop(target: Replica, clients: int, total: int) -> float:
+    """Let each client ask again as soon as it has its answer; return output tokens a second that came without a pause.
+
+    A reply with a pause of 0.2 s was thrown out and computed again.
+    """
+    dice = random.Random(5)
+    number = 0
+    while True:
+        scheduler = target.loop.scheduler
+        while number < total and scheduler.num_running + scheduler.num_waiting < clients:
+            output = min(1500, max(8, int(dice.lognormvariate(4.8, 0.8))))
+            request = TraceRequest(target.runner.now, dice.randint(20, 200), output, tenant=f"t{number % 4}")
+            target.submit(number, request, max_tokens=4096)
+            number += 1
+        if number == total:
+            break
+        target._take(target.loop.step())
+    good = [o for o in target.outcomes.values() if o.tokens == o.request.output_tokens and o.longest_gap < 0.2]
+    return sum(outcome.tokens for outcome in good) / target.runner.now
+
+
+def test_twice_too_much_work_costs_no_goodput() -> None:
+    """With twice the clients that the KV cache has room for, at least 90 % of the goodput comes; few are preempted."""
+    fits, too_much = replica(400), replica(400)
+
+    at_one = closed_loop(fits, clients=24, total=300)
+    at_two = closed_loop(too_much, clients=48, total=300)
+
+    assert fits.loop.scheduler.num_running <= 24
+    assert at_two >= 0.9 * at_one
+    assert too_much.loop.scheduler.num_preemptions <= 0.1 * 300
+
+
+def test_forecast_is_that_of_replies_that_got_as_far() -> None:
+    """Half of the remembered replies that are longer than this one end before it, for the lot in the middle."""
+    forecast = LengthForecast()
+    for length in range(WINDOW):
+        forecast.learn(length)
+
+    assert forecast.longest == WINDOW - 1
+    assert forecast.remaining(0, 0.5) == pytest.approx(500, abs=1)
+    assert forecast.remaining(600, 0.5) == pytest.approx(200, abs=1)
+    assert forecast.remaining(600, 0.0) == 1
+    assert forecast.remaining(2000, 0.5) == 2000
+
+
+def test_forecast_forgets() -> None:
+    """Only the last thousand replies count."""
+    forecast = LengthForecast()
+    for length in [5000] * WINDOW + [7] * WINDOW:
+        forecast.learn(length)
+
+    assert (forecast.longest, forecast.mean) == (7, 7)
+
+
+def test_highest_use_is_reached_before_somebody_ends() -> None:
+    """All grow until the first one ends and gives its blocks back; shared blocks count once."""
+    replies = [(10, 16), (10, 48), (20, 160)]
+
+    # After 16 tokens: 40 + 3·1; after 48: 40 − 10 + 2·3; after 160: 40 − 20 + 10.
+    assert highest_use(replies, 40, 16) == 43
+    assert highest_use(replies, 30, 16) == 33
+    assert highest_use([(1, 16), (1, 1600)], 2, 16) == 101
+    assert highest_use([], 0, 16) == 0
+
+
+def test_batch_work_leaves_headroom() -> None:
+    """Batch work is not let into the last tenth of the blocks; interactive work is."""
+    target = replica(100, TENTH, block_size=4, interactive_headroom=0.25)
+    for number in range(10):
+        target.submit(number, TraceRequest(0.0, 60, 4, tier="batch"), 4)
+    target.run_until(0.05)
+    batch_use = target.loop.blocks.num_in_use
+
+    target.submit(10, TraceRequest(0.0, 60, 4), 4)
+    target.run_until(0.15)
+
+    assert 60 <= batch_use <= 75
+    assert target.outcomes["10"].first_token is not None
+    assert target.loop.scheduler.num_preemptions == 0
+
+
+def test_batch_tier_has_a_cap_of_tokens() -> None:
+    """No step computes more prompt tokens of batch work than its cap, whatever is left of the budget."""
+    target = replica(1000, TENTH, max_batch_tier_tokens=100)
+    plans = plans_of(target)
+    for number in range(4):
+        target.submit(number, TraceRequest(0.0, 300, 2, tier="batch"), 2)
+    target.submit(4, TraceRequest(0.0, 700, 2), 2)
+
+    target.run_until(float("inf"))
+
+    assert plans[0].num_tokens == 700 + 100
+    assert all(sum(len(s.token_ids) for s in p.sequences if len(s.token_ids) > 1) <= 100 for p in plans[1:])
+    assert all(outcome.tokens == 2 for outcome in target.outcomes.values())
+
+
+def test_queue_is_bounded_and_no_tenant_fills_it_alone() -> None:
+    """A flood is refused once it has as many waiting as others could still add; others are taken."""
+    loop, _ = counting_loop(64, block_size=4, max_num_seqs=1, max_num_batched_tokens=64, max_waiting=10)
+    answers = [loop.handle(greedy(f"flood{n}", range(4), 2, tenant="flood")) for n in range(20)]
+    calm = [loop.handle(greedy(f"calm{n}", range(4), 2, tenant=f"calm{n}")) for n in range(20)]
+    batch = loop.handle(greedy("batch", range(4), 2, tier="batch"))
+
+    refused = [events[0] for events in answers if events]
+    assert len(refused) == 15
+    assert isinstance(refused[0], Refused) and "no room for more of yours" in refused[0].reason
+    assert [bool(events) for events in calm] == [False] * 5 + [True] * 15
+    assert batch == []
+    finish(loop, {})
+
+
+def ask(name: str, prompt: int, deadline_ms: int, max_tokens: int = 64) -> Generate:
+    return Generate(name, (1,) * prompt, SamplingParams(max_tokens), deadline_ms=deadline_ms)
+
+
+def test_what_cannot_make_its_deadline_is_refused_at_once_with_the_predicted_time() -> None:
+    """The refusal says how long it would take, and by how much that is too late."""
+    target = replica(2000)
+
+    assert target.loop.handle(ask("taken", 500, 50)) == []
+    (event,) = target.loop.handle(ask("late", 500, 50))
+
+    assert isinstance(event, Refused)
+    assert "x-deadline-ms is 50" in event.reason
+    predicted = int(event.reason.split("about ")[1].split(" ms")[0])
+    assert 200 < predicted < 1000  # 64 steps of 4.6 ms, and the prompt
+    assert event.retry_after == pytest.approx(predicted / 1000 - 0.05, abs=0.001)
+
+
+def test_idle_engine_goes_by_the_prompt_alone() -> None:
+    """How long a reply gets is a guess; on a guess alone, an engine that does nothing refuses nobody."""
+    target = replica(2000)
+
+    (event,) = target.loop.handle(ask("late", 4000, 100))
+    assert isinstance(event, Refused)
+    assert target.loop.handle(ask("taken", 500, 100)) == []
+
+
+def test_without_a_known_cost_nothing_is_predicted() -> None:
+    """A deadline is then only kept by the front, which ends what takes too long."""
+    target = replica(2000)
+    target.loop._config = EngineConfig(model="")
+
+    assert target.loop.handle(ask("late", 500, 1)) == []
+
+
+def test_predictions_come_true_under_load() -> None:
+    """Of what is taken with a deadline while twice too much is asked, most is in time; much is refused, not all."""
+    dice = random.Random(2)
+    target = replica(1000, max_num_seqs=16)
+    at = 0.0
+    for number in range(400):
+        at += dice.expovariate(80.0)
+        target.run_until(at)
+        request = TraceRequest(at, dice.randint(50, 400), max(8, int(dice.gauss(100, 10))))
+        target.submit(number, request, 4096, deadline_ms=1500)
+    target.run_until(float("inf"))
+    taken = [o for o in target.outcomes.values() if not o.refused]
+    in_time = [o for o in taken if o.last_token - o.request.arrival <= 1.5]
+
+    assert 100 < len(taken) < 300
+    assert len(in_time) > 0.9 * len(taken)
+
+
+def test_long_prompt_stretches_no_step() -> None:
+    """While 128k tokens prefill, no step takes more than 1.5 times its decodes alone; other prompts are not held up."""
+    target = replica(60_000, max_num_batched_tokens=8192)
+    for number in range(32):
+        target.submit(number, TraceRequest(0.0, 12_000, 6000), 6000)
+    while any(outcome.first_token is None for outcome in target.outcomes.values()):
+        target.run_until(target.runner.now + 1.0)
+    began = target.runner.now
+    target.runner.log.stretches = type(target.runner.log.stretches)("d")
+
+    target.submit(900, TraceRequest(target.runner.now, 131_072, 2), 4)
+    for number in range(20):
+        target.run_until(began + 1.0 + number)
+        target.submit(1000 + number, TraceRequest(target.runner.now, 500, 5), 8)
+    target.run_until(began + 21.0)
+    early = target.outcomes["900"].first_token
+    while target.outcomes["900"].first_token is None:
+        target.run_until(target.runner.now + 1.0)
+    short = [target.outcomes[str(1000 + number)] for number in range(20)]
+
+    assert early is None, "the others came while it was being computed"
+    assert all(target.outcomes[str(number)].tokens < 6000 for number in range(32)), "the others ran all the time"
+    assert len(target.runner.log.stretches) > 500
+    assert max(target.runner.log.stretches) <= 1.5
+    assert max((o.first_token or 1e9) - o.request.arrival for o in short) < 1.0
