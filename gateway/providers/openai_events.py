@@ -12,6 +12,7 @@ from gateway.providers.openai_replies import (
     NOTHING,
     Arguments,
     Content,
+    made_up_id,
     present,
     read_arguments,
     read_content,
@@ -30,7 +31,8 @@ class OpenAIEvents(SseEvents):
         super().__init__()
         self._choices = choices
         self._finished: set[int] = set()  # choices that have said why they ended
-        self._unnumbered: dict[int, list[str]] = {}  # by choice: ids of its calls, where those have no index
+        self._calls: dict[int, dict[int, str]] = {}  # ids of calls, by choice and their number
+        self._reply = ""  # what tells this reply from others
 
     def _has_reason(self) -> bool:
         return bool(self._finished)
@@ -51,6 +53,7 @@ class OpenAIEvents(SseEvents):
             raise UpstreamError("The upstream sent a chunk that is not JSON.", outcome="malformed") from exc
         if present(chunk.error) is not None:
             raise UpstreamError("The upstream reported an error.", outcome="error_frame")
+        self._reply = self._reply or f"{chunk.id} {chunk.created}"
         for choice in chunk.choices or ():
             if choice.finish_reason:  # some services say "" until they know
                 self._finished.add(choice.index or 0)
@@ -78,15 +81,18 @@ class OpenAIEvents(SseEvents):
         )
 
     def _piece(self, choice: int, call: _DeltaToolCall) -> ToolCallDelta:
-        """Return a piece of a call. Where a service does not number its calls, each new id begins the next."""
+        """Return a piece of a call, which has a number and begins with an id: some services say neither."""
         function = call.function or NO_FUNCTION
+        begun = self._calls.setdefault(choice, {})
         index = call.index
-        if index is None:
-            seen = self._unnumbered.setdefault(choice, [])
-            if not seen or (call.id and call.id not in seen):
-                seen.append(call.id or "")
-            index = seen.index(call.id) if call.id in seen else len(seen) - 1
-        return ToolCallDelta(index, read_arguments(function.arguments), call.id, function.name)
+        if index is None:  # each new id begins the next call, and so does a name without an id
+            known = [number for number, ident in begun.items() if ident == call.id]
+            is_next = not begun or (not known if call.id else bool(function.name))
+            index = len(begun) if is_next else known[0] if known else max(begun)
+        ident = call.id or None  # some repeat the fields of the head, empty
+        if index not in begun:
+            begun[index] = ident = ident or made_up_id(self._reply, choice, index)
+        return ToolCallDelta(index, read_arguments(function.arguments), ident, function.name or None)
 
 
 class _DeltaFunction(Struct, frozen=True):
@@ -123,6 +129,8 @@ class _ChunkChoice(Struct, frozen=True):
 
 
 class _Chunk(Struct, frozen=True):
+    id: Any = None
+    created: Any = None
     choices: tuple[_ChunkChoice, ...] | None = None
     usage: Any = None
     error: Raw = NOTHING

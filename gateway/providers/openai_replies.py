@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+from hashlib import blake2s
 from typing import Any
 
 import msgspec
@@ -58,6 +59,11 @@ def told_usage(said: object) -> Usage | None:
     """Return what the upstream counted, or ``None`` where it told nothing or nonsense."""
     usage = read_usage(said, UsageObject)
     return None if usage is None else usage.usage()
+
+
+def made_up_id(reply: str, choice: int, place: int) -> str:
+    """Return an id for a call that a service gave none: results must name the call that they are of."""
+    return "call_" + blake2s(f"{reply} {choice} {place}".encode(), digest_size=12).hexdigest()
 
 
 def read_content(content: Content) -> tuple[str, str]:
@@ -141,10 +147,11 @@ class _ToolCall(Struct, frozen=True):
     function: _Function
     id: str | None = None
 
-    def call(self) -> ToolCall:
+    def call(self, reply: str, choice: int, place: int) -> ToolCall:
         # Some services send no arguments, or none that are JSON, where the function takes none.
         arguments = read_arguments(self.function.arguments) or "{}"
-        return ToolCall(self.id or "", FunctionCall(self.function.name, arguments))
+        ident = self.id or made_up_id(reply, choice, place)
+        return ToolCall(ident, FunctionCall(self.function.name, arguments))
 
 
 class _Message(Struct, frozen=True):
@@ -154,12 +161,13 @@ class _Message(Struct, frozen=True):
     reasoning_content: str | None = None
     reasoning: Any = None  # what OpenRouter, Groq and newer vLLM call it
 
-    def message(self) -> ReplyMessage:
+    def message(self, reply: str, choice: int) -> ReplyMessage:
         text, thought = read_content(self.content)
         return ReplyMessage(
             content=None if self.content is None else text,
             refusal=self.refusal,
-            tool_calls=tuple(call.call() for call in self.tool_calls or ()) or None,
+            tool_calls=tuple(call.call(reply, choice, place) for place, call in enumerate(self.tool_calls or ()))
+            or None,
             reasoning_content=self.reasoning_content or text_of(self.reasoning) or thought or None,
         )
 
@@ -175,6 +183,8 @@ class _Choice(Struct, frozen=True):
 
 class _Chat(Struct, frozen=True):
     choices: tuple[_Choice, ...]
+    id: Any = None
+    created: Any = None
     usage: Any = None
     system_fingerprint: Any = None
 
@@ -182,7 +192,7 @@ class _Chat(Struct, frozen=True):
         choices = tuple(
             Choice(
                 index=choice.index or 0,
-                message=choice.message.message(),
+                message=choice.message.message(f"{self.id} {self.created}", choice.index or 0),
                 finish_reason=read_finish_reason(choice.finish_reason or "stop"),
                 logprobs=present(choice.logprobs),
                 token_ids=choice.token_ids,

@@ -109,12 +109,16 @@ def test_an_answer_without_usage_is_charged_by_what_was_seen(house: House, upstr
     assert row["input_tokens"] > 0 and row["cost_usd"] > 0
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_closes_its_upstream(house: House, upstream: ScriptedUpstream, stream: bool) -> None:
+def test_a_client_that_leaves_closes_its_upstream(
+    house: House, upstream: ScriptedUpstream, stream: bool, path: str
+) -> None:
     """The upstream is closed within 200 ms of the client's leaving, and what was sent is on the books."""
     upstream.script("tokens=100,pace=0.02")
     with house.client() as client, pytest.raises(httpx.ReadTimeout):
-        with client.stream("POST", "/v1/chat/completions", json={**ASK, "stream": stream}, timeout=0.5) as answer:
+        body = {**ASK, "stream": stream, "max_tokens": 500}
+        with client.stream("POST", path, json=body, timeout=0.5) as answer:
             for _ in answer.iter_bytes():
                 if stream:
                     break

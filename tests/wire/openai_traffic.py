@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from gateway.providers.openai import OpenAIFormat
+from gateway.providers.openai_replies import made_up_id
 from protocol.chat import ChatRequest, FinishReason, Message
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
@@ -109,6 +110,14 @@ STREAMED = (
              + chunk({"tool_calls": [{"id": None, "function": {"arguments": "{}"}}, {"id": "", "function": None}]})
              + chunk({}, "tool_calls") + DONE,
              Said(finish=(FinishReason.TOOL_CALLS,), calls=(WEATHER, CLOCK))),
+    Streamed("calls with neither number nor id", CHAT,
+             chunk({"tool_calls": [{"id": "", "function": {"name": "weather", "arguments": WEATHER[2]}}]})
+             + chunk({"tool_calls": [{"function": {"name": "clock", "arguments": ""}}]})
+             + chunk({"tool_calls": [{"id": "", "function": {"name": "", "arguments": "{}"}}]})
+             + chunk({}, "tool_calls") + DONE,
+             Said(finish=(FinishReason.TOOL_CALLS,),
+                  calls=((made_up_id("chatcmpl-1 1", 0, 0), *WEATHER[1:]),
+                         (made_up_id("chatcmpl-1 1", 0, 1), *CLOCK[1:])))),
     Streamed("calls out of order, and arguments as an object", CHAT,
              chunk(call_piece(1, "", id="call_b2", name="clock"))
              + chunk({"tool_calls": [{"index": 0, "id": "call_a1",
@@ -195,9 +204,16 @@ WHOLE = (
           Said(finish=(FinishReason.TOOL_CALLS,), calls=(WEATHER,), usage=COUNTED)),
     Whole("arguments as an object", CHAT,
           body({"content": None, "tool_calls": [
-              {"id": None, "type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}]},
+              {"id": "call_a1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}]},
               "tool_calls"),
-          Said(finish=(FinishReason.TOOL_CALLS,), calls=(("", *WEATHER[1:]),), usage=COUNTED)),
+          Said(finish=(FinishReason.TOOL_CALLS,), calls=(WEATHER,), usage=COUNTED)),
+    Whole("calls without an id", CHAT,
+          body({"content": None, "tool_calls": [
+              {"id": None, "function": {"name": "weather", "arguments": WEATHER[2]}},
+              {"id": "", "function": {"name": "clock", "arguments": "{}"}}]}, "tool_calls"),
+          Said(finish=(FinishReason.TOOL_CALLS,), usage=COUNTED,
+               calls=((made_up_id("chatcmpl-1 1", 0, 0), *WEATHER[1:]),
+                      (made_up_id("chatcmpl-1 1", 0, 1), *CLOCK[1:])))),
     Whole("content in parts", CHAT, body({"content": [{"type": "text", "text": "Yes"}, {"type": "text", "text": "."}]}),
           Said(("Yes.",), usage=COUNTED)),
     Whole("a frame of strangers", CHAT, body(id=7, created=None, model=None, system_fingerprint=3),

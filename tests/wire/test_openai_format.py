@@ -254,6 +254,20 @@ def test_a_tool_call_without_arguments_has_an_empty_object() -> None:
     assert message.tool_calls[0].function.arguments == "{}"  # type: ignore[union-attr]
 
 
+def test_the_head_of_a_call_comes_once() -> None:
+    """Services that repeat it, empty, would make clients forget the id."""
+    head = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "clock", "arguments": ""}}
+    again = {"index": 0, "id": "", "type": "function", "function": {"name": "", "arguments": "{}"}}
+    stream = [chunk({"tool_calls": [head]}), chunk({"tool_calls": [again]}), chunk({}, "tool_calls"), DONE]
+    events, _ = read_stream(OpenAIFormat().open_events(CHAT), stream)
+    pieces = [piece for event in events if isinstance(event, Delta) for piece in event.tool_calls]
+
+    assert [(piece.id, piece.name, piece.arguments) for piece in pieces] == [
+        ("call_1", "clock", ""),
+        (None, None, "{}"),
+    ]
+
+
 def test_a_piece_of_a_call_without_arguments_is_no_fault() -> None:
     """The first piece may carry no arguments at all, or null."""
     first = {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "clock"}}]}
