@@ -81,8 +81,11 @@ def read_arguments(arguments: Arguments) -> str:
 
 
 def present(raw: Raw) -> Raw | None:
-    """Return a field that was said, out of the buffer it came in."""
-    return None if bytes(raw) in (b"", b"null") else raw.copy()
+    """Return a field that was said, out of the buffer it came in, on one line: it may go out in an event's."""
+    said = bytes(raw)
+    if said in (b"", b"null"):
+        return None
+    return Raw(msgspec.json.format(said, indent=-1) if b"\n" in said else said)
 
 
 class _TokenDetails(Struct, frozen=True):

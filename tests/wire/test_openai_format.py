@@ -234,6 +234,23 @@ def test_logprobs_pass_untouched() -> None:
     assert json.loads(bytes(events[0].logprobs)) == scores
 
 
+def test_logprobs_of_many_lines_come_out_on_one() -> None:
+    """JSON that is printed for people comes as an event of many lines; in a client's event a newline would end it."""
+    choice = {
+        "index": 0,
+        "delta": {"content": "H"},
+        "logprobs": {"content": [{"token": "\n"}]},
+        "finish_reason": "stop",
+    }
+    printed = json.dumps({"choices": [choice]}, indent=2).encode()
+    stream = b"data: " + printed.replace(b"\n", b"\ndata: ") + b"\n\n" + DONE
+    events, _ = read_stream(OpenAIFormat().open_events(CHAT), [stream])
+
+    assert isinstance(events[0], Delta) and events[0].logprobs is not None
+    assert b"\n" not in bytes(events[0].logprobs)
+    assert json.loads(bytes(events[0].logprobs)) == choice["logprobs"]
+
+
 def test_reasoning_of_compatible_services_is_kept() -> None:
     """Some services send their reasoning beside the text; it is content, and no part of the text."""
     stream = [chunk({"reasoning_content": "Hm. "}), chunk({"content": "Yes."}), STOP, DONE]
