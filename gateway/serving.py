@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 KEEP_ALIVE = 75.0  # seconds that an idle connection stays open: longer than clients and proxies keep theirs
+YOUNG = 10_000  # objects made before the collector looks which of them are garbage
 UNREAD = 60.0  # seconds that a client may leave all that was sent unread
 TIDY_UP = 15.0  # seconds beyond the drain for settling and flushing
 SO_ATTACH_FILTER = 26  # asm-generic/socket.h
@@ -102,6 +104,7 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
         is_shared=is_shared,
         on_hangup=reloader.reload,
     )
+    _spare_the_collector()
     signal.signal(signal.SIGHUP, server.hang_up)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by a parent until now
     server.run(sockets=[listener])
@@ -149,6 +152,16 @@ def serve_with_workers(config: Path, listener: socket.socket, workers: int, sett
             door.cancel()
             listener.close()
     return 0
+
+
+def _spare_the_collector() -> None:
+    """Have the garbage collector look at what calls leave behind, not at the code and tables that stay for ever.
+
+    Unspared, they are gone through again and again: a tenth of the CPU time, in pauses of up to a tenth of a second.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG, 10, 10)
 
 
 def _leave(*_: object) -> NoReturn:
