@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any, cast
 
 from gateway.answering.account import Account
@@ -43,7 +44,7 @@ def test_every_running_call_is_noted_in_turn() -> None:
         await stop_all([running])
 
         moments = sorted(one.noted[0] for one in books)
-        assert sum(later - earlier > 0.05 for earlier, later in zip(moments, moments[1:], strict=False)) >= 5
+        assert sum(later - earlier > 0.05 for earlier, later in pairwise(moments)) >= 5
         assert sum(one.renewed for one in books) < len(books)  # theirs are five times as rare
         assert not closed.noted and not closed.renewed
 
