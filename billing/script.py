@@ -109,8 +109,10 @@ class Script:
             packed = b"".join(map(hiredis.pack_command, commands))
             await connection.send_packed_command(packed, check_health=False)
             return [await self._read(connection) for _ in commands]
-        except BaseException:
+        except BaseException as exc:
             await connection.disconnect(nowait=True)  # replies may still be on their way to nobody
+            if isinstance(exc, RuntimeError):  # uvloop's word for a transport that was closed under us
+                raise RedisConnectionError(str(exc)) from exc
             raise
 
     async def _read(self, connection: AbstractConnection) -> Any:

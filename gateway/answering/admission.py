@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec.structs import replace
+
 from billing.errors import refusal_error
 from billing.holds import Hold, HoldRequest, Leg, RefusedHold
 from billing.prices import most_cost
@@ -31,6 +33,9 @@ async def admit(services: Services, call: Call, route: Route) -> Account:
     )
     try:
         hold = await services.quotas.open(request)
+        if isinstance(hold, RefusedHold) and hold.is_late:  # this process stood still, and its client still waits
+            request = replace(request, valid_until=services.clock.now() + OPEN_WITHIN)
+            hold = await services.quotas.open(request)
     except asyncio.CancelledError:  # the client left; Redis may hold it all the same
         services.background.spawn(services.quotas.release(Hold(request=request, opened_at=services.clock.now())))
         raise
@@ -40,7 +45,7 @@ async def admit(services: Services, call: Call, route: Route) -> Account:
         if call.endpoint == "messages":
             error.headers |= anthropic_limit_headers(hold, services.clock.now())
         raise error
-    account = Account(hold, services.journal, services.quotas, owes_parts=call.idempotency_key is None)
+    account = Account(hold, services.journal, services.quotas, owes_parts=call.owes_parts)
     services.keeper.add(account)
     return account
 

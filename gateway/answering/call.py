@@ -31,6 +31,7 @@ class Call(Struct, frozen=True, kw_only=True):
     extra: Mapping[str, Any] = {}  # top-level fields that we do not know
     client_request_id: str | None = None
     idempotency_key: str | None = None  # the same key and request get the same answer, and pay once
+    is_batch_item: bool = False
     created_at: float  # unix seconds
     started: float  # monotonic seconds
 
@@ -38,6 +39,11 @@ class Call(Struct, frozen=True, kw_only=True):
     def streams(self) -> bool:
         """Whether the client wants the reply in pieces."""
         return bool(getattr(self.request, "stream", None))
+
+    @property
+    def owes_parts(self) -> bool:
+        """Whether a part of the answer is owed, when the whole does not come; else only what was stored whole is."""
+        return self.idempotency_key is None and not self.is_batch_item
 
     @property
     def scopes(self) -> tuple[Scope, ...]:

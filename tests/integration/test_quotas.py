@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 
 from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
 from billing.quotas import Quotas
@@ -205,6 +207,25 @@ async def test_a_gateway_that_stood_still_refuses_nobody_for_it(redis: Redis) ->
     answer = await quotas.open(ask(clock))
 
     assert isinstance(answer, Hold)
+
+
+async def test_a_transport_that_closes_under_a_call_is_a_lost_connection(
+    quotas: Quotas, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop raises RuntimeError when it writes to one: the call goes on over another, and money is settled."""
+    hold = await held(quotas, ask(clock))
+    send = AbstractConnection.send_packed_command
+    closed = ["unable to perform operation on <TCPTransport closed=True>; the handler is closed"]
+
+    async def send_once_closed(connection: AbstractConnection, *args: Any, **more: Any) -> None:
+        if closed:
+            raise RuntimeError(closed.pop())
+        await send(connection, *args, **more)
+
+    monkeypatch.setattr(AbstractConnection, "send_packed_command", send_once_closed)
+    await quotas.settle(hold, used(cost=400))
+
+    assert (quotas.is_standalone, (await quotas.usage(TEAM)).day_nanousd) == (False, 400)
 
 
 async def test_headers_show_the_tightest_minute_limits(quotas: Quotas, clock: SetClock) -> None:
