@@ -224,7 +224,7 @@ class Flusher:
             async with asyncio.timeout(FLUSH_WITHIN), self._database.begin() as connection:
                 return await insert_records(connection, records, today=self._today())
         except UNWRITABLE as exc:
-            if isinstance(exc, DBAPIError) and not _is_about_a_value(exc):
+            if isinstance(exc, DBAPIError) and not is_about_a_value(exc):
                 raise
             if len(records) == 1:
                 self._put_aside(records[0], exc)
@@ -250,7 +250,7 @@ def _line(record: UsageRecord) -> bytes:
         return msgspec.json.encode({"request_id": ascii(record.request_id), "record": ascii(record)})
 
 
-def _is_about_a_value(exc: DBAPIError) -> bool:
+def is_about_a_value(exc: DBAPIError) -> bool:
     """Whether Postgres, or asyncpg before it, refused a value: trying again cannot help."""
     cause = exc.orig.__cause__ if exc.orig is not None else None
     return isinstance(cause, asyncpg.DataError | asyncpg.IntegrityConstraintViolationError)

@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 
+from gateway.batch_cli import batch_app
 from gateway.command_line import fail, say
 from gateway.config_file import ConfigFaults, load_settings
 from gateway.keys_cli import keys_app
 from gateway.teams_cli import teams_app
 from gateway.usage_cli import usage_command
 
-__all__ = ["config_app", "keys_app", "teams_app", "usage_command"]
+__all__ = ["batch_app", "config_app", "keys_app", "teams_app", "usage_command"]
 
 config_app = typer.Typer(no_args_is_help=True, help="The configuration file.")
 

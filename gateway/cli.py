@@ -134,6 +134,7 @@ def _add_admin_commands() -> None:
     app.add_typer(admin_cli.teams_app, name="teams")
     app.add_typer(admin_cli.keys_app, name="keys")
     app.add_typer(admin_cli.config_app, name="config")
+    app.add_typer(admin_cli.batch_app, name="batch")
     app.command("usage")(admin_cli.usage_command)
 
 

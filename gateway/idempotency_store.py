@@ -20,6 +20,7 @@ from msgspec import Struct
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from billing.flusher import is_about_a_value
 from billing.ledger import insert_records
 from billing.records import UsageRecord
 from gateway.clock import Clock
@@ -125,7 +126,7 @@ class IdempotencyStore:
         try:
             return await self._store(values, record)
         except DBAPIError as exc:
-            if not _is_about_a_value(exc):
+            if not is_about_a_value(exc):
                 raise
             # The ledger does not take this record. The journal has it, and people will find it there.
             log.error("record_not_booked_with_its_answer", request_id=claim.request_id, error=repr(exc))
@@ -261,9 +262,3 @@ def is_refusal(exc: BaseException) -> bool:
         return True
     is_away = isinstance(cause, asyncpg.PostgresConnectionError | asyncpg.OperatorInterventionError)
     return isinstance(cause, asyncpg.PostgresError) and not is_away
-
-
-def _is_about_a_value(exc: DBAPIError) -> bool:
-    """Whether Postgres, or asyncpg before it, refused a value: trying again cannot help."""
-    cause = exc.orig.__cause__ if exc.orig is not None else None
-    return isinstance(cause, asyncpg.DataError | asyncpg.IntegrityConstraintViolationError)

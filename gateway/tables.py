@@ -111,7 +111,10 @@ batches = Table(
     Column("total", Integer, nullable=False, server_default=ZERO),
     Column("completed", Integer, nullable=False, server_default=ZERO),
     Column("failed", Integer, nullable=False, server_default=ZERO),
-    Column("usage", JSONB),  # protocol.usage.Usage of the finished items
+    Column("input_tokens", BigInteger, nullable=False, server_default=ZERO),  # of the finished items
+    Column("output_tokens", BigInteger, nullable=False, server_default=ZERO),
+    Column("cost_nanousd", BigInteger, nullable=False, server_default=ZERO),
+    Column("tries", Integer, nullable=False, server_default=ZERO),  # to check the input file
     since(),
     moment("estimated_completion"),
     moment("in_progress_at"),
@@ -123,6 +126,8 @@ batches = Table(
     moment("cancelling_at"),
     moment("cancelled_at"),
     Index("batches_team_id_created_at_idx", "team_id", "created_at"),
+    Index("batches_output_file_id_idx", "output_file_id"),
+    Index("batches_error_file_id_idx", "error_file_id"),
     Index(
         "batches_open_idx",
         "expires_at",

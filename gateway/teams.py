@@ -102,7 +102,17 @@ async def update_team(
 
 async def find_caller(connection: AsyncConnection, digest: bytes) -> Caller | None:
     """Return whose key has this digest, or ``None``; one indexed look-up. Expiry is the reader's to check."""
-    row = (await connection.execute(_FIND_CALLER, {"digest": digest})).mappings().one_or_none()
+    query = _FIND_CALLER.where(api_keys.c.digest == bindparam("digest"))
+    return _caller((await connection.execute(query, {"digest": digest})).mappings().one_or_none())
+
+
+async def find_caller_of_key(connection: AsyncConnection, key_id: str) -> Caller | None:
+    """Return who calls with the key of this id, or ``None`` for a revoked one."""
+    query = _FIND_CALLER.where(api_keys.c.id == bindparam("key_id"))
+    return _caller((await connection.execute(query, {"key_id": key_id})).mappings().one_or_none())
+
+
+def _caller(row: Mapping[Any, Any] | None) -> Caller | None:
     if row is None:
         return None
     expires_at = row["expires_at"]
@@ -202,5 +212,5 @@ _FIND_CALLER = (
         api_keys.c.expires_at,
     )
     .join_from(api_keys, teams)
-    .where(api_keys.c.digest == bindparam("digest"), api_keys.c.revoked_at.is_(None))
+    .where(api_keys.c.revoked_at.is_(None))
 )

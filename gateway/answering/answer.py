@@ -43,7 +43,8 @@ async def _answer_in_turn(services: Services, call: Call, turn: Turn) -> Reply:
     account = await admit(services, call, route)
     log = AttemptLog(queued=turn.waited)
     try:
-        account.open(record_for(call, route, route.targets[0], Status.FAILED))
+        lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
+        account.open(record_for(call, route, route.targets[0], lost))
         answering = await send_along_route(services, call, route, log, turn.slot)
         try:
             return Reply(services, call, route, account, answering, log, services.hooks)

@@ -201,6 +201,8 @@ class Reply:
     @property
     def _broken(self) -> Status:
         """What to call a reply that ends before it is whole."""
+        if self.call.is_batch_item and self._kept_record is not None:
+            return Status.SUPERSEDED  # whole, and not stored
         if not self._was_sent:
             return Status.FAILED
         return Status.INTERRUPTED if self.account.owes_parts else Status.SUPERSEDED

@@ -3,11 +3,13 @@
 from gateway import console
 from gateway.routes import (
     admin,
+    batch,
     breakers,
     chat,
     completions,
     corrections,
     embeddings,
+    files,
     health,
     instances,
     messages,
@@ -22,6 +24,8 @@ MODULES = (
     embeddings,
     messages,
     models,
+    batch,
+    files,
     usage,
     admin,
     corrections,

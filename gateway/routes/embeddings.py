@@ -27,10 +27,15 @@ async def create_embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
     """Return one vector for each input, as floats or as base64 of little-endian float32."""
     call = await read_call(request, EmbeddingRequest, "embeddings")
     assert isinstance(call.request, EmbeddingRequest)
-    require(call.request.input not in ([], "", [[]]), "input", "'input' must hold at least one text.")
-    require_between(call.request.dimensions, 1, 65536, "dimensions")
+    check_embeddings(call.request)
     is_base64 = call.request.encoding_format == "base64"
     return ReplyResponse(services_of(request), call, EmbeddingDialect(call.request.model, is_base64))
+
+
+def check_embeddings(request: EmbeddingRequest) -> None:
+    """Refuse what the types let through and OpenAI's API does not. Raises BadRequest."""
+    require(request.input not in ([], "", [[]]), "input", "'input' must hold at least one text.")
+    require_between(request.dimensions, 1, 65536, "dimensions")
 
 
 class EmbeddingDialect:

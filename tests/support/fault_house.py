@@ -52,6 +52,7 @@ class FaultHouse:
         self.config = folder / "tollgate.yaml"
         self.config.write_text(config_text(postgres.url, redis.url, self.data_dir, upstream_url))
         env = {**os.environ, MARK: self.mark}
+        self.upstream: ScriptedUpstream | None = None
         self.gateways = []
         for number in range(GATEWAYS):
             port = free_port()
@@ -59,6 +60,9 @@ class FaultHouse:
             log = folder / f"gateway-{number}.log"
             self.gateways.append(Service(f"gateway {number}", words, log, env, f"http://127.0.0.1:{port}"))
         self.worker = Service("worker", ["work", "--config", str(self.config)], folder / "worker.log", env)
+        self.second_worker = Service(
+            "worker 2", self.worker.words, folder / "worker-2.log", env
+        )  # started by who wants it
         self._read: dict[Path, int] = {}  # bytes of each log that were looked at
 
     @property
@@ -149,7 +153,8 @@ def running_fault_house(folder: Path) -> Iterator[FaultHouse]:
         redis = stack.enter_context(temporary_valkey())
         migrations.upgrade(postgres.url)
         house = FaultHouse(folder, postgres, redis, upstream.url)
-        for service in house.services:
+        house.upstream = upstream
+        for service in (*house.services, house.second_worker):
             stack.callback(service.end, 15.0)
         for service in house.services:
             service.launch()
@@ -173,6 +178,7 @@ data_dir: {data_dir}
 admin_keys: [{ADMIN_KEY}]
 key_pepper: pepper of the faults
 drain: 5s
+callbacks: {{allow: [127.0.0.0/8]}}
 lame_duck: 0s
 providers:
   upstream:

@@ -25,6 +25,7 @@ class Service:
 
     def __init__(self, name: str, words: list[str], log: Path, env: dict[str, str], url: str = "") -> None:
         self.name = name
+        self.words = words
         self.log = log
         self.url = url  # of a gateway
         self.downtimes: list[tuple[float, float]] = []  # monotonic seconds: from its kill until it was ready again

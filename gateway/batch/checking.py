@@ -1,0 +1,94 @@
+# Checks the input of a batch that came as a file, in a worker: line by line, in bounded memory, all of it or nothing.
+# The lock is the transaction's own, so another worker begins anew when this one dies.
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import structlog
+from sqlalchemy import delete, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.batch.estimate import estimated_completion
+from gateway.batch.intake import Intake, read_lines
+from gateway.batch.shapes import Fault, Item
+from gateway.batch.store import add_items, begin_batch, fail_batch
+from gateway.clock import Clock
+from gateway.database import Database
+from gateway.tables import batch_items, file_chunks
+
+GROUP = 500  # items in one COPY
+GROUP_BYTES = 4 * 1024 * 1024  # of bodies in one COPY, about
+
+UNCHECKED = text("SELECT id FROM batches WHERE status = 'validating' ORDER BY created_at LIMIT 20")
+TAKE = text("""
+    SELECT id, endpoint, input_file_id, priority FROM batches
+    WHERE id = :id AND status = 'validating' AND pg_try_advisory_xact_lock(hashtext(:id))
+""")
+
+log = structlog.get_logger(__name__)
+
+
+class _Faulty(Exception):
+    pass
+
+
+async def check_next_input(database: Database, clock: Clock) -> str | None:
+    """Check one batch that waits for it, and return its id; None when none does."""
+    async with database.begin() as connection:
+        waiting = (await connection.execute(UNCHECKED)).scalars().all()
+    for batch_id in waiting:
+        if await _check(database, clock, batch_id):
+            return str(batch_id)
+    return None
+
+
+async def _check(database: Database, clock: Clock, batch_id: str) -> bool:
+    faults: list[Fault] = []
+    try:
+        async with database.begin() as connection:
+            batch = (await connection.execute(TAKE, {"id": batch_id})).one_or_none()
+            if batch is None:
+                return False
+            intake = Intake(batch.endpoint)
+            await connection.execute(delete(batch_items).where(batch_items.c.batch_id == batch_id))
+            await _take_in(connection, batch_id, _chunks(connection, batch.input_file_id), intake)
+            if faults := intake.faults:
+                raise _Faulty
+            due = await estimated_completion(connection, clock, intake.count, batch.priority)
+            await begin_batch(connection, clock, batch_id, intake.count, intake.model, due)
+            log.info("batch_begun", batch_id=batch_id, requests=intake.count)
+    except _Faulty:
+        async with database.begin() as connection:
+            await fail_batch(connection, clock, batch_id, faults)
+        log.info("batch_input_faulty", batch_id=batch_id, faults=len(faults))
+    return True
+
+
+async def _take_in(connection: AsyncConnection, batch_id: str, chunks: AsyncIterator[bytes], intake: Intake) -> None:
+    group: list[Item] = []
+    size = stored = 0
+    async for line in read_lines(chunks, intake):
+        item = intake.line(line)
+        if item is not None and not intake.faults:
+            group.append(item)
+            size += len(item.body)
+        if len(group) >= GROUP or size >= GROUP_BYTES:
+            await add_items(connection, batch_id, stored, group)
+            stored += len(group)
+            group, size = [], 0
+        if intake.is_full:
+            break
+    intake.end()
+    if group and not intake.faults:
+        await add_items(connection, batch_id, stored, group)
+
+
+async def _chunks(connection: AsyncConnection, file_id: str | None) -> AsyncIterator[bytes]:
+    position = 0
+    while file_id is not None:
+        query = select(file_chunks.c.data).where(file_chunks.c.file_id == file_id, file_chunks.c.position == position)
+        if (data := (await connection.execute(query)).scalar_one_or_none()) is None:
+            return
+        yield bytes(data)
+        position += 1

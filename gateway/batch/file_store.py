@@ -1,0 +1,132 @@
+# Files of teams, in Postgres, in chunks: uploaded ones are the input of batches. What comes out of a batch is a file
+# without chunks: its lines are made from the batch's items when somebody reads it (results.py).
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+from msgspec import Struct
+from sqlalchemy import delete, func, insert, literal, select, text, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.database import Database
+from gateway.tables import file_chunks, files
+from protocol.errors import NotFound
+
+CHUNK = 512 * 1024  # bytes
+STALE = 3600.0  # seconds after which an upload that was never finished is dropped
+
+
+class FileRecord(Struct, frozen=True, kw_only=True):
+    """A file as its team sees it."""
+
+    id: str
+    team_id: str
+    filename: str
+    purpose: str
+    bytes: int
+    status: str  # "uploading", then "processed"
+    created_at: datetime
+    expires_at: datetime | None
+
+
+def new_file_id() -> str:
+    """Return an id that nobody can guess."""
+    return f"file-{secrets.token_hex(12)}"
+
+
+async def begin_file(connection: AsyncConnection, team_id: str, filename: str, purpose: str) -> str:
+    """Make a file that is being uploaded, and return its id."""
+    file_id = new_file_id()
+    row = {"id": file_id, "team_id": team_id, "filename": filename, "purpose": purpose, "status": "uploading"}
+    await connection.execute(insert(files).values(**row))
+    return file_id
+
+
+async def add_chunk(connection: AsyncConnection, file_id: str, position: int, data: bytes) -> None:
+    """Append a chunk."""
+    await connection.execute(insert(file_chunks).values(file_id=file_id, position=position, data=data))
+
+
+async def end_file(connection: AsyncConnection, file_id: str, size: int, keep: float) -> FileRecord:
+    """Let a file of ``size`` bytes be used for ``keep`` seconds. Raises NotFound when it was dropped meanwhile."""
+    ends = {"bytes": size, "status": "processed", "expires_at": datetime.now(UTC) + timedelta(seconds=keep)}
+    query = update(files).where(files.c.id == file_id).values(**ends).returning(files)
+    if (row := (await connection.execute(query)).mappings().one_or_none()) is None:
+        raise _no_such_file(file_id)
+    return FileRecord(**row)
+
+
+async def get_file(connection: AsyncConnection, team_id: str, file_id: str) -> FileRecord:
+    """Return a team's file. Raises NotFound, also for another team's."""
+    query = select(files).where(files.c.id == file_id, files.c.team_id == team_id, files.c.status != "uploading")
+    row = (await connection.execute(query)).mappings().one_or_none()
+    if row is None or (row["expires_at"] is not None and row["expires_at"] <= datetime.now(UTC)):
+        raise _no_such_file(file_id)
+    return FileRecord(**row)
+
+
+async def list_files(
+    connection: AsyncConnection, team_id: str, *, purpose: str | None, after: str | None, limit: int, ascending: bool
+) -> list[FileRecord]:
+    """Return a team's files, newest first unless ``ascending``; ``after`` is the last id already seen."""
+    table = files.c
+    order = tuple_(table.created_at, table.id)
+    query = select(files).where(table.team_id == team_id, table.status != "uploading", table.expires_at > func.now())
+    if purpose is not None:
+        query = query.where(table.purpose == purpose)
+    if after is not None:
+        made = select(table.created_at).where(table.id == after, table.team_id == team_id).scalar_subquery()
+        seen = tuple_(made, literal(after))
+        query = query.where(order > seen if ascending else order < seen)
+    newest = (table.created_at.asc(), table.id.asc()) if ascending else (table.created_at.desc(), table.id.desc())
+    rows = (await connection.execute(query.order_by(*newest).limit(limit))).mappings()
+    return [FileRecord(**row) for row in rows]
+
+
+async def delete_file(connection: AsyncConnection, team_id: str, file_id: str) -> None:
+    """Delete a team's file with its contents; of an output file, the answers in it. Raises NotFound."""
+    file = await get_file(connection, team_id, file_id)
+    if file.purpose == "batch_output":
+        for statement in FORGET:
+            await connection.execute(statement, {"file_id": file_id})
+    await connection.execute(delete(files).where(files.c.id == file_id))
+
+
+async def read_chunks(database: Database, file_id: str) -> AsyncIterator[bytes]:
+    """Yield the contents of an uploaded file, a short transaction for each chunk."""
+    position = 0
+    while True:
+        query = select(file_chunks.c.data).where(file_chunks.c.file_id == file_id, file_chunks.c.position == position)
+        async with database.begin() as connection:
+            data = (await connection.execute(query)).scalar_one_or_none()
+        if data is None:
+            return
+        yield bytes(data)
+        position += 1
+
+
+async def purge_files(connection: AsyncConnection) -> int:
+    """Drop files that are past their time, and uploads that were never finished; return how many."""
+    late = files.c.created_at < func.now() - timedelta(seconds=STALE)
+    gone = (files.c.expires_at <= func.now()) | ((files.c.status == "uploading") & late)
+    some = select(files.c.id).where(gone).limit(20)
+    return (await connection.execute(delete(files).where(files.c.id.in_(some)))).rowcount
+
+
+def _no_such_file(file_id: str) -> NotFound:
+    return NotFound(f"There is no file '{file_id[:100]}'.", param="file_id", code="file_not_found")
+
+
+FORGET = (
+    text("""
+        UPDATE batch_items SET response = NULL
+        WHERE batch_id = (SELECT id FROM batches WHERE output_file_id = :file_id) AND status = 'completed'
+    """),
+    text("""
+        UPDATE batch_items SET response = NULL, error = NULL
+        WHERE batch_id = (SELECT id FROM batches WHERE error_file_id = :file_id) AND status <> 'completed'
+    """),
+)

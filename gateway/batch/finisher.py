@@ -1,0 +1,85 @@
+# Stores how items ended, those that end together in one transaction. Until Postgres has said what became of it, it is
+# said again: the store knows what it has heard before.
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from billing.flusher import is_about_a_value
+from gateway.batch.claims import Ended, finish_items
+from gateway.services import Services
+from protocol.errors import ServiceError
+
+GATHER = 0.005  # seconds to wait for more that ends
+MOST = 200  # items in one transaction
+LONGEST_PAUSE = 2.0  # seconds between tries while Postgres is away
+
+UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
+
+log = structlog.get_logger(__name__)
+
+
+class Finisher:
+    """The way of one worker's answers into the store."""
+
+    def __init__(self, services: Services, owner: str) -> None:
+        self._services = services
+        self._owner = owner
+        self._ended: list[tuple[Ended, asyncio.Future[bool]]] = []
+        self._courier: asyncio.Task[None] | None = None
+
+    async def store(self, ended: Ended) -> bool:
+        """Store how an item ended; False when another worker has it now. While Postgres is away, this waits.
+
+        The caller closes the call's books in the same breath: nothing is flushed and no counter rebuilt in between.
+        Raises ServiceError for what Postgres will never take.
+        """
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._ended.append((ended, answer))
+        if self._courier is None or self._courier.done():
+            self._courier = asyncio.create_task(self._carry())
+        return await answer
+
+    async def _carry(self) -> None:
+        while self._ended:
+            await asyncio.sleep(GATHER)
+            group, self._ended = self._ended[:MOST], self._ended[MOST:]
+            await self._finish([(ended, answer) for ended, answer in group if not answer.done()])
+
+    async def _finish(self, group: list[tuple[Ended, asyncio.Future[bool]]]) -> None:
+        pause = 0.1
+        while group:
+            try:
+                stored = await self._say([ended for ended, _ in group])
+            except UNREACHABLE as exc:
+                if isinstance(exc, DBAPIError) and is_about_a_value(exc):
+                    await self._find_the_faulty(group, exc)
+                    return
+                log.warning("batch_items_not_stored_yet", items=len(group), error=repr(exc))
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, 2 * pause)
+                continue
+            for ended, answer in group:
+                if not answer.done():
+                    answer.set_result(ended.claim.name in stored)
+            return
+
+    async def _say(self, ends: list[Ended]) -> set[str]:
+        services = self._services
+        keep = services.settings.retention.batch_files
+        async with services.database.begin() as connection:
+            return await finish_items(connection, services.clock, self._owner, ends, keep)
+
+    async def _find_the_faulty(self, group: list[tuple[Ended, asyncio.Future[bool]]], exc: Exception) -> None:
+        if len(group) > 1:
+            half = len(group) // 2
+            await self._finish(group[:half])
+            await self._finish(group[half:])
+            return
+        ended, answer = group[0]
+        log.error("batch_item_rejected", batch_id=ended.claim.batch_id, position=ended.claim.position, error=repr(exc))
+        if not answer.done():
+            answer.set_exception(ServiceError("The answer cannot be stored.", headers={"x-should-retry": "false"}))

@@ -1,0 +1,155 @@
+# Reads what a batch is asked to do, line by line and in bounded memory. Every fault is told with its line; a request's
+# own body is only looked at as JSON here, the rest is for the endpoint that it goes to.
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from gateway.batch.shapes import LONGEST_CUSTOM_ID, LONGEST_LINE, MOST_REQUESTS, Fault, InputLine, Item
+
+MOST_FAULTS = 50  # that are told of one input: who sent it will look at the first
+
+
+class _Body(Struct):
+    model: str
+
+
+class _Faulty(Exception):
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        self.code, self.message, self.param = code, message, param
+
+
+_LINE = msgspec.json.Decoder(InputLine)
+_BODY = msgspec.json.Decoder(_Body)
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_FIELD = re.compile(r"`\$\.?([^`\[]*)")
+
+
+class Intake:
+    """Checks the requests of one batch. ``faults`` holds the first of what is wrong; then nothing of it runs."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.faults: list[Fault] = []
+        self.count = 0
+        self._endpoint = endpoint
+        self._line = 0
+        self._models: set[str] = set()  # up to two of them
+        self._seen: set[bytes] = set()  # digests of custom ids: 16 bytes each, however long they are
+
+    @property
+    def is_full(self) -> bool:
+        """Whether reading on is of no use: too many requests, or too many faults."""
+        return self.count > MOST_REQUESTS or len(self.faults) >= MOST_FAULTS
+
+    @property
+    def model(self) -> str | None:
+        """The model that all requests name, if they do."""
+        return next(iter(self._models)) if len(self._models) == 1 else None
+
+    def line(self, line: bytes) -> Item | None:
+        """Return the request in the next line of a file; None for an empty line, or one with a fault."""
+        self._line += 1
+        return self._unless_faulty(self._read_line, line) if line.strip() else None
+
+    def request(self, said: Raw) -> Item | None:
+        """Return the next request of ``POST /v1/batch``: with a custom_id, or bare, named by its place from 1."""
+        self._line += 1
+        return self._unless_faulty(self._read_request, said)
+
+    def too_long(self) -> None:
+        """Note that the next line is longer than any that is read."""
+        self._line += 1
+        told = f"This line is longer than {LONGEST_LINE // 2**20} MiB."
+        self.faults.append(Fault(code="line_too_long", line=self._line, message=told))
+
+    def end(self) -> None:
+        """Note what can only be said of the whole."""
+        if self.count > MOST_REQUESTS:
+            told = f"The batch has more than {MOST_REQUESTS} requests. Send several"
+            self.faults.append(Fault(code="too_many_requests", line=None, message=f"{told}."))
+        elif not self.count and not self.faults:
+            self.faults.append(Fault(code="empty_batch", line=None, message="The batch has no request."))
+
+    def _unless_faulty(self, read: Callable[[Any], Item | None], said: Any) -> Item | None:
+        try:
+            return read(said)
+        except _Faulty as exc:
+            if len(self.faults) < MOST_FAULTS:
+                self.faults.append(Fault(code=exc.code, line=self._line, message=f"{exc.message}.", param=exc.param))
+            return None
+
+    def _read_line(self, line: bytes) -> Item | None:
+        try:
+            said = _LINE.decode(line)
+        except msgspec.ValidationError as exc:
+            field = _FIELD.search(str(exc))
+            told = f"{exc}. A line has custom_id, method, url and body"
+            raise _Faulty("invalid_line", told, field[1] if field else None) from exc
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise _Faulty("invalid_json_line", f"This line is not valid JSON: {exc}") from exc
+        if said.method.upper() != "POST":
+            raise _Faulty("invalid_method", f"'method' is POST, not {said.method[:20]!r}", "method")
+        if said.url != self._endpoint:
+            told = f"'url' is {said.url[:100]!r} and the batch's endpoint {self._endpoint!r}: they must be the same"
+            raise _Faulty("mismatched_url", told, "url")
+        return self._item(said.custom_id, bytes(said.body))
+
+    def _read_request(self, said: Raw) -> Item | None:
+        try:
+            fields = _FIELDS.decode(said)
+            if "body" in fields and fields.keys() <= {"custom_id", "body"}:
+                custom_id = msgspec.json.decode(fields.get("custom_id", Raw(b"null")), type=str | None)
+                return self._item(str(self._line) if custom_id is None else custom_id, bytes(fields["body"]))
+        except msgspec.DecodeError as exc:
+            told = f"A request is an object, with custom_id and body or bare: {exc}"
+            raise _Faulty("invalid_request", told) from exc
+        return self._item(str(self._line), bytes(said))
+
+    def _item(self, custom_id: str, body: bytes) -> Item | None:
+        if not 1 <= len(custom_id) <= LONGEST_CUSTOM_ID or "\x00" in custom_id:
+            told = f"'custom_id' has 1 to {LONGEST_CUSTOM_ID} characters, none of them NUL"
+            raise _Faulty("invalid_custom_id", told, "custom_id")
+        digest = blake2b(custom_id.encode(), digest_size=16).digest()
+        if digest in self._seen:
+            told = f"The custom_id {custom_id[:100]!r} was used before in this batch. Each must be unique"
+            raise _Faulty("duplicate_custom_id", told, "custom_id")
+        try:
+            model = _BODY.decode(body).model
+        except msgspec.DecodeError as exc:
+            raise _Faulty("invalid_body", f"'body' must be a JSON object that names a model: {exc}", "body") from exc
+        if len(self._models) < 2:
+            self._models.add(model)
+        self._seen.add(digest)
+        self.count += 1
+        return Item(custom_id, body) if self.count <= MOST_REQUESTS else None
+
+
+async def read_lines(chunks: AsyncIterator[bytes], intake: Intake) -> AsyncIterator[bytes]:
+    """Yield the lines of a file from its chunks. A line that is too long is told to ``intake`` and passed over."""
+    rest = b""
+    is_skipping = False
+    async for chunk in chunks:
+        *lines, rest = _joined(rest, chunk)
+        for line in lines:
+            if is_skipping:
+                is_skipping = False
+            else:
+                yield line
+        if len(rest) > LONGEST_LINE:
+            if not is_skipping:
+                intake.too_long()
+            is_skipping, rest = True, b""
+    if rest and not is_skipping:
+        yield rest
+
+
+def _joined(rest: bytes, chunk: bytes) -> Iterator[bytes]:
+    """Return the lines in ``rest`` and ``chunk``, the last of them unended. ``rest`` has no line end."""
+    first, *others = chunk.split(b"\n")
+    return iter([rest + first, *others])

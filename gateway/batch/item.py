@@ -1,0 +1,153 @@
+# Runs one item of a batch as the endpoint would: the same checks, quotas, routes and books, at tier batch. The answer
+# is stored and paid in one transaction, before the books close; one that cannot be stored costs the team nothing.
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from billing.records import UsageRecord
+from gateway.access import Caller
+from gateway.answering.answer import answer
+from gateway.answering.call import Call
+from gateway.answering.reply import Ending, Reply
+from gateway.batch.claims import Claim, Ended
+from gateway.batch.results import response_of
+from gateway.batch.shapes import ENDPOINTS
+from gateway.errors import CallTakenOver, Overloaded, UpstreamBusy, UpstreamFull, UpstreamTimeout
+from gateway.replies import Dialect
+from gateway.routes.chat import ChatDialect, check_chat
+from gateway.routes.completions import CompletionDialect, check_completion
+from gateway.routes.embeddings import EmbeddingDialect, check_embeddings
+from gateway.routes.inference import check_tags, read_options, refuse_unpriced
+from gateway.services import Services
+from protocol.chat import ChatRequest
+from protocol.completions import CompletionRequest
+from protocol.decoding import decode_with_extra
+from protocol.errors import BadRequest, ServiceError
+from router import Wish
+from router.targets import Tier
+
+MOST_TRIES = 6  # of an upstream, before its failure is what the line says
+LONGEST_PAUSE = 60.0  # seconds between two tries
+
+CONGESTED = (UpstreamBusy, UpstreamFull, UpstreamTimeout, Overloaded)
+
+# Stores how an item ended; False when somebody else has it now.
+Store = Callable[[Ended], Awaitable[bool]]
+
+log = structlog.get_logger(__name__)
+
+
+class Wait(Struct, frozen=True):
+    """The item cannot run now: try again in so many seconds."""
+
+    seconds: float
+    is_congestion: bool  # something is too busy, and fewer at once would help
+    is_try: bool  # an upstream had it
+
+
+async def run_item(services: Services, caller: Caller, claim: Claim, store: Store) -> Ended | Wait | None:
+    """Run an item. What it answers is stored through ``store``; an Ended that is returned has yet to be.
+
+    None: it was stored, or somebody else has it.
+    """
+    request_id = services.clock.new_id()
+    try:
+        call, dialect = read_item(services, caller, claim, request_id)
+        await _answer(services, call, dialect, claim, store)
+    except CallTakenOver:
+        log.warning("batch_item_taken_over", batch_id=claim.batch_id, position=claim.position)
+    except ServiceError as exc:
+        return _wait_or_end(exc, claim, request_id)
+    except Exception:
+        log.exception("batch_item_failed", batch_id=claim.batch_id, position=claim.position)
+        return _wait_or_end(ServiceError("The gateway failed in an unexpected way."), claim, request_id)
+    return None
+
+
+def read_item(services: Services, caller: Caller, claim: Claim, request_id: str) -> tuple[Call, Dialect]:
+    """Return the call that an item makes, and how its answer is written. Raises BadRequest and its kin."""
+    endpoint, kind = ENDPOINTS[claim.endpoint]
+    asked, extra = decode_with_extra(claim.body, kind)
+    options = read_options({}, extra)
+    if getattr(asked, "stream", None):
+        raise BadRequest("A request of a batch cannot be streamed. Leave 'stream' out.", param="stream")
+    refuse_unpriced(extra)
+    check_tags(asked)
+    now = services.clock.now()
+    dialect: Dialect
+    if isinstance(asked, ChatRequest):
+        check_chat(asked)
+        dialect = ChatDialect(asked, request_id, int(now))
+    elif isinstance(asked, CompletionRequest):
+        check_completion(asked)
+        dialect = CompletionDialect(asked, request_id, int(now))
+    else:
+        check_embeddings(asked)
+        dialect = EmbeddingDialect(asked.model, asked.encoding_format == "base64")
+    call = Call(
+        request_id=request_id,
+        caller=caller,
+        endpoint=endpoint,
+        request=asked,
+        wish=Wish(
+            tier=Tier.BATCH,
+            allowed_models=caller.team.allowed_models,
+            allow_smaller=caller.team.allow_smaller,
+            quality=options.quality,
+        ),
+        priority=options.priority,
+        extra=extra,
+        client_request_id=claim.name,
+        is_batch_item=True,
+        created_at=now,
+        started=services.clock.monotonic(),
+    )
+    return call, dialect
+
+
+async def _answer(services: Services, call: Call, dialect: Dialect, claim: Claim, store: Store) -> None:
+    async def keep(reply: Reply, ending: Ending) -> None:
+        assert isinstance(ending, tuple)
+        whole, usage = ending
+        record: UsageRecord = reply.record
+        response = response_of(200, call.request_id, dialect.whole(reply, whole, usage))
+        ended = Ended(
+            claim=claim,
+            status="completed",
+            request_id=call.request_id,
+            response=response,
+            record=record,
+            input_tokens=record.input_tokens,
+            output_tokens=record.output_tokens,
+            cost_nanousd=record.cost_nanousd,
+        )
+        async with services.flusher.writing():  # the books close right after
+            is_stored = await store(ended)
+        if not is_stored:
+            raise CallTakenOver("Another worker runs this request now.")
+
+    reply = await answer(services, call)
+    reply.keep_ending = keep
+    try:
+        await reply.collect()
+    finally:
+        reply.close()
+
+
+def _wait_or_end(error: ServiceError, claim: Claim, request_id: str) -> Ended | Wait:
+    """Decide what an error means: later, or never. A rate limit delays a request, a spent budget fails it."""
+    is_final = error.headers.get("x-should-retry") == "false" or (error.status < 500 and error.status != 429)
+    was_upstream = error.status in (500, 502, 504)
+    if not is_final and not (was_upstream and claim.tries >= MOST_TRIES):
+        pause = min(LONGEST_PAUSE, 2.0 ** min(claim.tries, 6))
+        told = float(error.headers.get("retry-after", 0) or 0)
+        seconds = max(told, pause * random.uniform(0.5, 1.0))
+        return Wait(seconds, is_congestion=isinstance(error, CONGESTED), is_try=was_upstream)
+    response = response_of(error.status, request_id, msgspec.json.encode(error.body()))
+    return Ended(claim=claim, status="failed", request_id=request_id, response=response)

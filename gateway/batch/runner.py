@@ -1,0 +1,220 @@
+# A worker's part in all batches: checks their input, claims items in fair turns, runs as many at once as goes well, and
+# stores how they ended, many in one transaction.
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from gateway.access import Caller
+from gateway.background import stop_all
+from gateway.batch.checking import check_next_input
+from gateway.batch.claims import (
+    LEASE,
+    Claim,
+    Ended,
+    bury_cancelled,
+    claim_items,
+    expire_batches,
+    put_back,
+    renew_leases,
+    waiting_batches,
+)
+from gateway.batch.file_store import purge_files
+from gateway.batch.finisher import Finisher
+from gateway.batch.item import Wait, run_item
+from gateway.batch.pace import Pace
+from gateway.batch.results import response_of
+from gateway.batch.store import purge_items
+from gateway.batch.turns import Turns
+from gateway.errors import InvalidKey, TeamSuspended
+from gateway.services import Services
+from gateway.teams import find_caller_of_key
+from protocol.errors import ServiceError
+
+POLL = 0.3  # seconds between looks for something to run, while there is nothing
+CLAIM_AT_ONCE = 16  # items of one batch in a turn
+RENEW_EVERY = LEASE / 4  # seconds
+CHORES_EVERY = 1.0  # seconds between looks for batches that are late or cancelled
+CHECK_EVERY = 0.5  # seconds between looks for input to check
+PURGE_EVERY = 60.0  # seconds
+CALLER_LASTS = 2.0  # seconds that a team's limits are believed
+
+UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
+
+log = structlog.get_logger(__name__)
+
+
+class BatchRunner:
+    """Runs batches until it is cancelled; then ``finish`` waits for what runs."""
+
+    def __init__(self, services: Services, concurrency: int) -> None:
+        self.owner = f"{socket.gethostname()}:{services.journal.token}"
+        self.pace = Pace(concurrency, services.clock)
+        self._services = services
+        self._database = services.database
+        self._finisher = Finisher(services, self.owner)
+        self._turns = Turns()
+        self._running: dict[str, Claim] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Event()
+        self._not_before: dict[str, float] = {}  # monotonic seconds; batches whose team has no room now
+        self._callers: dict[str, tuple[float, Caller | None]] = {}
+        self._renewed = 0.0  # monotonic seconds
+
+    @property
+    def running(self) -> int:
+        """Items that run here now."""
+        return len(self._running)
+
+    async def run(self) -> None:
+        """Run batches for ever."""
+        loops = [
+            asyncio.create_task(self._keep_going(self._claim, 0.0)),
+            asyncio.create_task(self._keep_going(self._renew, RENEW_EVERY)),
+            asyncio.create_task(self._keep_going(self._end_batches, CHORES_EVERY)),
+            asyncio.create_task(self._keep_going(self._check_inputs, CHECK_EVERY)),
+            asyncio.create_task(self._keep_going(self._purge, PURGE_EVERY)),
+        ]
+        try:
+            await asyncio.gather(*loops)
+        finally:
+            await stop_all(loops)
+
+    def follow(self, edition: Services) -> None:
+        """Run what begins from now on with other settings."""
+        self._services = edition
+
+    async def finish(self, seconds: float) -> None:
+        """Wait for what runs, no longer than ``seconds``; the rest runs again elsewhere."""
+        renewing = asyncio.create_task(self._keep_going(self._renew, RENEW_EVERY))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        await stop_all([renewing, *self._tasks])
+
+    async def _keep_going(self, work: Callable[[], Awaitable[None]], pause: float) -> None:
+        while True:
+            try:
+                await work()
+                await asyncio.sleep(pause)
+            except UNREACHABLE as exc:
+                log.warning("batches_wait", error=repr(exc))
+                await asyncio.sleep(max(1.0, pause))
+
+    async def _claim(self) -> None:
+        """Fill the room there is, then wait for more of it, or for something to run."""
+        free = self.pace.limit - len(self._running)
+        if free <= 0 or self._is_doubtful():
+            await self._until_room()
+            return
+        claims: list[Claim] = []
+        now = self._services.clock.monotonic()
+        self._not_before = {name: until for name, until in self._not_before.items() if until > now}
+        async with self._database.begin() as connection:
+            waiting = [each for each in await waiting_batches(connection) if each.batch_id not in self._not_before]
+            while waiting and len(claims) < free:
+                batch = self._turns.next(waiting)
+                wanted = min(CLAIM_AT_ONCE, free - len(claims))
+                claimed = await claim_items(connection, batch.batch_id, self.owner, wanted)
+                self._turns.took(batch, len(claimed))
+                claims += claimed
+                if len(claimed) < wanted:
+                    waiting.remove(batch)
+        if not self._running:
+            self._renewed = self._services.clock.monotonic()
+        for claim in claims:
+            self._running[claim.name] = claim
+            task = asyncio.create_task(self._run(claim))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if len(claims) < free:
+            await self._until_room(POLL)
+
+    async def _until_room(self, seconds: float = 1.0) -> None:
+        self._room.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._room.wait()
+        except TimeoutError:
+            pass
+
+    def _is_doubtful(self) -> bool:
+        """Whether our claims may have passed to others, because Postgres has not heard of us for long."""
+        return bool(self._running) and self._services.clock.monotonic() - self._renewed > LEASE / 2
+
+    async def _run(self, claim: Claim) -> None:
+        try:
+            result = await self._result_of(claim)
+            if isinstance(result, Wait):
+                await self._put_back(claim, result)
+            elif result is not None:
+                await self._finisher.store(result)
+            if not isinstance(result, Wait):
+                self.pace.went_well()
+        except UNREACHABLE as exc:  # the lease ends by itself
+            log.warning("batch_item_left", batch_id=claim.batch_id, position=claim.position, error=repr(exc))
+        finally:
+            self._running.pop(claim.name, None)
+            self._room.set()
+
+    async def _result_of(self, claim: Claim) -> Ended | Wait | None:
+        caller = await self._caller(claim.key_id)
+        refused: ServiceError | None = None
+        if caller is None or (caller.expires_at is not None and caller.expires_at <= self._services.clock.now()):
+            refused = InvalidKey("The key that sent this batch is revoked or expired.")
+        elif caller.team.is_suspended:
+            refused = TeamSuspended(f"The team '{caller.team.id}' is suspended. Ask an admin of this gateway.")
+        if refused is not None or caller is None:
+            assert refused is not None
+            request_id = self._services.clock.new_id()
+            response = response_of(refused.status, request_id, msgspec.json.encode(refused.body()))
+            return Ended(claim=claim, status="failed", request_id=request_id, response=response)
+        return await run_item(self._services, caller, claim, self._finisher.store)
+
+    async def _put_back(self, claim: Claim, wait: Wait) -> None:
+        if wait.is_congestion:
+            self.pace.was_too_much()
+        if not wait.is_try:  # nobody's fault: the rest of the batch would hear the same
+            until = self._services.clock.monotonic() + wait.seconds
+            self._not_before[claim.batch_id] = max(self._not_before.get(claim.batch_id, 0.0), until)
+        async with self._database.begin() as connection:
+            await put_back(connection, self.owner, claim, wait.seconds, is_try=wait.is_try)
+
+    async def _caller(self, key_id: str) -> Caller | None:
+        now = self._services.clock.monotonic()
+        read_at, caller = self._callers.get(key_id, (float("-inf"), None))
+        if now - read_at > CALLER_LASTS:
+            async with self._database.begin() as connection:
+                caller = await find_caller_of_key(connection, key_id)
+            self._callers[key_id] = (now, caller)
+        return caller
+
+    async def _renew(self) -> None:
+        now = self._services.clock.monotonic()
+        if self._running:
+            async with self._database.begin() as connection:
+                await renew_leases(connection, self.owner, [*self._running.values()])
+        self._renewed = now
+
+    async def _end_batches(self) -> None:
+        keep = self._services.settings.retention.batch_files
+        async with self._database.begin() as connection:
+            for batch_id in await expire_batches(connection, self._services.clock, keep):
+                log.warning("batch_expired", batch_id=batch_id)
+        async with self._database.begin() as connection:
+            await bury_cancelled(connection, self._services.clock, keep)
+
+    async def _check_inputs(self) -> None:
+        while await check_next_input(self._database, self._services.clock) is not None:
+            pass
+
+    async def _purge(self) -> None:
+        async with self._database.begin() as connection:
+            await purge_files(connection)
+        async with self._database.begin() as connection:
+            await purge_items(connection, self._services.settings.retention.batch_files)

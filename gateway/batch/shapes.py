@@ -1,0 +1,75 @@
+# What batches are made of: the endpoints that they may call, their limits, and one request of many.
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Raw, Struct
+
+from protocol.chat import ChatRequest
+from protocol.completions import CompletionRequest
+from protocol.embeddings import EmbeddingRequest
+
+MOST_REQUESTS = 50_000  # in one batch
+LARGEST_FILE = 200 * 1024 * 1024  # bytes
+LONGEST_LINE = 32 * 1024 * 1024  # bytes: what the endpoints take themselves
+LONGEST_CUSTOM_ID = 512  # characters
+WINDOWS = {"24h": 86400.0}  # completion_window, in seconds
+
+Priority = Literal["low", "normal", "high"]
+
+# By the URL that callers name: what the ledger calls it, and how its bodies are read.
+ENDPOINTS: dict[str, tuple[str, type[Any]]] = {
+    "/v1/chat/completions": ("chat.completions", ChatRequest),
+    "/v1/completions": ("completions", CompletionRequest),
+    "/v1/embeddings": ("embeddings", EmbeddingRequest),
+}
+
+OPEN = ("validating", "in_progress", "finalizing", "cancelling")  # a batch that has not ended
+
+
+class Item(Struct, frozen=True):
+    """One request of a batch, as it is stored."""
+
+    custom_id: str
+    body: bytes  # JSON
+
+
+class Fault(Struct, frozen=True, kw_only=True):
+    """What is wrong with one line of the input. OpenAI's shape."""
+
+    code: str
+    line: int | None  # from 1
+    message: str
+    param: str | None = None
+
+
+class InputLine(Struct, frozen=True):
+    """A line of an input file, OpenAI's shape."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: Raw
+
+
+class NewBatch(Struct, frozen=True):
+    """``POST /v1/batch``: requests are ``{"custom_id", "body"}`` or bare bodies."""
+
+    requests: list[Raw]
+    endpoint: str = "/v1/chat/completions"
+    callback_url: str | None = None
+    priority: Priority = "normal"
+    completion_window: str = "24h"
+    metadata: dict[str, str] | None = None
+
+
+class NewOpenAIBatch(Struct, frozen=True):
+    """``POST /v1/batches``, OpenAI's shape."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    priority: Priority = "normal"  # ours, as is the next
+    callback_url: str | None = None

@@ -1,0 +1,248 @@
+# Batches in Postgres, as their teams know them: made, looked at, listed, cancelled, and ended with a callback in the
+# same transaction. What workers do to their items stands in claims.py.
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from msgspec import Struct
+from sqlalchemy import insert, literal, select, text, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.batch.file_store import new_file_id
+from gateway.batch.results import LINE
+from gateway.batch.shapes import OPEN, WINDOWS, Fault, Item
+from gateway.callbacks.outbox import enqueue
+from gateway.callbacks.signing import Event
+from gateway.clock import Clock
+from gateway.tables import batch_items, batches, files
+from protocol.errors import NotFound
+
+COLUMNS = ("batch_id", "position", "custom_id", "body", "status")
+
+# OpenAI's event for each end.
+EVENTS = {end: f"batch.{end}" for end in ("completed", "failed", "expired", "cancelled")}
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    """A batch: what it was asked, and how far it is. Moments are None until they come."""
+
+    id: str
+    team_id: str
+    key_id: str
+    endpoint: str
+    model: str | None
+    status: str
+    priority: str
+    completion_window: str
+    callback_url: str | None
+    input_file_id: str | None
+    output_file_id: str | None
+    error_file_id: str | None
+    errors: list[dict[str, Any]] | None
+    metadata: dict[str, str] | None
+    total: int
+    completed: int
+    failed: int
+    input_tokens: int
+    output_tokens: int
+    cost_nanousd: int
+    tries: int
+    created_at: datetime
+    estimated_completion: datetime | None
+    in_progress_at: datetime | None
+    expires_at: datetime
+    finalizing_at: datetime | None
+    completed_at: datetime | None
+    failed_at: datetime | None
+    expired_at: datetime | None
+    cancelling_at: datetime | None
+    cancelled_at: datetime | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something of it may still run."""
+        return self.status in OPEN
+
+
+async def make_batch(
+    connection: AsyncConnection,
+    clock: Clock,
+    *,
+    team_id: str,
+    key_id: str,
+    endpoint: str,
+    window: str,
+    priority: str,
+    callback_url: str | None,
+    metadata: Mapping[str, str] | None,
+    input_file_id: str | None = None,
+) -> Batch:
+    """Make a batch whose input has yet to be checked."""
+    now = moment_at(clock)
+    row = {
+        "id": f"batch_{secrets.token_hex(12)}",
+        "team_id": team_id,
+        "key_id": key_id,
+        "endpoint": endpoint,
+        "status": "validating",
+        "priority": priority,
+        "completion_window": window,
+        "callback_url": callback_url,
+        "metadata": dict(metadata) if metadata is not None else None,
+        "input_file_id": input_file_id,
+        "created_at": now,
+        "expires_at": now + timedelta(seconds=WINDOWS[window]),
+    }
+    return _batch((await connection.execute(insert(batches).values(**row).returning(batches))).mappings().one())
+
+
+async def add_items(connection: AsyncConnection, batch_id: str, first: int, items: Sequence[Item]) -> None:
+    """Add requests to a batch at positions from ``first``, by COPY inside the transaction of ``connection``."""
+    rows = [(batch_id, first + place, item.custom_id, item.body, "queued") for place, item in enumerate(items)]
+    driver = (await connection.get_raw_connection()).driver_connection
+    assert driver is not None
+    await driver.copy_records_to_table("batch_items", records=rows, columns=COLUMNS, timeout=30.0)
+
+
+async def begin_batch(
+    connection: AsyncConnection, clock: Clock, batch_id: str, total: int, model: str | None, estimated: datetime | None
+) -> Batch | None:
+    """Let a checked batch run. None when it was cancelled meanwhile."""
+    begun = {"status": "in_progress", "total": total, "model": model, "in_progress_at": moment_at(clock)}
+    query = update(batches).where(batches.c.id == batch_id, batches.c.status == "validating")
+    rows = await connection.execute(query.values(**begun, estimated_completion=estimated).returning(batches))
+    row = rows.mappings().one_or_none()
+    return None if row is None else _batch(row)
+
+
+async def fail_batch(connection: AsyncConnection, clock: Clock, batch_id: str, faults: Sequence[Fault]) -> None:
+    """End a batch whose input is at fault: nothing of it runs."""
+    errors = [{"code": one.code, "line": one.line, "message": one.message, "param": one.param} for one in faults]
+    query = update(batches).where(batches.c.id == batch_id, batches.c.status == "validating")
+    ended = {"status": "failed", "errors": errors, "failed_at": moment_at(clock)}
+    row = (await connection.execute(query.values(**ended).returning(batches))).mappings().one_or_none()
+    if row is not None:
+        await _tell(connection, clock, _batch(row))
+
+
+async def end_batch(connection: AsyncConnection, clock: Clock, batch_id: str, keep: float) -> Batch | None:
+    """End a batch of which nothing runs or waits any more; None when it has ended already, or has not.
+
+    Its row must be locked by this transaction. The files with its lines are made, and whoever wants to hear of it is
+    told, in the same transaction. ``keep``: seconds that the files are kept.
+    """
+    row = (await connection.execute(ENDED, {"id": batch_id})).mappings().one()
+    if row["status"] not in ("in_progress", "cancelling") or row["is_unfinished"]:
+        return None
+    end = "cancelled" if row["status"] == "cancelling" else "expired" if row["expired"] else "completed"
+    now = moment_at(clock)
+    changes: dict[str, Any] = {"status": end, f"{end}_at": now, "finalizing_at": now}
+    for column, name, count, size in (
+        ("output_file_id", "output", row["outputs"], row["output_bytes"]),
+        ("error_file_id", "error", row["errors"], row["error_bytes"]),
+    ):
+        if count:
+            changes[column] = new_file_id()
+            made = {
+                "id": changes[column],
+                "team_id": row["team_id"],
+                "filename": f"{batch_id}_{name}.jsonl",
+                "purpose": "batch_output",
+                "bytes": size,
+                "status": "processed",
+                "expires_at": now + timedelta(seconds=keep),
+            }
+            await connection.execute(insert(files).values(**made))
+    query = update(batches).where(batches.c.id == batch_id).values(**changes).returning(batches)
+    batch = _batch((await connection.execute(query)).mappings().one())
+    await _tell(connection, clock, batch)
+    return batch
+
+
+async def cancel_batch(connection: AsyncConnection, clock: Clock, team_id: str, batch_id: str, keep: float) -> Batch:
+    """Start nothing more of a batch; what runs comes to its end. A batch that has ended stays as it is."""
+    batch = await get_batch(connection, team_id, batch_id, lock=True)
+    if batch.status not in ("validating", "in_progress"):
+        return batch
+    cancelling = {"status": "cancelling", "cancelling_at": moment_at(clock)}
+    await connection.execute(update(batches).where(batches.c.id == batch_id).values(**cancelling))
+    items = update(batch_items).where(batch_items.c.batch_id == batch_id, batch_items.c.status == "queued")
+    await connection.execute(items.values(status="cancelled", finished_at=moment_at(clock)))
+    return await end_batch(connection, clock, batch_id, keep) or await get_batch(connection, team_id, batch_id)
+
+
+async def get_batch(connection: AsyncConnection, team_id: str, batch_id: str, *, lock: bool = False) -> Batch:
+    """Return a team's batch; ``lock``: until the end of the transaction. Raises NotFound, also for another team's."""
+    query = select(batches).where(batches.c.id == batch_id, batches.c.team_id == team_id)
+    row = (await connection.execute(query.with_for_update() if lock else query)).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"There is no batch '{batch_id[:100]}'.", param="batch_id", code="batch_not_found")
+    return _batch(row)
+
+
+async def batch_of_output(connection: AsyncConnection, file_id: str) -> Batch | None:
+    """Return the batch whose lines a file has."""
+    query = select(batches).where((batches.c.output_file_id == file_id) | (batches.c.error_file_id == file_id))
+    row = (await connection.execute(query)).mappings().one_or_none()
+    return None if row is None else _batch(row)
+
+
+async def list_batches(connection: AsyncConnection, team_id: str, *, after: str | None, limit: int) -> list[Batch]:
+    """Return a team's batches, newest first; ``after`` is the last id already seen."""
+    table = batches.c
+    query = select(batches).where(table.team_id == team_id)
+    if after is not None:
+        made = select(table.created_at).where(table.id == after, table.team_id == team_id).scalar_subquery()
+        query = query.where(tuple_(table.created_at, table.id) < tuple_(made, literal(after)))
+    rows = await connection.execute(query.order_by(table.created_at.desc(), table.id.desc()).limit(limit))
+    return [_batch(row) for row in rows.mappings()]
+
+
+def moment_at(clock: Clock) -> datetime:
+    """Return this moment."""
+    return datetime.fromtimestamp(clock.now(), UTC)
+
+
+async def _tell(connection: AsyncConnection, clock: Clock, batch: Batch) -> None:
+    """Write the callback of a batch that has ended into the outbox."""
+    if batch.callback_url is not None:
+        event = Event.now(clock, EVENTS[batch.status], {"id": batch.id})
+        await enqueue(connection, event, team_id=batch.team_id, url=batch.callback_url, batch_id=batch.id)
+
+
+def _batch(row: Mapping[Any, Any]) -> Batch:
+    return Batch(**{name: row[name] for name in Batch.__struct_fields__})
+
+
+ENDED = text(f"""
+    SELECT status, team_id, items.*
+    FROM batches,
+    LATERAL (
+        SELECT count(*) FILTER (WHERE status IN ('queued', 'running')) > 0 AS is_unfinished,
+               count(*) FILTER (WHERE status = 'expired') AS expired,
+               count(*) FILTER (WHERE status = 'completed') AS outputs,
+               coalesce(sum(octet_length({LINE})) FILTER (WHERE status = 'completed'), 0) AS output_bytes,
+               count(*) FILTER (WHERE status IN ('failed', 'expired')) AS errors,
+               coalesce(sum(octet_length({LINE})) FILTER (WHERE status IN ('failed', 'expired')), 0) AS error_bytes
+        FROM batch_items WHERE batch_id = :id
+    ) AS items
+    WHERE id = :id
+""")  # noqa: S608  (the line is ours)
+
+
+async def purge_items(connection: AsyncConnection, keep: float) -> int:
+    """Erase what the requests of batches said and were answered, ``keep`` seconds after their end; return how many."""
+    return (await connection.execute(PURGE, {"keep": timedelta(seconds=keep)})).rowcount
+
+
+PURGE = text("""
+    DELETE FROM batch_items WHERE (batch_id, position) IN (
+        SELECT batch_id, position FROM batch_items JOIN batches ON batches.id = batch_id
+        WHERE coalesce(finalizing_at, failed_at) < clock_timestamp() - CAST(:keep AS interval)
+        LIMIT 5000
+    )
+""")

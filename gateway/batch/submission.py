@@ -1,0 +1,102 @@
+# A batch comes in: what its head may say, and its requests when they come with it. A file's are checked by a worker.
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Raw
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.access import Caller
+from gateway.batch.estimate import estimated_completion
+from gateway.batch.file_store import get_file
+from gateway.batch.intake import Intake
+from gateway.batch.shapes import ENDPOINTS, WINDOWS, NewBatch, NewOpenAIBatch
+from gateway.batch.store import Batch, add_items, begin_batch, make_batch
+from gateway.callbacks.guard import Guard
+from gateway.routes.inference import check_tags
+from gateway.services import Services
+from protocol.errors import BadRequest
+
+GROUP = 1000  # items in one COPY
+
+
+async def submit(services: Services, caller: Caller, new: NewBatch) -> Batch:
+    """Check and store a batch whose requests came with it; it runs from now on. Raises BadRequest, naming lines."""
+    callback_url = await check_head(services, new)
+    intake = Intake(new.endpoint)
+    items = []
+    for said in new.requests:
+        if (item := intake.request(Raw(said))) is not None:
+            items.append(item)
+        if intake.is_full:
+            break
+    intake.end()
+    if intake.faults:
+        first = intake.faults[0]
+        where = "requests" if first.line is None else f"requests[{first.line - 1}]"
+        raise BadRequest(
+            f"{first.message} ({len(intake.faults)} of the requests are at fault; the first is {where}.)",
+            param=where if first.param is None else f"{where}.{first.param}",
+            code=first.code,
+        )
+    async with services.database.begin() as connection:
+        due = await estimated_completion(connection, services.clock, intake.count, new.priority)
+        batch = await _make(connection, services, caller, new, callback_url)
+        for start in range(0, len(items), GROUP):
+            await add_items(connection, batch.id, start, items[start : start + GROUP])
+        begun = await begin_batch(connection, services.clock, batch.id, intake.count, intake.model, due)
+    assert begun is not None
+    return begun
+
+
+async def submit_file(services: Services, caller: Caller, new: NewOpenAIBatch) -> Batch:
+    """Store a batch whose requests are in a file; a worker checks them. Raises BadRequest, NotFound."""
+    callback_url = await check_head(services, new)
+    async with services.database.begin() as connection:
+        file = await get_file(connection, caller.team.id, new.input_file_id)
+        if file.purpose != "batch":
+            raise BadRequest(
+                f"The file '{file.id}' was uploaded for '{file.purpose}'. Upload it with purpose 'batch'.",
+                param="input_file_id",
+                code="invalid_value",
+            )
+        return await _make(connection, services, caller, new, callback_url, input_file_id=file.id)
+
+
+async def check_head(services: Services, new: NewBatch | NewOpenAIBatch) -> str | None:
+    """Check all but the requests, and return where the callback goes, if anywhere. Raises BadRequest."""
+    if new.endpoint not in ENDPOINTS:
+        raise _invalid("endpoint", f"is one of {', '.join(ENDPOINTS)}")
+    if new.completion_window not in WINDOWS:
+        raise _invalid("completion_window", f"is one of {', '.join(WINDOWS)}")
+    check_tags(new)
+    if new.callback_url is None:
+        return None
+    return await Guard(services.settings.callbacks_allow).check(new.callback_url, "callback_url")
+
+
+async def _make(
+    connection: AsyncConnection,
+    services: Services,
+    caller: Caller,
+    new: NewBatch | NewOpenAIBatch,
+    callback_url: str | None,
+    **more: Any,
+) -> Batch:
+    return await make_batch(
+        connection,
+        services.clock,
+        team_id=caller.team.id,
+        key_id=caller.key_id,
+        endpoint=new.endpoint,
+        window=new.completion_window,
+        priority=new.priority,
+        callback_url=callback_url,
+        metadata=new.metadata,
+        **more,
+    )
+
+
+def _invalid(param: str, rule: str) -> BadRequest:
+    return BadRequest(f"'{param}' {rule}.", param=param, code="invalid_value")

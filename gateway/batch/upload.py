@@ -1,0 +1,110 @@
+# Takes a file in as multipart/form-data (RFC 7578), a chunk at a time: neither memory nor a gateway's disk holds it.
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
+
+from gateway.batch.file_store import CHUNK, FileRecord, add_chunk, begin_file, end_file
+from gateway.batch.shapes import LARGEST_FILE
+from gateway.database import Database
+from protocol.errors import BadRequest, TooLarge
+
+FORM_ROOM = 64 * 1024  # bytes of a form beside the file
+LONGEST_FIELD = 1024  # bytes
+PURPOSES = ("batch",)
+
+
+class _Upload:
+    """One form as it arrives: its fields, and its file on the way into Postgres."""
+
+    def __init__(self, database: Database, team_id: str) -> None:
+        self.fields: dict[str, str] = {}
+        self.file_id: str | None = None
+        self.size = 0
+        self._database = database
+        self._team_id = team_id
+        self._segment: MultipartSegment | None = None
+        self._rest = bytearray()
+        self._position = 0
+
+    async def take(self, event: MultipartSegment | bytes | bytearray | None) -> None:
+        """Take in what the parser found next."""
+        match event:
+            case MultipartSegment():
+                self._segment = event
+                if event.name == "file":
+                    if self.file_id is not None:
+                        raise _invalid("file", "comes once")
+                    name = (event.filename or "upload.jsonl").rpartition("/")[2][:255]
+                    async with self._database.begin() as connection:
+                        self.file_id = await begin_file(connection, self._team_id, name.replace("\x00", ""), "batch")
+                else:
+                    self.fields[event.name] = ""
+            case None:
+                if self._segment is not None and self._segment.name == "file":
+                    await self._store()
+            case _:
+                assert self._segment is not None
+                if self._segment.name == "file":
+                    await self._add(bytes(event))
+                else:
+                    self._add_to_field(self._segment.name, bytes(event))
+
+    async def _add(self, data: bytes) -> None:
+        self.size += len(data)
+        if self.size > LARGEST_FILE:
+            raise TooLarge(f"The file is longer than {LARGEST_FILE // 2**20} MiB. Send it as several batches.")
+        self._rest += data
+        while len(self._rest) >= CHUNK:
+            await self._store(CHUNK)
+
+    async def _store(self, most: int = CHUNK) -> None:
+        if self._rest and self.file_id is not None:
+            data = bytes(self._rest[:most])
+            del self._rest[:most]
+            async with self._database.begin() as connection:
+                await add_chunk(connection, self.file_id, self._position, data)
+            self._position += 1
+
+    def _add_to_field(self, name: str, data: bytes) -> None:
+        said = self.fields[name] + data.decode(errors="replace")
+        if len(said) > LONGEST_FIELD:
+            raise _invalid(name[:50], f"is longer than {LONGEST_FIELD} characters")
+        self.fields[name] = said
+
+
+async def receive_file(
+    database: Database, team_id: str, content_type: str, body: AsyncIterator[bytes], keep: float
+) -> FileRecord:
+    """Store an uploaded file for ``keep`` seconds and return it. Raises BadRequest, TooLarge.
+
+    What of it had come before something went wrong is dropped within an hour.
+    """
+    kind, options = parse_options_header(content_type)
+    if kind != "multipart/form-data" or not options.get("boundary"):
+        raise BadRequest(
+            "Send the file as multipart/form-data, with 'file' and 'purpose'.", code="invalid_content_type"
+        )
+    upload = _Upload(database, team_id)
+    try:
+        with PushMultipartParser(options["boundary"]) as parser:
+            async for data in body:
+                for event in parser.parse(data):
+                    await upload.take(event)
+    except MultipartError as exc:
+        raise BadRequest(f"The form cannot be read: {exc}.", code="invalid_form") from exc
+    purpose = upload.fields.get("purpose")
+    if purpose not in PURPOSES:
+        raise _invalid("purpose", f"is {' or '.join(PURPOSES)}")
+    if upload.file_id is None:
+        raise BadRequest("Missing required parameter: 'file'.", param="file", code="missing_required_parameter")
+    if not upload.size:
+        raise _invalid("file", "is empty")
+    async with database.begin() as connection:
+        return await end_file(connection, upload.file_id, upload.size, keep)
+
+
+def _invalid(param: str, rule: str) -> BadRequest:
+    return BadRequest(f"'{param}' {rule}.", param=param, code="invalid_value")

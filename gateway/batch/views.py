@@ -1,0 +1,104 @@
+# Batches and files as callers see them: our own shape and OpenAI's, of the same rows.
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from gateway.admin_views import dollars, moment
+from gateway.batch.file_store import FileRecord
+from gateway.batch.store import Batch
+
+
+def batch_view(batch: Batch) -> dict[str, Any]:
+    """Return a batch in our own shape."""
+    view: dict[str, Any] = {
+        "batch_id": batch.id,
+        "object": "tollgate.batch",
+        "status": batch.status,
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "priority": batch.priority,
+        "created_at": moment(batch.created_at),
+        "estimated_completion": moment(completion_of(batch)),
+        "expires_at": moment(batch.expires_at),
+        "ended_at": moment(ended_at(batch)),
+        "request_counts": counts_of(batch),
+        "usage": {
+            "input_tokens": batch.input_tokens,
+            "output_tokens": batch.output_tokens,
+            "cost_usd": dollars(batch.cost_nanousd),
+        },
+        "callback_url": batch.callback_url,
+        "metadata": batch.metadata,
+        "errors": batch.errors,
+    }
+    if batch.is_open and (due := completion_of(batch)) is not None and due > batch.expires_at:
+        view["warning"] = (
+            "At the present rate this batch is not done before it expires; what is done by then is kept. "
+            "Send it with a higher priority, or in parts."
+        )
+    return view
+
+
+def openai_view(batch: Batch) -> dict[str, Any]:
+    """Return a batch in OpenAI's shape."""
+    names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "errors": None if batch.errors is None else {"object": "list", "data": batch.errors},
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": _seconds(batch.created_at),
+        "expires_at": _seconds(batch.expires_at),
+        **{f"{name}_at": _seconds(getattr(batch, f"{name}_at")) for name in names},
+        "request_counts": counts_of(batch),
+        "usage": {
+            "input_tokens": batch.input_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": batch.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": batch.input_tokens + batch.output_tokens,
+        },
+        "metadata": batch.metadata,
+    }
+
+
+def file_view(file: FileRecord) -> dict[str, Any]:
+    """Return a file in OpenAI's shape."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": _seconds(file.created_at),
+        "expires_at": _seconds(file.expires_at),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": file.status,
+        "status_details": None,
+    }
+
+
+def counts_of(batch: Batch) -> dict[str, int]:
+    """Return how far a batch is."""
+    return {"total": batch.total, "completed": batch.completed, "failed": batch.failed}
+
+
+def completion_of(batch: Batch) -> datetime | None:
+    """Return when a batch will be done, by its own rate once it has one, or was."""
+    return ended_at(batch) or batch.estimated_completion
+
+
+def ended_at(batch: Batch) -> datetime | None:
+    """Return when a batch ended; None while it is open."""
+    return batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
+
+
+def _seconds(value: datetime | None) -> int | None:
+    return None if value is None else int(value.timestamp())

@@ -1,0 +1,151 @@
+# `tollgate batch`: submit a file, watch it, read what came out; in Postgres directly, for a team.
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.batch.file_store import CHUNK, add_chunk, begin_file, end_file
+from gateway.batch.results import ENDED, read_results
+from gateway.batch.shapes import ENDPOINTS, LARGEST_FILE, WINDOWS
+from gateway.batch.store import Batch, get_batch, make_batch, moment_at
+from gateway.batch.views import batch_view
+from gateway.callbacks.guard import Guard
+from gateway.clock import Clock
+from gateway.command_line import ConfigOption, Format, FormatOption, read_settings, run, say, show
+from gateway.database import Database
+from gateway.settings import Settings
+from gateway.tables import batches, teams
+from gateway.team_keys import list_keys
+from gateway.teams import get_team
+from protocol.errors import BadRequest, NotFound
+
+POLL = 0.5  # seconds between looks at a batch
+SHOWN = ("status", "total", "completed", "failed", "cost_usd", "estimated_completion", "expires_at")
+
+batch_app = typer.Typer(no_args_is_help=True, help="Submit batches, watch them and read their results.")
+
+
+@batch_app.command("submit")
+def submit(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSON Lines: custom_id, method, url, body")],
+    team: Annotated[str | None, typer.Option(help="Whose batch; default: the only team")] = None,
+    endpoint: Annotated[str, typer.Option(help="What every line calls")] = "/v1/chat/completions",
+    priority: Annotated[str, typer.Option(metavar="low|normal|high")] = "normal",
+    callback_url: Annotated[str | None, typer.Option(help="Where to tell of the end")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Watch it to its end")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Submit a file of requests. With --wait, exits 1 unless the batch completes."""
+    settings = read_settings(config)
+    if endpoint not in ENDPOINTS:
+        raise typer.BadParameter(f"--endpoint is one of {', '.join(ENDPOINTS)}")
+    if priority not in ("low", "normal", "high"):
+        raise typer.BadParameter("--priority is low, normal or high")
+    if file.stat().st_size > LARGEST_FILE:
+        raise typer.BadParameter(f"{file} is longer than {LARGEST_FILE // 2**20} MiB: submit it in parts")
+    if callback_url is not None:
+        try:
+            callback_url = asyncio.run(Guard(settings.callbacks_allow).check(callback_url, "callback_url"))
+        except BadRequest as exc:
+            raise typer.BadParameter(exc.message) from exc
+
+    async def act(connection: AsyncConnection) -> Batch:
+        team_id, key_id = await _whose(connection, team)
+        file_id, size = await begin_file(connection, team_id, file.name, "batch"), 0
+        with file.open("rb") as contents:
+            for position, chunk in enumerate(iter(lambda: contents.read(CHUNK), b"")):
+                await add_chunk(connection, file_id, position, chunk)
+                size += len(chunk)
+        await end_file(connection, file_id, size, settings.retention.batch_files)
+        return await make_batch(
+            connection,
+            Clock(),
+            team_id=team_id,
+            key_id=key_id,
+            endpoint=endpoint,
+            window=next(iter(WINDOWS)),
+            priority=priority,
+            callback_url=callback_url,
+            metadata=None,
+            input_file_id=file_id,
+        )
+
+    batch = run(settings, act)
+    say(batch.id)
+    if wait:
+        ended = _watch(settings, batch)
+        for error in ended.errors or ():
+            sys.stderr.write(f"line {error['line']}: {error['message']}\n")
+        sys.stderr.write(f"{ended.status}\n")
+        raise typer.Exit(int(ended.status != "completed"))
+
+
+@batch_app.command("status")
+def status(batch_id: str, config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
+    """Show how far a batch is, what it cost so far and when it will be done."""
+    view = batch_view(run(read_settings(config), lambda connection: _find(connection, batch_id)))
+    row = {**view, **view["request_counts"], **view["usage"]}
+    show(format, view, SHOWN, [row], f"Batch {batch_id}")
+
+
+@batch_app.command("results")
+def results(batch_id: str, config: ConfigOption = None) -> None:
+    """Write what came out so far to standard output, as JSON Lines in the order of the input."""
+    settings = read_settings(config)
+    run(settings, lambda connection: _find(connection, batch_id))
+
+    async def write() -> None:
+        database = Database(settings.database_url, pool_size=1)
+        try:
+            async for page in read_results(database, batch_id, ENDED):
+                sys.stdout.buffer.write(page)
+        finally:
+            await database.close()
+
+    asyncio.run(write())
+    sys.stdout.buffer.flush()
+
+
+def _watch(settings: Settings, batch: Batch) -> Batch:
+    """Show a batch's progress until it has ended."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task(batch.status, total=None)
+        while batch.is_open:
+            time.sleep(POLL)
+            batch = run(settings, partial(_find, batch_id=batch.id))
+            done = batch.completed + batch.failed
+            progress.update(bar, description=batch.status, total=batch.total or None, completed=done)
+    return batch
+
+
+async def _find(connection: AsyncConnection, batch_id: str) -> Batch:
+    query = select(batches.c.team_id).where(batches.c.id == batch_id)
+    team_id = (await connection.execute(query)).scalar_one_or_none()
+    return await get_batch(connection, team_id or "", batch_id)
+
+
+async def _whose(connection: AsyncConnection, team: str | None) -> tuple[str, str]:
+    """Return the team and the key that a batch runs under: the team's newest that works. Raises NotFound."""
+    if team is None:
+        names = (await connection.execute(select(teams.c.id).limit(2))).scalars().all()
+        if len(names) != 1:
+            raise BadRequest("There are several teams: say whose batch it is with --team." if names else "No team yet.")
+        team = names[0]
+    await get_team(connection, team)
+    keys = await list_keys(connection, team_id=team, after=None, limit=1000)
+    live = [key for key in keys if key.status(moment_at(Clock())) == "active"]
+    if not live:
+        raise NotFound(f"The team '{team}' has no key that works: its limits are those of a key.")
+    return team, max(live, key=lambda key: key.created_at).key_id

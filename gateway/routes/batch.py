@@ -1,0 +1,139 @@
+# /v1/batch, in our own shape, and /v1/batches, in OpenAI's: the same jobs.
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, get, post
+from litestar.params import FromPath
+from litestar.response import Stream
+
+from gateway.access import Caller
+from gateway.admin_views import to_json
+from gateway.auth import team_guard
+from gateway.batch.results import ENDED, read_results
+from gateway.batch.shapes import NewBatch, NewOpenAIBatch
+from gateway.batch.store import cancel_batch, get_batch, list_batches
+from gateway.batch.submission import submit, submit_file
+from gateway.batch.views import batch_view, openai_view
+from gateway.routes.admin import answer, read_query
+from gateway.routes.inference import services_of
+from protocol.decoding import decode
+from protocol.errors import BadRequest
+
+AnyRequest = Request[Any, Any, Any]
+JSONL = "application/jsonl"
+
+_NEW = msgspec.json.Decoder(NewBatch)
+
+
+def caller_of(request: AnyRequest) -> Caller:
+    """Return whose key the request came with."""
+    caller: Caller = request.scope["state"]["caller"]
+    return caller
+
+
+@post("/v1/batch", guards=[team_guard], status_code=202, summary="Submit a batch")
+async def post_batch(request: AnyRequest) -> Response[bytes]:
+    """Take up to 50,000 requests to one endpoint, to be answered within 24 hours at batch prices."""
+    new = decode_batch(await request.body())
+    return answer(batch_view(await submit(services_of(request), caller_of(request), new)), 202)
+
+
+def decode_batch(body: bytes) -> NewBatch:
+    """Decode a batch without looking into its requests: they are many, and each is looked at by itself."""
+    try:
+        return _NEW.decode(body)
+    except msgspec.DecodeError:
+        decode(body, NewBatch)  # says what is wrong, in our words
+        raise BadRequest("The body is not valid JSON.", code="invalid_json") from None
+
+
+@get("/v1/batch", guards=[team_guard], summary="List batches")
+async def get_batches(request: AnyRequest) -> Response[bytes]:
+    """List the team's batches, newest first. ``after``: the last id of the page before; ``limit``: at most 1000."""
+    return await _list(request, batch_view)
+
+
+@get("/v1/batch/{batch_id:str}", guards=[team_guard], summary="Show a batch")
+async def get_one_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
+    """Show how far a batch is, what it cost so far and when it will be done."""
+    async with services_of(request).database.begin() as connection:
+        return answer(batch_view(await get_batch(connection, caller_of(request).team.id, batch_id)))
+
+
+@get("/v1/batch/{batch_id:str}/results", guards=[team_guard], summary="Read a batch's results")
+async def get_results(request: AnyRequest, batch_id: FromPath[str]) -> Stream:
+    """Stream what is there so far as JSON Lines, in the order of the requests: answers and errors alike."""
+    services = services_of(request)
+    async with services.database.begin() as connection:
+        batch = await get_batch(connection, caller_of(request).team.id, batch_id)
+    return Stream(read_results(services.database, batch.id, ENDED), media_type=JSONL)
+
+
+@post("/v1/batch/{batch_id:str}/cancel", guards=[team_guard], status_code=200, summary="Cancel a batch")
+async def post_cancel(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
+    """Start nothing more of a batch; what runs comes to its end and is kept."""
+    return await _cancel(request, batch_id, batch_view)
+
+
+@post("/v1/batches", guards=[team_guard], status_code=200, summary="Create a batch of a file")
+async def post_openai_batch(request: AnyRequest) -> Response[bytes]:
+    """Take the requests of an uploaded file, OpenAI's way."""
+    new = decode(await request.body(), NewOpenAIBatch)
+    return answer(openai_view(await submit_file(services_of(request), caller_of(request), new)))
+
+
+@get("/v1/batches", guards=[team_guard], summary="List batches, OpenAI's way")
+async def get_openai_batches(request: AnyRequest) -> Response[bytes]:
+    """List the team's batches, newest first."""
+    return await _list(request, openai_view)
+
+
+@get("/v1/batches/{batch_id:str}", guards=[team_guard], summary="Show a batch, OpenAI's way")
+async def get_openai_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
+    """Show a batch."""
+    async with services_of(request).database.begin() as connection:
+        return answer(openai_view(await get_batch(connection, caller_of(request).team.id, batch_id)))
+
+
+@post("/v1/batches/{batch_id:str}/cancel", guards=[team_guard], status_code=200, summary="Cancel a batch, OpenAI's way")
+async def post_openai_cancel(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
+    """Start nothing more of a batch."""
+    return await _cancel(request, batch_id, openai_view)
+
+
+async def _list(request: AnyRequest, view: Any) -> Response[bytes]:
+    query, limit = read_query(request, "after")
+    async with services_of(request).database.begin() as connection:
+        team_id = caller_of(request).team.id
+        found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1)
+    page = found[:limit]
+    ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
+    shown = [view(batch) for batch in page]
+    return Response(
+        to_json({"object": "list", "data": shown, **ends, "has_more": len(found) > limit}),
+        media_type="application/json",
+    )
+
+
+async def _cancel(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:
+    services = services_of(request)
+    keep = services.settings.retention.batch_files
+    async with services.database.begin() as connection:
+        batch = await cancel_batch(connection, services.clock, caller_of(request).team.id, batch_id, keep)
+    return answer(view(batch))
+
+
+handlers = [
+    post_batch,
+    get_batches,
+    get_one_batch,
+    get_results,
+    post_cancel,
+    post_openai_batch,
+    get_openai_batches,
+    get_openai_batch,
+    post_openai_cancel,
+]

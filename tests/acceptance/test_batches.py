@@ -1,0 +1,307 @@
+# Batches as their users meet them: submitted, watched, read, cancelled, in our own shape and in OpenAI's.
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.support.fault_house import ADMIN_KEY, FaultHouse, running_fault_house
+from tests.support.fault_service import TOLLGATE
+from tests.support.receiver import Receiver, receiving
+
+TEAM = "batch-team"
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultHouse]:
+    """Two gateways and a worker."""
+    with running_fault_house(tmp_path_factory.mktemp("house")) as house:
+        yield house
+
+
+@pytest.fixture(scope="module")
+def key(house: FaultHouse) -> str:
+    """A team's key."""
+    return next(iter(house.make_team(TEAM, {}, [{}]).values()))
+
+
+@pytest.fixture
+def client(house: FaultHouse, key: str) -> Iterator[httpx.Client]:
+    """A client of the team."""
+    headers = {"authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=house.gateways[0].url, headers=headers, timeout=30) as client:
+        yield client
+
+
+def chat(text: str, model: str = "instant", **more: Any) -> dict[str, Any]:
+    """Return the body of a chat completion."""
+    return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 48, **more}
+
+
+def ended(client: httpx.Client, batch_id: str, within: float = 60.0) -> dict[str, Any]:
+    """Wait until a batch has ended."""
+    deadline = time.monotonic() + within
+    while True:
+        batch: dict[str, Any] = client.get(f"/v1/batch/{batch_id}").raise_for_status().json()
+        if batch["ended_at"] is not None:
+            return batch
+        assert time.monotonic() < deadline, batch
+        time.sleep(0.1)
+
+
+def lines_of(text: str) -> list[dict[str, Any]]:
+    """Return JSON Lines as objects."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_batch_is_answered_in_order_and_paid_once(client: httpx.Client) -> None:
+    """Every request has one line, in the order of the input; the counts, the tokens and the cost are theirs."""
+    requests = [{"custom_id": f"q{number}", "body": chat(f"Question {number}?")} for number in range(40)]
+    requests += [chat("A bare one."), {"custom_id": "bad", "body": chat("Too hot.", temperature=9)}]
+
+    made = client.post("/v1/batch", json={"requests": requests})
+    batch = ended(client, made.json()["batch_id"])
+    results = lines_of(client.get(f"/v1/batch/{batch['batch_id']}/results").raise_for_status().text)
+
+    assert made.status_code == 202 and made.json()["request_counts"]["total"] == 42
+    assert batch["status"] == "completed"
+    assert batch["request_counts"] == {"total": 42, "completed": 41, "failed": 1}
+    assert [line["custom_id"] for line in results] == [f"q{number}" for number in range(40)] + ["41", "bad"]
+    assert {line["response"]["status_code"] for line in results[:41]} == {200}
+    assert results[41]["response"]["status_code"] == 400
+    assert results[41]["response"]["body"]["error"]["param"] == "temperature"
+    usages = [line["response"]["body"]["usage"] for line in results[:41]]
+    assert batch["usage"]["output_tokens"] == sum(usage["completion_tokens"] for usage in usages)
+    assert round(batch["usage"]["cost_usd"] * 10**9) == sum(round(float(u["cost_usd"]) * 10**9) for u in usages)
+
+
+def test_the_openai_package_runs_a_batch_from_upload_to_output(house: FaultHouse, key: str, tmp_path: Path) -> None:
+    """Upload, create, poll, download output and errors, list, delete: as OpenAI's own documentation does it."""
+    client = openai.OpenAI(base_url=f"{house.gateways[0].url}/v1", api_key=key, max_retries=0)
+    lines = [
+        {"custom_id": f"r{n}", "method": "POST", "url": "/v1/chat/completions", "body": chat(f"Number {n}")}
+        for n in range(10)
+    ]
+    lines.append({"custom_id": "bad", "method": "POST", "url": "/v1/chat/completions", "body": chat("?", top_p=7)})
+    path = tmp_path / "input.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+
+    file = client.files.create(file=path.open("rb"), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"for": "a test"}
+    )
+    deadline = time.monotonic() + 60
+    while batch.status not in ("completed", "failed"):
+        assert time.monotonic() < deadline, batch
+        time.sleep(0.2)
+        batch = client.batches.retrieve(batch.id)
+
+    assert batch.status == "completed" and batch.metadata == {"for": "a test"}
+    assert batch.request_counts is not None and batch.request_counts.completed == 10
+    assert batch.output_file_id is not None and batch.error_file_id is not None
+    output = client.files.content(batch.output_file_id).text
+    assert [line["custom_id"] for line in lines_of(output)] == [f"r{n}" for n in range(10)]
+    assert client.files.retrieve(batch.output_file_id).bytes == len(output.encode())
+    assert [line["custom_id"] for line in lines_of(client.files.content(batch.error_file_id).text)] == ["bad"]
+    assert client.files.content(file.id).text == path.read_text()
+    assert batch.id in [each.id for each in client.batches.list(limit=5)]
+    assert {file.id, batch.output_file_id} <= {each.id for each in client.files.list()}
+    assert client.files.delete(batch.output_file_id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.content(batch.output_file_id)
+
+
+@pytest.fixture
+def team_of(house: FaultHouse) -> Callable[..., httpx.Client]:
+    """Make a team with limits, and return its client."""
+
+    def make(**limits: Any) -> httpx.Client:
+        team_id = f"team-{uuid.uuid4().hex[:8]}"
+        key = next(iter(house.make_team(team_id, limits, [{}]).values()))
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.Client(base_url=house.gateways[1].url, headers=headers, timeout=30)
+
+    return make
+
+
+def submitted(client: httpx.Client, *texts: str, model: str = "instant", **more: Any) -> str:
+    """Submit a batch and return its id."""
+    body = {"requests": [chat(text, model) for text in texts], **more}
+    return str(client.post("/v1/batch", json=body).raise_for_status().json()["batch_id"])
+
+
+def test_another_team_finds_nothing(client: httpx.Client, team_of: Callable[..., httpx.Client]) -> None:
+    """404 on every route, to the letter of what an unknown id gets."""
+    batch = ended(client, submitted(client, "Secret?"))
+    files = client.get("/v1/files", params={"purpose": "batch_output"}).json()["data"]
+    stranger = team_of()
+
+    answers = [
+        stranger.request(method, path)
+        for method, path in (
+            ("GET", f"/v1/batch/{batch['batch_id']}"),
+            ("GET", f"/v1/batch/{batch['batch_id']}/results"),
+            ("POST", f"/v1/batch/{batch['batch_id']}/cancel"),
+            ("GET", f"/v1/batches/{batch['batch_id']}"),
+            ("POST", f"/v1/batches/{batch['batch_id']}/cancel"),
+            ("GET", f"/v1/files/{files[0]['id']}"),
+            ("GET", f"/v1/files/{files[0]['id']}/content"),
+            ("DELETE", f"/v1/files/{files[0]['id']}"),
+        )
+    ]
+
+    assert [answer.status_code for answer in answers] == [404] * 8
+    assert stranger.get("/v1/batch").json()["data"] == stranger.get("/v1/files").json()["data"] == []
+    asked = {"input_file_id": files[0]["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    assert stranger.post("/v1/batches", json=asked).status_code == 404
+
+
+def test_a_spent_budget_fails_what_is_left(team_of: Callable[..., httpx.Client]) -> None:
+    """Money is no reason to wait: a request beyond the cap fails with insufficient_quota."""
+    client = team_of(usd_per_day=0.002)
+
+    batch = ended(client, submitted(client, *(f"Question {n}" for n in range(60)), model="steady"))
+    lines = lines_of(client.get(f"/v1/batch/{batch['batch_id']}/results").text)
+
+    codes = [line["response"]["body"].get("error", {}).get("code") for line in lines]
+    assert set(codes) == {None, "insufficient_quota"}
+    assert batch["request_counts"]["completed"] == codes.count(None)
+    assert 0 < batch["usage"]["cost_usd"] <= 0.002
+
+
+def test_a_rate_limit_delays_and_fails_nothing(team_of: Callable[..., httpx.Client]) -> None:
+    """Two at a time, though the worker would run more: all are answered."""
+    client = team_of(concurrent_requests=2)
+
+    batch = ended(client, submitted(client, *(f"Question {n}" for n in range(8))))
+
+    assert batch["request_counts"] == {"total": 8, "completed": 8, "failed": 0}
+
+
+def test_a_batch_can_be_cancelled(team_of: Callable[..., httpx.Client]) -> None:
+    """What was answered until then is there and paid; the rest never ran."""
+    client = team_of(concurrent_requests=1)
+    batch_id = submitted(client, *(f"Question {n}" for n in range(200)), model="lengthy")
+
+    assert client.post(f"/v1/batch/{batch_id}/cancel").json()["status"] in ("cancelling", "cancelled")
+    batch = ended(client, batch_id)
+
+    lines = lines_of(client.get(f"/v1/batch/{batch_id}/results").text)
+    assert batch["status"] == "cancelled"
+    assert len(lines) == batch["request_counts"]["completed"] < 200
+
+
+def test_a_callback_tells_of_the_end_and_verifies(house: FaultHouse, team_of: Callable[..., httpx.Client]) -> None:
+    """Standard Webhooks, OpenAI's event: the stock package unwraps it."""
+    client = team_of()
+    team_id = client.get("/v1/team").json()["id"]
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    url = f"{house.gateways[0].url}/admin/teams/{team_id}/webhook-secrets"
+    secret = httpx.post(url, headers=headers).raise_for_status().json()["secret"]
+
+    async def play() -> Receiver:
+        async with receiving() as receiver:
+            batch_id = await asyncio.to_thread(submitted, client, "Tell me.", callback_url=receiver.url())
+            await asyncio.to_thread(ended, client, batch_id)
+            async with asyncio.timeout(30):
+                while not receiver.deliveries:
+                    await asyncio.sleep(0.05)
+            receiver.acts = [batch_id.encode()]
+            return receiver
+
+    receiver = asyncio.run(play())
+    delivery = receiver.deliveries[0]
+    event = openai.OpenAI(api_key="none", webhook_secret=secret).webhooks.unwrap(delivery.body, delivery.headers)
+    assert event.type == "batch.completed" and event.data.id == receiver.acts[0].decode()
+
+
+@pytest.mark.parametrize(
+    ("said", "param", "code"),
+    [
+        ({"requests": []}, "requests", "empty_batch"),
+        ({"requests": [{"model": "m"}, 7]}, "requests[1]", "invalid_request"),
+        (
+            {"requests": [{"custom_id": "a", "body": {"model": "m"}}] * 2},
+            "requests[1].custom_id",
+            "duplicate_custom_id",
+        ),
+        ({"requests": [{"body": {"messages": []}}]}, "requests[0].body", "invalid_body"),
+        ({"requests": [{"model": "m"}], "endpoint": "/v1/images"}, "endpoint", "invalid_value"),
+        ({"requests": [{"model": "m"}], "completion_window": "1h"}, "completion_window", "invalid_value"),
+        ({"requests": [{"model": "m"}], "priority": "urgent"}, "priority", "invalid_value"),
+        ({"requests": [{"model": "m"}], "callback_url": "http://10.0.0.1/"}, "callback_url", None),
+        ({}, "requests", "missing_required_parameter"),
+    ],
+)
+def test_a_faulty_submission_says_what_is_wrong(
+    client: httpx.Client, said: dict[str, Any], param: str, code: str | None
+) -> None:
+    """400, with the request and the field at fault; nothing of it runs."""
+    answer = client.post("/v1/batch", json=said)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+    assert code is None or error["code"] == code
+
+
+def test_a_faulty_file_fails_with_its_lines(client: httpx.Client) -> None:
+    """Every fault with its line, in OpenAI's shape, and no request runs."""
+    good = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat("Hi.")}
+    text = "\n".join([json.dumps(good), "", "{", json.dumps(good), json.dumps(good | {"custom_id": "c", "url": "/x"})])
+    form = {"file": ("x.jsonl", text.encode()), "purpose": (None, "batch")}
+    file_id = client.post("/v1/files", files=form).raise_for_status().json()["id"]
+    asked = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+
+    batch = ended(client, client.post("/v1/batches", json=asked).raise_for_status().json()["id"])
+
+    assert (batch["status"], batch["request_counts"]["total"]) == ("failed", 0)
+    told = [(error["line"], error["code"]) for error in batch["errors"]]
+    assert told == [(3, "invalid_json_line"), (4, "duplicate_custom_id"), (5, "mismatched_url")]
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"file": ("x", b"a")}, "purpose"),
+        ({"file": ("x", b"a"), "purpose": (None, "fine-tune")}, "purpose"),
+        ({"purpose": (None, "batch")}, "file"),
+        ({"file": ("x", b""), "purpose": (None, "batch")}, "file"),
+        ({"file": ("x", b"a"), "purpose": (None, "batch"), "note": (None, "n" * 2000)}, "note"),
+    ],
+)
+def test_a_faulty_upload_says_what_is_wrong(client: httpx.Client, form: dict[str, Any], param: str) -> None:
+    """400 with the field at fault."""
+    answer = client.post("/v1/files", files=form)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert client.post("/v1/files", json={}).status_code == 400
+
+
+def test_the_command_line_submits_watches_and_reads(house: FaultHouse, tmp_path: Path) -> None:
+    """`tollgate batch`: submit with --wait, status, results."""
+    team_id = f"cli-{uuid.uuid4().hex[:8]}"
+    house.make_team(team_id, {}, [{}])
+    lines = [
+        {"custom_id": f"r{n}", "method": "POST", "url": "/v1/chat/completions", "body": chat(f"{n}?")} for n in range(3)
+    ]
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+
+    def tollgate(*words: str) -> str:
+        command = [TOLLGATE, "batch", *words, "--config", str(house.config)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    batch_id = tollgate("submit", str(path), "--team", team_id, "--wait").strip()
+
+    assert json.loads(tollgate("status", batch_id, "--format", "json"))["request_counts"]["completed"] == 3
+    assert [line["custom_id"] for line in lines_of(tollgate("results", batch_id))] == ["r0", "r1", "r2"]
