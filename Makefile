@@ -41,6 +41,7 @@ fix: setup
 bench: setup
 	$(BIN)/python -m benchmarks.gateway
 	$(BIN)/python -m benchmarks.quotas
+	$(BIN)/python -m benchmarks.streams
 	$(BIN)/python -m benchmarks.overload
 
 gpu:
