@@ -54,7 +54,14 @@ class Runner:
             self.num_host_blocks = config.host_kv_bytes // self._block_bytes
             self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
             self.max_model_len = _possible_length(config, wished, self.num_blocks * self.block_size)
-            self._grouping = Grouping(self.block_size, self.num_blocks, self.max_model_len, self.device, self.dtype)
+            self._grouping = Grouping(
+                self.block_size,
+                self.num_blocks,
+                self.max_model_len,
+                self.device,
+                self.dtype,
+                window=max(self.model_config.windows),
+            )
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:

@@ -29,13 +29,23 @@ class AttentionGroup:
     unpadded: Tensor | None  # where the rows lie in the padded shape, flattened
     block_tables: Tensor  # (sequences × blocks,), padded with the null block
     mask: Tensor  # (sequences, 1, longest query, blocks × block size): 0 where a query may look, else -inf
+    window_mask: Tensor | None  # the same for layers in which a query looks back only so far
 
 
 class Grouping:
-    """Makes the groups of each step. ``null_block`` is one that holds zeros for ever; it pads the block tables."""
+    """Makes the groups of each step. ``null_block`` is one that holds zeros for ever; it pads the block tables.
+
+    ``window`` is how many tokens a query looks back to, itself included, in layers with a sliding window; 0: no such.
+    """
 
     def __init__(
-        self, block_size: int, null_block: int, max_model_len: int, device: torch.device, dtype: torch.dtype
+        self,
+        block_size: int,
+        null_block: int,
+        max_model_len: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        window: int = 0,
     ) -> None:
         self.block_size = block_size
         self._null_block = null_block
@@ -44,6 +54,10 @@ class Grouping:
         self._reach = -(-max_model_len // block_size) * block_size
         self._stair = torch.zeros(2 * self._reach, device=device, dtype=dtype)
         self._stair[self._reach :] = -torch.inf
+        # With a window, the zeros end as far from the row's beginning, but begin only a window before that.
+        self._window_stair = self._stair.clone() if window else None
+        if self._window_stair is not None:
+            self._window_stair[: max(0, self._reach - window)] = -torch.inf
 
     def groups(
         self, query_lens: Sequence[int], positions: Tensor, block_tables: Sequence[Sequence[int]]
@@ -74,14 +88,15 @@ class Grouping:
             padded_rows, unpadded = self._padding(query_lens, longest)
             positions = positions.index_select(0, padded_rows)
         width = num_blocks * self.block_size
-        mask = self._stair.unfold(0, width, 1).index_select(0, self._reach - 1 - positions)
+        rows_of_stair = self._reach - 1 - positions
         return AttentionGroup(
             rows=rows,
             num_sequences=count,
             padded_rows=padded_rows,
             unpadded=unpadded,
             block_tables=integers(tables, self._device),
-            mask=mask.view(count, 1, longest, width),
+            mask=_mask(self._stair, rows_of_stair, count, width),
+            window_mask=None if self._window_stair is None else _mask(self._window_stair, rows_of_stair, count, width),
         )
 
     def _padding(self, query_lens: Sequence[int], longest: int) -> tuple[Tensor, Tensor]:
@@ -95,6 +110,10 @@ class Grouping:
             unpadded += range(index * longest, index * longest + query_len)
             row += query_len
         return integers(padded_rows, self._device), integers(unpadded, self._device)
+
+
+def _mask(stair: Tensor, rows: Tensor, count: int, width: int) -> Tensor:
+    return stair.unfold(0, width, 1).index_select(0, rows).view(count, 1, -1, width)
 
 
 def by_shape(query_lens: Sequence[int], context_lens: Sequence[int]) -> list[int]:

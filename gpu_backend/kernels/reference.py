@@ -48,38 +48,47 @@ def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> Non
     flat[:, 1].index_copy_(0, slots, value)
 
 
-def paged_attention(query: Tensor, kv_cache: Tensor, groups: Sequence[AttentionGroup], scale: float) -> Tensor:
+def paged_attention(
+    query: Tensor, kv_cache: Tensor, groups: Sequence[AttentionGroup], scale: float, window: int = 0
+) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
-    Several query heads may share one key head (Ainslie et al. 2023, grouped-query attention).
+    Several query heads may share one key head (Ainslie et al. 2023, grouped-query attention). With a ``window`` only
+    that many keys count, the query's own the last of them (Beltagy et al. 2020); the groups must be made for it.
     """
     out = torch.empty_like(query)
     for group in groups:
-        if group.mask.shape[2] == 1:
-            _attend_one_each(query, kv_cache, group, scale, out)
+        mask = group.window_mask if window else group.mask
+        assert mask is not None, "the groups were made without a window"
+        if mask.shape[2] == 1:
+            _attend_one_each(query, kv_cache, group, mask, scale, out)
         else:
-            _attend_several_each(query, kv_cache, group, scale, out)
+            _attend_several_each(query, kv_cache, group, mask, scale, out)
     return out
 
 
-def _attend_one_each(query: Tensor, kv_cache: Tensor, group: AttentionGroup, scale: float, out: Tensor) -> None:
+def _attend_one_each(
+    query: Tensor, kv_cache: Tensor, group: AttentionGroup, mask: Tensor, scale: float, out: Tensor
+) -> None:
     """One query each: the heads that share a key head take the place of several queries."""
     _, heads, head_dim = query.shape
     key, value = _gather(kv_cache, group)
     kv_heads = key.shape[1]
     q = query[group.rows].view(group.num_sequences, kv_heads, heads // kv_heads, head_dim)
-    attended = F.scaled_dot_product_attention(q, key, value, attn_mask=group.mask, scale=scale)
+    attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale)
     out[group.rows] = attended.reshape(-1, heads, head_dim)
 
 
-def _attend_several_each(query: Tensor, kv_cache: Tensor, group: AttentionGroup, scale: float, out: Tensor) -> None:
+def _attend_several_each(
+    query: Tensor, kv_cache: Tensor, group: AttentionGroup, mask: Tensor, scale: float, out: Tensor
+) -> None:
     _, heads, head_dim = query.shape
     key, value = _gather(kv_cache, group)
     q = query[group.rows]
     if group.padded_rows is not None:
         q = q.index_select(0, group.padded_rows)
     q = q.view(group.num_sequences, -1, heads, head_dim).transpose(1, 2)
-    attended = F.scaled_dot_product_attention(q, key, value, attn_mask=group.mask, scale=scale, enable_gqa=True)
+    attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
     rows = attended.transpose(1, 2).reshape(-1, heads, head_dim)
     out[group.rows] = rows if group.unpadded is None else rows.index_select(0, group.unpadded)
 

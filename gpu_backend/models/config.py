@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,15 @@ class RopeConfig:
     """How positions turn into angles; see ``layers.rope_frequencies``."""
 
     theta: float
-    kind: str = "default"  # default, linear or llama3
+    kind: str = "default"  # one of ROPE_KINDS
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True  # yarn's ramp begins and ends at whole dimensions
+    attention_factor: float = 1.0  # what cosines and sines are multiplied with
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class ModelConfig:
     attention_bias: bool
     mlp_bias: bool
     eos_token_ids: frozenset[int]
+    windows: tuple[int, ...]  # by layer: how many tokens a query looks back to, itself included; 0: all
 
     @property
     def kv_floats_per_token(self) -> int:
@@ -52,8 +58,8 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
-ROPE_KINDS = ("default", "linear", "llama3")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROPE_KINDS = ("default", "dynamic", "linear", "llama3", "yarn")
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -75,22 +81,25 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] 
             f"num_attention_heads ({num_heads}) is no multiple of num_key_value_heads ({num_kv_heads})"
         )
     head_dim = config.get("head_dim") or (128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads)
+    rope = _rope(config)
+    num_layers = _whole(config, "num_hidden_layers")
     return ModelConfig(
         architecture=architecture,
         vocab_size=_whole(config, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=_whole(config, "intermediate_size"),
-        num_layers=_whole(config, "num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        max_position=int(config.get("max_position_embeddings", 2048)),
-        rope=_rope(config),
+        max_position=_max_position(config, rope),
+        rope=rope,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", False)),
         mlp_bias=bool(config.get("mlp_bias", False)),
         eos_token_ids=_eos(config) | _eos(generation or {}),
+        windows=_windows(config, architecture, num_layers),
     )
 
 
@@ -107,10 +116,34 @@ def _architecture(config: Mapping[str, Any]) -> str:
 def _refuse_options(config: Mapping[str, Any]) -> None:
     if config.get("hidden_act", "silu") != "silu":
         raise UnsupportedModel(f"hidden_act is {config['hidden_act']!r}; supported: 'silu'")
-    if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or ()):
-        raise UnsupportedModel("config.json asks for sliding-window attention; only full attention is supported")
     if config.get("quantization_config"):
         raise UnsupportedModel("the checkpoint is quantized; only float32, float16 and bfloat16 weights are supported")
+
+
+def _windows(config: Mapping[str, Any], architecture: str, num_layers: int) -> tuple[int, ...]:
+    """Return each layer's window, as transformers reads it: Mistral's in all layers, Qwen's in those it names."""
+    kinds = list(config.get("layer_types") or ())
+    window = config.get("sliding_window", 4096)
+    if architecture == "MistralForCausalLM":
+        kinds = kinds or ["sliding_attention"] * num_layers
+        known = {"sliding_attention"}
+    elif architecture == "LlamaForCausalLM":
+        if config.get("use_sliding_window"):
+            raise UnsupportedModel("config.json asks for sliding-window attention, which no Llama has")
+        kinds = kinds or ["full_attention"] * num_layers
+        known = {"full_attention"}
+    else:
+        window = window if config.get("use_sliding_window") else None
+        full = int(config.get("max_window_layers", 28))
+        kinds = kinds or ["full_attention" if i < full else "sliding_attention" for i in range(num_layers)]
+        known = {"full_attention", "sliding_attention"}
+    if len(kinds) != num_layers or set(kinds) - known:
+        raise UnsupportedModel(f"layer_types is {kinds}; each of {num_layers} layers is {' or '.join(sorted(known))}")
+    if window is None:
+        return (0,) * num_layers
+    if not isinstance(window, int) or window < 1:
+        raise UnsupportedModel(f"config.json has sliding_window = {window!r}; a number above 0, or null, is needed")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def _rope(config: Mapping[str, Any]) -> RopeConfig:
@@ -121,14 +154,45 @@ def _rope(config: Mapping[str, Any]) -> RopeConfig:
         raise UnsupportedModel(f"the rope type is {kind!r}; supported: {', '.join(ROPE_KINDS)}")
     if parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
         raise UnsupportedModel("partial_rotary_factor is not 1; only full rotary embeddings are supported")
+    original = int(parameters.get("original_max_position_embeddings") or config.get("max_position_embeddings") or 2048)
+    factor = float(parameters.get("factor") or config.get("max_position_embeddings", original) / original)
     return RopeConfig(
         theta=float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0),
         kind=kind,
-        factor=float(parameters.get("factor", 1.0)),
+        factor=factor,
         low_freq_factor=float(parameters.get("low_freq_factor", 1.0)),
         high_freq_factor=float(parameters.get("high_freq_factor", 4.0)),
-        original_max_position=int(parameters.get("original_max_position_embeddings", 8192)),
+        original_max_position=original,
+        beta_fast=float(parameters.get("beta_fast") or 32.0),
+        beta_slow=float(parameters.get("beta_slow") or 1.0),
+        truncate=bool(parameters.get("truncate", True)),
+        attention_factor=_attention_factor(parameters, factor) if kind == "yarn" else 1.0,
     )
+
+
+def _attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
+    """Return what yarn multiplies cosines and sines with (Peng et al. 2023, section 3.4), as transformers has it."""
+    if parameters.get("attention_factor") is not None:
+        return float(parameters["attention_factor"])
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        return scale(parameters["mscale"]) / scale(parameters["mscale_all_dim"])
+    return scale(1.0)
+
+
+def _max_position(config: Mapping[str, Any], rope: RopeConfig) -> int:
+    """Return how long a sequence may be. Stretched ropes reach further than what the model was trained on.
+
+    A dynamic one would, too, but by turning all positions by the length of the longest sequence in the batch: a reply
+    would depend on its company, and no key in the cache could stay. Within the trained length it is the plain one.
+    """
+    trained = int(config.get("max_position_embeddings", 2048))
+    if rope.kind == "linear":
+        return int(trained * rope.factor)
+    return max(trained, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else trained
 
 
 def _eos(config: Mapping[str, Any]) -> frozenset[int]:

@@ -38,6 +38,7 @@ class Attention:
     head_dim: int
     qk_norm: Tensor | None  # (heads + kv_heads, head_dim)
     eps: float
+    window: int = 0  # how many tokens back a query looks, itself included; 0: all
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, batch: Batch) -> Tensor:
         rotated = self.num_heads + self.num_kv_heads
@@ -48,7 +49,7 @@ class Attention:
         query_key = kernels.apply_rope(query_key, cos, sin)
         query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
         kernels.store_kv(key, qkv[:, rotated:], kv_cache, batch.slots)
-        attended = kernels.paged_attention(query, kv_cache, batch.groups, self.head_dim**-0.5)
+        attended = kernels.paged_attention(query, kv_cache, batch.groups, self.head_dim**-0.5, self.window)
         return self.out(attended.reshape(len(x), -1))
 
 
@@ -98,30 +99,61 @@ class Decoder:
 
 def load_linear(weights: WeightSource, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: bool) -> Linear:
     """Load matrices that read the same input, packed into one: their outputs lie beside each other."""
-    weight = torch.cat([weights.get(f"{name}.weight", out, width) for name, out in zip(names, outs, strict=True)])
-    if not bias:
-        return Linear(weight)
-    return Linear(weight, torch.cat([weights.get(f"{name}.bias", out) for name, out in zip(names, outs, strict=True)]))
+    weight = _packed(weights, [f"{name}.weight" for name in names], outs, width)
+    return Linear(weight, _packed(weights, [f"{name}.bias" for name in names], outs) if bias else None)
+
+
+def _packed(weights: WeightSource, names: list[str], outs: tuple[int, ...], *width: int) -> Tensor:
+    """Put tensors below each other, with only one of them in memory beside the whole."""
+    first = weights.get(names[0], outs[0], *width)
+    if len(names) == 1:
+        return first
+    packed = first.new_empty((sum(outs), *width))
+    packed[: outs[0]] = first
+    del first
+    row = outs[0]
+    for name, out in zip(names[1:], outs[1:], strict=True):
+        packed[row : row + out] = weights.get(name, out, *width)
+        row += out
+    return packed
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosines and sines, each (positions, 1, head_dim / 2), from float32, rounded to ``like``'s type."""
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), rope_frequencies(rope, head_dim))[:, None]
-    return angles.cos().to(like), angles.sin().to(like)
+    return (angles.cos() * rope.attention_factor).to(like), (angles.sin() * rope.attention_factor).to(like)
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Return each pair's angle per position (Su et al. 2021), stretched for long contexts where the config says so.
 
-    ``linear`` divides all of them (Chen et al. 2023). ``llama3`` divides the slow ones, keeps the fast ones, and blends
-    in between (Llama 3.1; as in transformers' ``_compute_llama3_parameters``).
+    ``linear`` divides all of them (Chen et al. 2023). ``llama3`` and ``yarn`` divide the slow ones, keep the fast ones,
+    and blend in between: by turns in the original context (Llama 3.1; as in transformers'
+    ``_compute_llama3_parameters``), or by dimension (Peng et al. 2023, section 3.2; ``_compute_yarn_parameters``).
     """
     frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    if rope.kind == "default":
-        return frequencies
     if rope.kind == "linear":
         return frequencies / rope.factor
-    turns = rope.original_max_position * frequencies / (2 * math.pi)
-    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    if rope.kind == "llama3":
+        turns = rope.original_max_position * frequencies / (2 * math.pi)
+        blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    elif rope.kind == "yarn":
+        first, last = _yarn_range(rope, head_dim)
+        blend = 1 - (torch.arange(head_dim // 2, dtype=torch.float32) - first) / (last - first)
+    else:
+        return frequencies
     kept = blend.clamp(0.0, 1.0)
     return frequencies * (kept + (1 - kept) / rope.factor)
+
+
+def _yarn_range(rope: RopeConfig, head_dim: int) -> tuple[float, float]:
+    """Return the dimensions between which yarn goes from keeping frequencies to dividing them."""
+
+    def dimension(turns: float) -> float:
+        return head_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    first, last = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    return first, last if last != first else first + 0.001

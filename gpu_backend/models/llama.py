@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gpu_backend.models.config import ModelConfig
 from gpu_backend.models.layers import Attention, Decoder, DecoderLayer, load_linear, rope_tables
@@ -36,11 +37,18 @@ def load_decoder(
 
 def load_attention(config: ModelConfig, weights: WeightSource, prefix: str) -> Attention:
     """Load one layer's projections; ``prefix`` names it in the checkpoint."""
+    return load_projections(config, weights, prefix, qkv_bias=config.attention_bias, out_bias=config.attention_bias)
+
+
+def load_projections(
+    config: ModelConfig, weights: WeightSource, prefix: str, qkv_bias: bool, out_bias: bool
+) -> Attention:
+    """Load them with biases or without."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     names = (f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj")
     return Attention(
-        qkv=load_linear(weights, names, (queries, keys, keys), config.hidden_size, config.attention_bias),
-        out=load_linear(weights, (f"{prefix}.o_proj",), (config.hidden_size,), queries, config.attention_bias),
+        qkv=load_linear(weights, names, (queries, keys, keys), config.hidden_size, qkv_bias),
+        out=load_linear(weights, (f"{prefix}.o_proj",), (config.hidden_size,), queries, out_bias),
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
@@ -54,10 +62,11 @@ def _load_layer(
 ) -> DecoderLayer:
     hidden, inner = config.hidden_size, config.intermediate_size
     prefix = f"model.layers.{index}"
+    attention = replace(attention_loader(config, weights, f"{prefix}.self_attn"), window=config.windows[index])
     mlp = f"{prefix}.mlp"
     return DecoderLayer(
         attention_norm=weights.get(f"{prefix}.input_layernorm.weight", hidden),
-        attention=attention_loader(config, weights, f"{prefix}.self_attn"),
+        attention=attention,
         mlp_norm=weights.get(f"{prefix}.post_attention_layernorm.weight", hidden),
         gate_up=load_linear(weights, (f"{mlp}.gate_proj", f"{mlp}.up_proj"), (inner, inner), hidden, config.mlp_bias),
         down=load_linear(weights, (f"{mlp}.down_proj",), (hidden,), inner, config.mlp_bias),

@@ -1,5 +1,5 @@
-# Writes a random tiny Llama or Qwen3 as a Hugging Face checkpoint: small enough for milliseconds per step, wide
-# enough in its options to meet every branch of the loader.
+# Writes a random tiny model of the Llama family as a Hugging Face checkpoint: small enough for milliseconds per step,
+# wide enough in its options to meet every branch of the loader.
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TinyModel:
 
     def config(self) -> dict[str, Any]:
         """Return the contents of config.json."""
-        model_type = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}.get(self.architecture, "unknown")
+        model_type = self.architecture.removesuffix("ForCausalLM").lower()
         return {
             "architectures": [self.architecture],
             "model_type": model_type,
@@ -89,7 +89,7 @@ class TinyModel:
             }
             for name, shape in shapes.items():
                 tensors[f"{attention}.{name}.weight"] = matrix(*shape)
-                if self.attention_bias:
+                if self.attention_bias or (self.architecture == "Qwen2ForCausalLM" and name != "o_proj"):
                     tensors[f"{attention}.{name}.bias"] = torch.randn(shape[0], generator=generator)
             if self.architecture == "Qwen3ForCausalLM":
                 tensors[f"{attention}.q_norm.weight"] = norm(self.head_dim)

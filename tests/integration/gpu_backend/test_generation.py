@@ -27,6 +27,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 MODELS = {
     "llama": TinyModel(num_shards=3),
     "llama-one-kv-head-tied": TinyModel(num_kv_heads=1, tie_word_embeddings=True),
@@ -36,6 +37,21 @@ MODELS = {
         extra={"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, "rope_theta": None}
     ),
     "qwen3": TinyModel("Qwen3ForCausalLM", head_dim=24),
+    "yarn-rope": TinyModel(extra={"rope_scaling": YARN}),
+    "yarn-rope-with-options": TinyModel(
+        extra={"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.1, "beta_fast": 16, "truncate": False}}
+    ),
+    "dynamic-rope": TinyModel(extra={"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+    "qwen2": TinyModel("Qwen2ForCausalLM", num_shards=2),
+    "qwen2-tied-yarn": TinyModel("Qwen2ForCausalLM", tie_word_embeddings=True, extra={"rope_scaling": YARN}),
+    "qwen2-some-windows": TinyModel(
+        "Qwen2ForCausalLM",
+        num_layers=3,
+        extra={"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "mistral": TinyModel("MistralForCausalLM", extra={"sliding_window": 20}),
+    "mistral-short-window": TinyModel("MistralForCausalLM", num_kv_heads=1, extra={"sliding_window": 2}),
+    "mistral-no-window": TinyModel("MistralForCausalLM", extra={"sliding_window": None}),
     "qwen3-one-kv-head-tied": TinyModel("Qwen3ForCausalLM", num_kv_heads=1, tie_word_embeddings=True, num_shards=2),
 }
 

@@ -107,10 +107,18 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM; supported: LlamaForCausalLM, Qwen3ForCausalLM"),
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            "MambaForCausalLM; supported: LlamaForCausalLM, Mistral",
+        ),
         ({"architectures": None}, r"architecture \(none\)"),
         ({"hidden_act": "gelu"}, "'gelu'; supported: 'silu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "'yarn'; supported: default, linear, llama3"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4}}, "'longrope'; supported: default, dynamic, linear"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window = 0"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["chunked_attention"] * 2},
+            "full_attention or sliding",
+        ),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"use_sliding_window": True}, "sliding-window"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
@@ -165,6 +173,19 @@ def test_llama3_rope_keeps_fast_and_divides_slow_frequencies() -> None:
     assert torch.equal(stretched[turns > 4], plain[turns > 4])
     torch.testing.assert_close(stretched[turns < 1], plain[turns < 1] / 8)
     assert (stretched <= plain).all() and (stretched >= plain / 8.001).all()
+
+
+def test_context_reaches_as_far_as_the_rope_was_stretched() -> None:
+    """Linear and yarn stretch the trained length; llama3's is in the config already; dynamic stays within it."""
+
+    def reach(rope_type: str, **more: Any) -> int:
+        scaling = {"rope_type": rope_type, "factor": 4.0, **more}
+        return parse_model_config(TinyModel().config() | {"rope_scaling": scaling}).max_position
+
+    assert reach("linear") == 2048
+    assert reach("yarn", original_max_position_embeddings=256) == 1024
+    assert reach("llama3", original_max_position_embeddings=128) == 512
+    assert reach("dynamic") == 512
 
 
 def test_random_weights_have_the_shape_and_start_of_a_model() -> None:
