@@ -25,6 +25,7 @@ class Batch:
     samplers: tuple[SequenceStep, ...]  # sequences that get a next token
     sample_rows: Tensor | None  # the row of each one's last token; None: all rows, in order
     poolers: tuple[tuple[SequenceStep, slice], ...]  # embeddings, with their rows
+    scorers: tuple[tuple[SequenceStep, slice], ...]  # sequences with prompt tokens to score, with these rows
 
 
 def build_batch(plan: StepPlan, grouping: Grouping, device: torch.device) -> Batch:
@@ -40,6 +41,7 @@ def build_batch(plan: StepPlan, grouping: Grouping, device: torch.device) -> Bat
     samplers: list[SequenceStep] = []
     sample_rows: list[int] = []
     poolers: list[tuple[SequenceStep, slice]] = []
+    scorers: list[tuple[SequenceStep, slice]] = []
     for step in steps:
         first_row = len(token_ids)
         token_ids += step.token_ids
@@ -52,6 +54,8 @@ def build_batch(plan: StepPlan, grouping: Grouping, device: torch.device) -> Bat
             sample_rows.append(len(token_ids) - 1)
         if step.pools:
             poolers.append((step, slice(first_row, len(token_ids))))
+        if step.targets:
+            scorers.append((step, slice(first_row, first_row + len(step.targets))))
 
     where = integers(positions, device)
     return Batch(
@@ -64,6 +68,7 @@ def build_batch(plan: StepPlan, grouping: Grouping, device: torch.device) -> Bat
         samplers=tuple(samplers),
         sample_rows=None if len(sample_rows) == len(token_ids) else integers(sample_rows, device),
         poolers=tuple(poolers),
+        scorers=tuple(scorers),
     )
 
 

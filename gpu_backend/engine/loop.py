@@ -165,6 +165,7 @@ class EngineLoop:
         tokens = iter(result.token_ids)
         logprobs = iter(result.logprobs or (None,) * len(result.token_ids))
         pooled = iter(result.pooled)
+        scored = iter(result.scored)
         for step in plan.sequences:
             sequence = self.scheduler.running(step.sequence_id)
             if sequence.admitted is None:
@@ -172,6 +173,8 @@ class EngineLoop:
             sequence.gpu_seconds += seconds_per_token * len(step.token_ids)
             token, logprob = (next(tokens), next(logprobs)) if step.samples else (None, None)
             hidden_sum = next(pooled) if step.pools else ()
+            if step.targets:  # what was scored before a preemption is not reported again
+                sequence.prompt_scores += next(scored)[len(sequence.prompt_scores) - step.start :]
             if step.sequence_id in result.failed:
                 self.scheduler.distrust(sequence)
                 problem = "the model's numbers for this request are not finite; change the prompt"
@@ -194,13 +197,15 @@ class EngineLoop:
         if constraint is not None and constraint.is_complete:
             reason = FinishReason.STOP
         self.scheduler.advance(sequence, len(step.token_ids))
-        if sequence.first_token is None:
+        is_first = sequence.first_token is None
+        if is_first:
             sequence.first_token = now
         return NewTokens(
             request_id=sequence.request_id,
             reply_index=sequence.reply_index,
             token_ids=(token,),
             logprobs=(logprob,) if logprob is not None else (),
+            prompt_scores=tuple(sequence.prompt_scores) if is_first else (),
             finish_reason=reason,
             cached_tokens=sequence.cached_tokens or 0,
             gpu_seconds=sequence.gpu_seconds,

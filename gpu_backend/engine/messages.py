@@ -78,6 +78,7 @@ class NewTokens:
     timings: Timings | None = None
     error: str | None = None  # with FinishReason.ERROR: what the caller can do about it
     is_bad_grammar: bool = False  # the error is one of the request's grammar
+    prompt_scores: tuple[TokenLogprob, ...] = ()  # if asked for, with the first token: the prompt's from the second on
 
 
 @dataclass(frozen=True, slots=True)

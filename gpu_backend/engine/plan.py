@@ -33,6 +33,7 @@ class SequenceStep:
     num_prompt: int = 0  # positions that are the prompt's; the next token's number in the reply follows from it
     prompt: bytes = b""  # the prompt's tokens, int32 each: given where sampling looks back at them
     generated: bytes = b""  # the reply's tokens so far, int32 each: given where sampling looks back at them
+    targets: tuple[int, ...] = ()  # prompt tokens to score: each follows the one at its place in ``token_ids``
     constraint: Constraint | None = None  # knows which tokens may come next; None: all
 
     @property
@@ -90,3 +91,4 @@ class StepResult:
     logprobs: tuple[TokenLogprob | None, ...] = ()
     failed: frozenset[int] = frozenset()
     pooled: tuple[tuple[float, ...], ...] = ()
+    scored: tuple[tuple[TokenLogprob, ...], ...] = ()  # the targets of each sequence that has any, in the plan's order

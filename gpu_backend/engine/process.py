@@ -164,7 +164,7 @@ def _die_with(parent: int) -> None:
 
 def _pack(event: Event) -> Any:
     """Turn the most frequent event into a plain tuple, which pickles several times faster than a dataclass."""
-    if type(event) is NewTokens and event.finish_reason is None and not event.logprobs:
+    if type(event) is NewTokens and event.finish_reason is None and not (event.logprobs or event.prompt_scores):
         return event.request_id, event.reply_index, event.token_ids, event.cached_tokens, event.gpu_seconds
     return event
 

@@ -11,7 +11,7 @@ from gpu_backend.config import EngineConfig
 from gpu_backend.engine.batch import Batch, build_batch
 from gpu_backend.engine.host_cache import HostCache
 from gpu_backend.engine.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
-from gpu_backend.engine.sampler import sample
+from gpu_backend.engine.sampler import report_logprobs, sample
 from gpu_backend.engine.sequence import SamplingParams
 from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.models.config import ModelConfig, UnsupportedModel
@@ -19,6 +19,7 @@ from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import Checkpoint, RandomWeights
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+ROWS_TO_SCORE = 128  # logits of so many positions exist at once where a prompt is scored
 GPU_WORKSPACE_BYTES = 1024**3  # activations and logits of a full step
 
 
@@ -76,6 +77,7 @@ class Runner:
         tokens, logprobs, failed = self._sample(batch, hidden)
         failed |= _not_finite(batch, hidden)
         pooled = {step.sequence_id: hidden[rows].float().sum(0) for step, rows in batch.poolers}
+        scored = {step.sequence_id: self._score(step, hidden[rows]) for step, rows in batch.scorers}
         samplers = [step.sequence_id for step in plan.sequences if step.samples]
         return StepResult(
             step=plan.step,
@@ -83,6 +85,7 @@ class Runner:
             logprobs=tuple(logprobs[id_] for id_ in samplers) if logprobs else (),
             failed=frozenset(failed),
             pooled=tuple(tuple(pooled[step.sequence_id].tolist()) for step in plan.sequences if step.pools),
+            scored=tuple(scored[step.sequence_id] for step in plan.sequences if step.targets),
             seconds=time.perf_counter() - started,
         )
 
@@ -114,6 +117,15 @@ class Runner:
             dict(zip(ids, sampled.logprobs, strict=True)) if asked else {},
             {id_ for id_, finite in zip(ids, sampled.finite, strict=True) if not finite},
         )
+
+    def _score(self, step: SequenceStep, hidden: Tensor) -> tuple[TokenLogprob, ...]:
+        """Return the log-probability of each target, some rows at a time: all logits of a long prompt have no room."""
+        scores: list[TokenLogprob] = []
+        targets = torch.tensor(step.targets, device=self.device)
+        for rows, own in zip(hidden.split(ROWS_TO_SCORE), targets.split(ROWS_TO_SCORE), strict=True):
+            counts = [step.sampling.prompt_logprobs or 0] * len(own)
+            scores += report_logprobs(self._model.logits(rows).log_softmax(-1), own, counts)
+        return tuple(scores)
 
     def _affordable_blocks(self, config: EngineConfig, max_model_len: int) -> int:
         """Return how many blocks fit the memory; on the CPU no more than all sequences at full length need."""

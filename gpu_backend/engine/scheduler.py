@@ -162,6 +162,7 @@ class Scheduler:
             pools=sequence.pools,
             num_prompt=sequence.num_prompt,
             prompt=array("i", sequence.prompt_token_ids).tobytes() if samples and sampling.penalises_prompt else b"",
+            targets=() if sequence.unscored_from is None else sequence.prompt_token_ids[start + 1 : end + 1],
             constraint=sequence.constraint if samples else None,
             generated=sequence.generated() if samples and sampling.penalises_reply else b"",
         )
@@ -191,6 +192,8 @@ class Scheduler:
             return None
         # The last token is always computed, so that there are logits to sample from.
         findable = (len(sequence.token_ids) - 1) // self.blocks.block_size
+        if sequence.unscored_from is not None:  # what comes out of the cache has no logits
+            findable = min(findable, sequence.unscored_from // self.blocks.block_size)
         if not sequence.pools:
             self.blocks.note_request(sequence.tenant, sequence.weight)
             self._extend_hashes(sequence)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpu_backend.engine.grammar import Constraint
+    from gpu_backend.engine.plan import TokenLogprob
 
 
 class FinishReason(StrEnum):
@@ -54,6 +55,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives to report beside the chosen token; None: no logprobs at all
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens; its first reply reports them
     presence_penalty: float = 0.0  # taken off the logit of every token that the reply has
     frequency_penalty: float = 0.0  # the same, for each time that the reply has it
     repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or reply, multiplies negative ones
@@ -106,6 +108,7 @@ class Sequence:
     first_token: float | None = None
     gpu_seconds: float = 0.0
     constraint: Constraint | None = None  # where ``token_ids`` stand in the grammar
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens from the second on
     _generated: array[int] = field(default_factory=lambda: array("i"))
 
     def __post_init__(self) -> None:
@@ -126,6 +129,14 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that are known but not computed yet: 1 for a running decode."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def unscored_from(self) -> int | None:
+        """The first position whose next token is still to be scored; None if none is."""
+        if self.sampling.prompt_logprobs is None or self.reply_index > 0:
+            return None
+        scored = len(self.prompt_scores)
+        return scored if scored < self.num_prompt - 1 else None
 
     def generated(self) -> bytes:
         """Return the tokens of the reply so far, int32 each."""

@@ -24,7 +24,7 @@ from gpu_backend.server.requests import (
     stop_strings,
 )
 from gpu_backend.server.structured import grammar_of
-from gpu_backend.server.wire import Answer, TextChoice, UsageBody, completion_logprobs, encode
+from gpu_backend.server.wire import Answer, TextChoice, UsageBody, completion_logprobs, encode, with_prompt
 from protocol.completions import CompletionRequest
 from protocol.errors import BadRequest
 
@@ -65,14 +65,18 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         skip=extensions.resume_text_chars,
         grammar_field=grammar_field,
     )
-    dialect = CompletionDialect(front, body, extensions)
+    dialect = CompletionDialect(front, body, extensions, prompts)
     return InferenceResponse(front, job, dialect, request_id_of(request), streams=bool(body.stream))
 
 
 class CompletionDialect:
     """Writes one call's replies as text completions."""
 
-    def __init__(self, front: Front, body: CompletionRequest, extensions: Extensions) -> None:
+    def __init__(
+        self, front: Front, body: CompletionRequest, extensions: Extensions, prompts: Sequence[tuple[int, ...]]
+    ) -> None:
+        self._prompts = prompts
+        self._n = body.n or 1
         self._codec = front.checkpoint.codec
         self._common: dict[str, Any] = {
             "id": f"cmpl-{front.new_id()}",
@@ -107,10 +111,16 @@ class CompletionDialect:
 
     def _choice(self, piece: Piece) -> TextChoice:
         shows_echo = bool(self._echoed) and piece.index not in self._begun
+        scores = None
+        if self._shows_logprobs:
+            echoed = len(self._echoed[piece.index]) if self._echoed else 0
+            scores = completion_logprobs(self._codec, piece.scored, echoed)
+            if piece.prompt_scores is not None:
+                scores = with_prompt(self._codec, self._prompts[piece.index // self._n], piece.prompt_scores, scores)
         return TextChoice(
             index=piece.index,
             text=self._echoed[piece.index] + piece.text if shows_echo else piece.text,
-            logprobs=completion_logprobs(self._codec, piece.scored) if self._shows_logprobs else None,
+            logprobs=scores,
             finish_reason=piece.finish_reason.value if piece.finish_reason else None,
             token_ids=piece.token_ids if self._shows_token_ids else UNSET,
             gpu_seconds=round(piece.gpu_seconds, 9) if self._shows_gpu_seconds else UNSET,

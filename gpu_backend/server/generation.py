@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_backend.engine.messages import Embedding, Generate, NewTokens
+from gpu_backend.engine.plan import TokenLogprob
 from gpu_backend.engine.sequence import FinishReason, SamplingParams
 from gpu_backend.server.checkpoint import Checkpoint
 from gpu_backend.server.engine_call import EngineCall
@@ -73,6 +74,8 @@ class Generation:
             for i in range(len(job.prompts))
             for j in range(job.n)
         }
+        self._prompt_scores: dict[str, tuple[TokenLogprob, ...]] = {}  # by the engine's request id
+        self._scored: set[int] = set()  # replies whose first piece had its prompt's scores
         self._call: EngineCall | None = None
         if any(writer.finish_reason is None for writer in self._writers.values()):
             self._call = engine.call([self._command(f"{request_id}-{i}", p) for i, p in enumerate(job.prompts)])
@@ -126,7 +129,7 @@ class Generation:
         return Generate(
             request_id=request_id,
             prompt_token_ids=prompt,
-            sampling=job.sampling,
+            sampling=replace(job.sampling, max_tokens=max(job.sampling.max_tokens, 1)),
             n=job.n,
             tenant=job.sender.tenant,
             weight=job.sender.weight,
@@ -151,7 +154,17 @@ class Generation:
         piece = writer.write(event)
         if writer.finish_reason is not None and not had_ended and event.finish_reason is None:
             self._call.stop_reply(event.request_id, event.reply_index)  # its text has ended; the engine does not know
-        return piece
+        return self._with_prompt_scores(piece, event)
+
+    def _with_prompt_scores(self, piece: Piece | None, event: NewTokens) -> Piece | None:
+        """Add to a reply's first piece what its prompt's first reply reported: it has its first token before others."""
+        if self._job.sampling.prompt_logprobs is None:
+            return piece
+        self._prompt_scores.setdefault(event.request_id, event.prompt_scores)
+        if piece is None or piece.index in self._scored:
+            return piece
+        self._scored.add(piece.index)
+        return replace(piece, prompt_scores=self._prompt_scores[event.request_id])
 
     def _count(self) -> None:
         now = self._clock()

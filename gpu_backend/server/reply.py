@@ -32,6 +32,7 @@ class Piece:
     scored: tuple[ScoredToken, ...] = ()
     finish_reason: FinishReason | None = None
     gpu_seconds: float = 0.0  # of the reply so far
+    prompt_scores: tuple[TokenLogprob, ...] | None = None  # with the first piece, where the prompt was to be scored
 
 
 class ReplyWriter:
@@ -68,7 +69,7 @@ class ReplyWriter:
         self.beginning: Piece | None = None  # what is said before the engine does anything
         if resumed:
             self.beginning = self._resume(resumed, skip)
-        elif sampling.max_tokens == 0:
+        elif sampling.max_tokens == 0 and sampling.prompt_logprobs is None:
             self.finish_reason = FinishReason.LENGTH
             self.beginning = Piece(index, finish_reason=FinishReason.LENGTH)
 
@@ -82,6 +83,9 @@ class ReplyWriter:
         self.timings = event.timings or self.timings
         if self.finish_reason is not None:
             return None
+        if self._sampling.max_tokens == 0:  # the prompt alone was wanted; the engine makes a token with its scores
+            self.finish_reason = FinishReason.LENGTH
+            return Piece(self.index, finish_reason=self.finish_reason, gpu_seconds=self.gpu_seconds)
         return self._add(event.token_ids, event.logprobs, event.finish_reason)
 
     def _add(
@@ -162,4 +166,5 @@ def _join(index: int, own: Sequence[Piece]) -> Piece:
         token_ids=tuple(token for piece in own for token in piece.token_ids),
         scored=tuple(token for piece in own for token in piece.scored),
         finish_reason=next((piece.finish_reason for piece in own if piece.finish_reason), None),
+        prompt_scores=next((piece.prompt_scores for piece in own if piece.prompt_scores is not None), None),
     )

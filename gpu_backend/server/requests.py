@@ -121,10 +121,6 @@ def check_completion(body: CompletionRequest, extensions: Extensions) -> None:
         raise _unsupported("best_of", "'best_of' must equal 'n': this engine returns every reply it makes.")
     if body.logprobs is not None:
         _check_span("logprobs", body.logprobs, 0, 5)
-        if body.echo:
-            raise _unsupported(
-                "logprobs", "The prompt's own logprobs are not computed: 'echo' goes without 'logprobs'."
-            )
     if body.echo and extensions.resume_token_ids:
         raise _unsupported("echo", "A continued reply does not echo its prompt. Leave 'echo' out.")
     _check_both(body, extensions)
@@ -154,6 +150,7 @@ def sampling_of(
         stop_token_ids=frozenset(extensions.stop_token_ids) | (frozenset() if extensions.ignore_eos else eos_token_ids),
         ignore_eos=extensions.ignore_eos,
         logprobs=logprobs,
+        prompt_logprobs=logprobs if isinstance(body, CompletionRequest) and body.echo else None,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=defaults.repetition_penalty

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from gpu_backend.engine.messages import Timings
 from gpu_backend.engine.plan import TokenLogprob
 from gpu_backend.server.reply import ScoredToken
-from gpu_backend.server.tokens import TextCodec
+from gpu_backend.server.tokens import Detokenizer, TextCodec
 from gpu_backend.server.tool_calls import CallDelta
 
 LEAST_LOGPROB = -9999.0  # what OpenAI writes for a probability of nothing; JSON has no infinity
@@ -76,8 +76,8 @@ class ChatLogprobs(Struct, frozen=True):
 
 class CompletionLogprobs(Struct, frozen=True):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]  # None: the first token of a prompt, which nothing comes before
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -164,13 +164,32 @@ def chat_logprobs(codec: TextCodec, scored: Iterable[ScoredToken]) -> ChatLogpro
     return ChatLogprobs([_score(codec, token) for token in scored])
 
 
-def completion_logprobs(codec: TextCodec, scored: Sequence[ScoredToken]) -> CompletionLogprobs:
-    """Write log-probabilities as completions show them."""
+def completion_logprobs(codec: TextCodec, scored: Sequence[ScoredToken], echoed: int = 0) -> CompletionLogprobs:
+    """Write log-probabilities as completions show them, after ``echoed`` characters of the prompt."""
     return CompletionLogprobs(
         tokens=[_name(codec, token.token_id) for token in scored],
         token_logprobs=[_finite(token.logprob.logprob) for token in scored],
         top_logprobs=[_top_by_name(codec, token) for token in scored],
-        text_offset=[token.offset for token in scored],
+        text_offset=[echoed + token.offset for token in scored],
+    )
+
+
+def with_prompt(
+    codec: TextCodec, prompt: Sequence[int], scores: Sequence[TokenLogprob], reply: CompletionLogprobs
+) -> CompletionLogprobs:
+    """Put the tokens of an echoed prompt before those of the reply; ``scores`` are theirs from the second on."""
+    decoder = Detokenizer(codec)
+    offsets, length = [], 0
+    for token_id in prompt:
+        offsets.append(length)
+        length += len(decoder.feed(token_id))
+    scored = [ScoredToken(token, 0, score) for token, score in zip(prompt[1:], scores, strict=True)]
+    echo = completion_logprobs(codec, scored)
+    return CompletionLogprobs(
+        tokens=[_name(codec, prompt[0]), *echo.tokens, *reply.tokens],
+        token_logprobs=[None, *echo.token_logprobs, *reply.token_logprobs],
+        top_logprobs=[None, *echo.top_logprobs, *reply.top_logprobs],
+        text_offset=[*offsets, *reply.text_offset],
     )
 
 

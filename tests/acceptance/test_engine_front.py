@@ -121,6 +121,33 @@ def test_a_reply_ends_before_its_stop_string(client: OpenAI) -> None:
     assert cut.usage.completion_tokens == len(cut.choices[0].token_ids) < 200
 
 
+def test_an_echoed_prompt_has_its_scores(client: OpenAI) -> None:
+    """As benchmarks of models ask for them: the prompt's tokens before the reply's, the first without a score."""
+    prompts = ["gäte", "toll house"]
+    asked: Any = {"model": "tiny", "prompt": prompts, "echo": True, "logprobs": 2, "temperature": 0, "n": 2}
+    with_reply = client.completions.create(**asked, max_tokens=3).choices
+    alone = client.completions.create(**asked, extra_body={"max_tokens": 0})
+    streamed: list[list[Any]] = [[], [], [], []]
+    for chunk in client.completions.create(**asked, max_tokens=3, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.logprobs.token_logprobs if choice.logprobs else []
+
+    for index, choice in enumerate(with_reply):
+        prompt = prompts[index // 2]
+        scores, size = choice.logprobs, len(prompt.encode())
+        assert choice.text.startswith(prompt)
+        assert [len(scores.tokens), len(scores.token_logprobs), len(scores.text_offset)] == [size + 3] * 3
+        assert (scores.token_logprobs[0], scores.top_logprobs[0], scores.text_offset[0]) == (None, None, 0)
+        assert all(score <= 0 for score in scores.token_logprobs[1:])
+        assert scores.text_offset[size] == len(prompt)
+        assert streamed[index] == scores.token_logprobs
+        bare = alone.choices[index]
+        assert (bare.text, bare.finish_reason) == (prompt, "length")
+        assert bare.logprobs.token_logprobs == pytest.approx(scores.token_logprobs[:size], abs=1e-5)
+    assert alone.usage.completion_tokens == 0
+    assert with_reply[0].logprobs.tokens[1:3] == ["bytes:\\xc3", "bytes:\\xa4"]
+
+
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer", "maximum": 99, "minimum": 1}},

@@ -237,6 +237,29 @@ def test_logprobs_are_the_models_own(llama: Path, prompts: list[tuple[int, ...]]
         assert [id_ for id_, _ in logprob.top] == expected[row].topk(4).indices.tolist()
 
 
+def test_prompt_logprobs_are_those_of_transformers(llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """Chunked, preempted, with its prefix cached or shared by two replies: each prompt token is scored once."""
+    model = oracle(llama)
+    scoring = SamplingParams(max_tokens=40, temperature=0.0, prompt_logprobs=3)
+    commands = [Generate(f"s{i}", p, scoring, n=2) for i, p in enumerate(prompts)]
+    loop = model_loop(llama, max_num_seqs=9, max_num_batched_tokens=24, num_kv_blocks=18, max_model_len=200)
+    answer_all(loop, [greedy("before", prompts[8], 1), greedy("before, too", prompts[5], 1)])
+
+    answers = answer_all(loop, [*commands, *(greedy(f"other {i}", p, 40) for i, p in enumerate(prompts))])
+
+    assert loop.scheduler.num_preemptions > 0
+    for index, prompt in enumerate(prompts):
+        first, *later = answers[f"s{index}", 0].events
+        with torch.no_grad():
+            expected = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        assert len(first.prompt_scores) == len(prompt) - 1
+        for row, score in enumerate(first.prompt_scores):
+            assert score.logprob == pytest.approx(expected[row, prompt[row + 1]].item(), abs=1e-4)
+            assert [token for token, _ in score.top] == expected[row].topk(3).indices.tolist()
+        assert not any(event.prompt_scores for event in [*later, *answers[f"s{index}", 1].events])
+        assert answers[f"s{index}", 0].token_ids == oracle_reply(model, prompt, 40)
+
+
 POISON = 250
 
 
