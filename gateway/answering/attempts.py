@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from billing.records import Attempt
 from gateway.answering.call import Call
+from gateway.answering.unroll import events_of
 from gateway.errors import Overloaded, UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 from gateway.overload.turns import Slot
 from gateway.providers.base import Asking, EventStream, Provider, Request, Resume, WholeReply
@@ -269,11 +270,14 @@ async def _read_answer(
         if not 200 <= response.status < 300:
             raise wire.read_error(response.status, response.headers, await read_error_body(response))
         async with asyncio.timeout_at(ends):
-            if streams:
+            begun = await response.next_piece() if streams else b""
+            if streams and (begun is None or not begun[:64].lstrip().startswith(b"{")):
                 events = wire.open_events(call.request)
-                return Answering(target, provider, await _read_first(response, events), events, response)
-            whole, usage = wire.read_reply(call.request, await response.read())
+                return Answering(target, provider, await _read_first(response, events, begun), events, response)
+            whole, usage = wire.read_reply(call.request, (begun or b"") + await response.read())
         await response.close()
+        if streams:  # it does not know how to, and answered in JSON
+            return Answering(target, provider, events_of(whole, usage))
         return Answering(target, provider, [], whole=whole, usage=usage)
     except TimeoutError as exc:
         await response.close()
@@ -341,16 +345,20 @@ def _within_output(request: Request, model: ModelSpec) -> Request:
     return replace(request, max_tokens=limit)
 
 
-async def _read_first(response: UpstreamResponse, events: EventStream) -> list[Event]:
-    """Return the events up to the first token. A role alone, a ping or a comment is none; an empty reply is whole."""
+async def _read_first(response: UpstreamResponse, events: EventStream, piece: bytes | None) -> list[Event]:
+    """Return the events up to the first token, from the first ``piece`` on.
+
+    A role alone, a ping or a comment is none; an empty reply is whole.
+    """
     seen: list[Event] = []
-    while (piece := await response.next_piece()) is not None:
+    while piece is not None:
         fresh = events.feed(piece)
         seen += fresh
         if any(isinstance(event, ReplyEnd) or (isinstance(event, Delta) and event.has_content) for event in fresh):
             return seen
         if events.failure is not None:
             raise events.failure
+        piece = await response.next_piece()
     seen += events.finish()
     if not any(isinstance(event, ReplyEnd) for event in seen):
         raise UpstreamError("The upstream sent nothing.", outcome="empty")

@@ -249,7 +249,7 @@ class ScriptedUpstream:
         def count_token() -> None:
             seen.tokens_sent += 1
 
-        if seen.body.get("stream"):
+        if seen.body.get("stream") and script.fault is not Fault.NO_STREAM:
             await play_stream(connection, headers, answer, script, count_token)
         else:
             tokens = max((len(spoken.tokens) for spoken in answer.spoken), default=0)

@@ -28,6 +28,7 @@ class Fault(StrEnum):
     PINGS_ONLY = "pings-only"  # comments every 20 ms, never an event
     BIG_CHUNK = "big-chunk"  # one token of 10 MiB
     DRIP = "drip"  # single bytes, each a TCP segment
+    NO_STREAM = "no-stream"  # a whole answer, streamed or not
     NOT_JSON = "not-json"  # an HTML page under a 200
 
 
