@@ -48,7 +48,6 @@ from router.complexity import Complexity
 log = structlog.get_logger()
 
 VERSION = "0.1.0"
-SETTLE_WITHIN = 5.0  # seconds for what is still being settled when the house closes
 
 
 def create_app(
@@ -160,7 +159,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             task = asyncio.create_task(_keep_going(one.run))
             stack.push_async_callback(stop_all, [task])
         yield services
-        await background.drain(SETTLE_WITHIN)
+        await background.drain(drain.settle_within)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for whoever adopts it
             await services.flusher.flush_once()
 

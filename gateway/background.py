@@ -8,6 +8,8 @@ from typing import Any
 
 import structlog
 
+END_WITHIN = 1.0  # seconds for what was cancelled
+
 log = structlog.get_logger()
 
 
@@ -24,12 +26,14 @@ class Background:
         task.add_done_callback(self._done)
 
     async def drain(self, seconds: float) -> None:
-        """Wait until everything is done, or ``seconds`` have passed; then cancel the rest."""
+        """Wait until everything is done, or ``seconds`` have passed; then cancel the rest and let it end."""
         deadline = asyncio.get_running_loop().time() + seconds
         while self._tasks and (left := deadline - asyncio.get_running_loop().time()) > 0:
             await asyncio.wait(self._tasks, timeout=left)  # what ends may have begun something new
         for task in self._tasks:
             task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=END_WITHIN)  # calls among them close their books
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -66,6 +67,7 @@ def serve(
     from gateway import serving
 
     path = find_config(config)
+    _hold_hangups()
     settings = _load(path)
     try:
         listener = serving.open_socket(host, port) if fd is None else socket.socket(fileno=fd)
@@ -86,6 +88,7 @@ def work(
 ) -> None:
     """Run a worker: batch work, and the chores of the house."""
     path = find_config(config)
+    _hold_hangups()
     settings = _load(path)
     from gateway.worker import is_working, run_worker
 
@@ -145,6 +148,11 @@ def _load(path: Path) -> Settings:
         return load_settings(path, os.environ)
     except ConfigFaults as exc:
         _fail(str(exc))
+
+
+def _hold_hangups() -> None:
+    """Let SIGHUP, which would kill, wait until somebody listens: the file may change after we have read it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 
 def _fail(words: str) -> NoReturn:

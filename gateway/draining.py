@@ -24,7 +24,8 @@ LOOK_EVERY = 0.05  # seconds between looks at what still runs
 HANDSHAKES = 0.25  # seconds for connections that are being made when the door closes
 FIRST_REQUEST = 2.0  # seconds in which a connection that was just made sends what it was made for
 LAST_WORDS = 2.0  # seconds for the last bytes of calls that are broken off
-HURRIED = 0.5  # the same, when asked twice
+SETTLE_WITHIN = 5.0  # seconds for what goes on behind calls when the house closes
+HURRIED = 0.5  # both, when asked twice
 CLOSE_WITHIN = 2.0  # seconds for closing the house, when asked twice
 
 log = structlog.get_logger()
@@ -35,6 +36,7 @@ class Drain:
 
     def __init__(self) -> None:
         self.has_begun = False
+        self.settle_within = SETTLE_WITHIN  # seconds
 
 
 class DrainingServer(uvicorn.Server):
@@ -79,7 +81,8 @@ class DrainingServer(uvicorn.Server):
         """Begin to drain at the first signal; at the second, whichever it is, break off."""
         if sig == signal.SIGINT:
             self._lame_duck = 0.0  # a person at a terminal, where nobody balances
-        self.force_exit = self.should_exit
+        if self.should_exit:
+            self.force_exit, self._drain.settle_within = True, HURRIED
         self._drain.has_begun = True
         super().handle_exit(sig, frame)
 

@@ -106,7 +106,7 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
     )
     _spare_the_collector()
     signal.signal(signal.SIGHUP, server.hang_up)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by a parent until now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # held since before the file was read
     server.run(sockets=[listener])
     return 0 if server.started else 1
 

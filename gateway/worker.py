@@ -63,7 +63,7 @@ async def _work(read: Read, settings: Settings, clock: Clock, concurrency: int) 
         asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
     hung_up = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by a parent until now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # held since before the file was read
     async with AsyncExitStack() as stack:
         services = await stack.enter_async_context(open_services(settings, clock, Drain()))
         database = services.database

@@ -229,6 +229,29 @@ def test_keys_endpoints_timeouts_and_breakers_follow(
     assert unreachable.status_code == 502
 
 
+def test_a_signal_during_the_start_is_heard(gateway: Reloadable, text: Callable[..., str]) -> None:
+    """Whoever changes the file while a gateway starts neither kills it nor is missed."""
+    assert gateway.service.end() == 0
+    gateway.service.launch()
+    deadline = time.monotonic() + 60
+    while not is_held(gateway.service.pid, SIGHUP):
+        assert time.monotonic() < deadline
+    gateway.config.write_text(text(price="{input: 9, output: 9}"))
+    os.kill(gateway.service.pid, SIGHUP)
+    gateway.service.wait_until_ready()
+    while not gateway.log_lines("config_reloaded"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+    assert cost_at(gateway.ask()["usage"], 9, 9)
+
+
+def is_held(pid: int, number: int) -> bool:
+    """Whether a process blocks a signal (proc(5))."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigBlk:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
 @pytest.mark.parametrize("gateway", [2], indirect=True)
 def test_every_worker_reloads(gateway: Reloadable, text: Callable[..., str]) -> None:
     """The parent passes SIGHUP on; afterwards no worker knows the old price."""

@@ -79,7 +79,8 @@ class Load:
 
 
 @pytest.mark.timeout(300)
-def test_a_rolling_restart_loses_no_request(tmp_path: Path, database_url: str, redis_url: str) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_a_rolling_restart_loses_no_request(tmp_path: Path, database_url: str, redis_url: str, workers: int) -> None:
     """Each gateway is ended by SIGTERM in mid-load and started again: every answer whole, one row each, books true."""
     with ScriptedUpstream() as upstream:
         upstream.script(f"tokens={TOKENS},pace={PACE}")
@@ -87,8 +88,8 @@ def test_a_rolling_restart_loses_no_request(tmp_path: Path, database_url: str, r
         text = config.read_text().replace("lame_duck: 0s", "lame_duck: 1s").replace("drain: 2s", "drain: 30s")
         text = text.replace("openai,", "openai, api_keys: [sk-upstream],")
         config.write_text(text.replace("small: {", "small: {upstream_model: gpt-4o-mini, "))
-        key = asyncio.run(make_team(load_settings(config), "team_a"))
-        gateways = [gateway_on(free_port(), config, tmp_path / f"gateway-{number}.log") for number in range(2)]
+        key = asyncio.run(make_team(load_settings(config), f"team-of-{workers}"))
+        gateways = [gateway_on(free_port(), workers, config, tmp_path / f"{number}.log") for number in range(2)]
         try:
             for gateway in gateways:
                 gateway.start()
@@ -111,8 +112,8 @@ def test_a_rolling_restart_loses_no_request(tmp_path: Path, database_url: str, r
     assert audit.returncode == 0, audit.stdout
 
 
-def gateway_on(port: int, config: Path, log: Path) -> Service:
-    words = ["serve", "--config", str(config), "--port", str(port)]
+def gateway_on(port: int, workers: int, config: Path, log: Path) -> Service:
+    words = ["serve", "--config", str(config), "--port", str(port), "--workers", str(workers)]
     return Service("gateway", words, log, {**os.environ}, f"http://127.0.0.1:{port}")
 
 

@@ -50,10 +50,10 @@ class Gateway:
         """The headers of the team."""
         return {"authorization": f"Bearer {self.key}"}
 
-    def stream(self) -> list[str]:
+    def stream(self, **headers: str) -> list[str]:
         """Ask for a slow stream and return its lines."""
         body, url = QUESTION | {"stream": True}, f"{self.url}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body, headers=self.auth, timeout=30) as answer:
+        with httpx.stream("POST", url, json=body, headers=self.auth | headers, timeout=30) as answer:
             return [line for line in answer.iter_lines() if line]
 
     def ask(self) -> httpx.Response:
@@ -152,11 +152,13 @@ def test_what_outlasts_the_drain_is_broken_off_honestly(
 ) -> None:
     """A stream ends with an error and pays for what it brought, a plain call gets a 503 and is free: a row for each.
 
-    It is the same at the end of the drain and for whoever asks twice, who does not wait for it.
+    It is the same at the end of the drain and for whoever asks twice, who does not wait for it. What an Idempotency-Key
+    asks for goes on for a moment, to be had later, or costs nothing.
     """
     gateway = serve(workers, drain="500ms" if asked == "once" else "60s")
     with ThreadPoolExecutor() as clients:
         stream, plain = clients.submit(gateway.stream), clients.submit(gateway.ask)
+        keyed = clients.submit(gateway.stream, **{"idempotency-key": "a key"})
         time.sleep(TOKENS * PACE / 4)
         pids = gateway.workers
         gateway.process.send_signal(signal.SIGTERM)
@@ -168,12 +170,15 @@ def test_what_outlasts_the_drain_is_broken_off_honestly(
     rows = asyncio.run(read_rows(database_url))
 
     assert "data: [DONE]" not in lines
-    assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "service_unavailable"
+    for last in (lines[-1], keyed.result(30)[-1]):
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "service_unavailable"
     assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "service_unavailable")
     assert "retry-after" in refusal.headers
     tokens = sum('"content":"' in line and '"content":""' not in line for line in lines)
     assert 0 < tokens < TOKENS
-    assert rows == [("failed", 0), ("interrupted", tokens)]
+    with_key = "answered" if asked == "once" else "superseded"
+    assert [row for row in rows if row[0] != with_key] == [("failed", 0), ("interrupted", tokens)]
+    assert [row[0] for row in rows].count(with_key) == 1 and len(rows) == 3
     assert status == 0
     assert not any(map(is_running, pids))
 
