@@ -19,7 +19,7 @@ from gateway.services import Services
 from gateway.telemetry.metrics import counter_of
 from protocol.completions import CompletionRequest
 from protocol.errors import ServiceError
-from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from router.bounds import prompt_characters
 from router.targets import Route
 
@@ -153,6 +153,8 @@ class Progress:
         self._unfinished = replies_asked(request)  # replies that have not said why they ended
         self._fits = self._unfinished == 1  # the engine goes on with one reply at a time
         self._text_chars = 0  # of the reply's text, as its reader has it
+        self._calls: dict[int, int] = {}  # characters of each tool call's arguments, as its reader has them
+        self._retold: dict[int, int] = {}  # how many of them the replica that speaks now has still to tell again
         logprobs = getattr(request, "logprobs", None)
         self._is_scored = logprobs is not None and logprobs is not False
         self._scores = 0  # tokens whose log-probabilities its reader has: the first ones
@@ -172,7 +174,7 @@ class Progress:
     def follow(self, events: list[Event]) -> list[Event]:
         """Take in events; return them as events of the whole reply, whichever replica they are of."""
         if not self._is_first:
-            events = [self._joined(event) for event in events if self._is_news(event)]
+            events = [joined for event in events if (joined := self._joined(event)) is not None]
         for event in events:
             if isinstance(event, Delta):
                 self._take(event)
@@ -184,7 +186,8 @@ class Progress:
         """Return from where another replica can go on, or ``None`` if none can, or need."""
         # A token whose text was kept back has no score yet: it is made again, and scored.
         kept = self._tokens[: self._scores] if self._is_scored else self._tokens
-        if not self._fits or (self.is_finished and self.is_counted) or (self._text_chars > 0 and not kept):
+        is_told = self._text_chars > 0 or self._calls
+        if not self._fits or (self.is_finished and self.is_counted) or (is_told and not kept):
             return None
         return Resume(tuple(kept), max(0, self._text_chars))
 
@@ -193,24 +196,31 @@ class Progress:
         self._is_first = False
         self.tokens_made = len(resume.token_ids)
         del self._tokens[self.tokens_made :]
+        self._retold = dict(self._calls)
         self._gpu_seconds_before += self._gpu_seconds
         self._gpu_seconds = 0.0
 
-    def _is_news(self, event: Event) -> bool:
-        """Whether an event of a later replica says anything: not a role, nor an end that was told before."""
-        if not isinstance(event, Delta):
-            return True
-        says = event.has_content or event.token_ids or event.logprobs is not None or event.finish_reason is not None
-        return bool(says) and not self.is_finished
-
-    def _joined(self, event: Event) -> Event:
-        """Return an event with the device time of every replica that had the reply."""
+    def _joined(self, event: Event) -> Event | None:
+        """Return what an event of a later replica adds to the reply, or ``None``: a role, or what was told before."""
         match event:
             case UsageReport(usage):
                 return UsageReport(replace(usage, gpu_seconds=usage.gpu_seconds + self._gpu_seconds_before))
-            case Delta(gpu_seconds=seconds) if seconds:
-                return replace(event, gpu_seconds=seconds + self._gpu_seconds_before)
+            case Delta():
+                if self.is_finished:
+                    return None
+                calls = tuple(rest for call in event.tool_calls if (rest := self._untold(call)) is not None)
+                seconds = event.gpu_seconds and event.gpu_seconds + self._gpu_seconds_before
+                delta = replace(event, tool_calls=calls, gpu_seconds=seconds)
+                says = delta.has_content or delta.token_ids or delta.logprobs is not None or delta.finish_reason
+                return delta if says else None
         return event
+
+    def _untold(self, call: ToolCallDelta) -> ToolCallDelta | None:
+        """Return what a piece of a call adds: a replica that goes on tells each call anew, under an id of its own."""
+        if (told := self._retold.get(call.index)) is None:
+            return call
+        self._retold[call.index] = max(0, told - len(call.arguments))
+        return ToolCallDelta(call.index, call.arguments[told:]) if len(call.arguments) > told else None
 
     def _take(self, delta: Delta) -> None:
         self.tokens_made += len(delta.token_ids)
@@ -219,7 +229,9 @@ class Progress:
             self._gpu_seconds = delta.gpu_seconds - self._gpu_seconds_before
         if delta.finish_reason is not None:
             self._unfinished -= 1
-        if delta.tool_calls or delta.refusal or delta.reasoning or self.tokens_made > MOST_TOKENS:
+        for call in delta.tool_calls:
+            self._calls[call.index] = self._calls.get(call.index, 0) + len(call.arguments)
+        if delta.refusal or delta.reasoning or self.tokens_made > MOST_TOKENS:
             self._fits = False
         if self._fits:
             self._tokens.extend(delta.token_ids)

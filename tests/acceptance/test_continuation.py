@@ -21,18 +21,25 @@ from gpu_backend.engine.sequence import FinishReason
 from router.targets import Endpoint
 from tests.support.cut_replica import WAYS, CutReplica
 from tests.support.fake_engine import FakeEngine, silent
-from tests.support.front import END, running_front, token_ids, write_small_files
+from tests.support.front import END, TEMPLATE, running_front, token_ids, write_small_files
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
 from tests.support.told import Told, rows_of
 
 SAID = "Zürich 🚪 STOne 中文 \U0001f469\u200d\U0001f680"  # a token a byte, and most characters are several
-STOPPED, ENDED = token_ids("STOP"), [*token_ids("STO"), END]  # at temperature 0 a stop string, else the model, ends it
+CALLS = 'Ok.<tool_call>{"name": "pay", "arguments": {"toll": 3}}</tool_call>'
+CALLS += '<tool_call>{"name": "pay", "arguments": {}}</tool_call>'
+SAYS = {  # by the temperature: what ends in a stop string, what might have become one, and what is not only text
+    0.0: token_ids(SAID + "STOP"),
+    1.0: [*token_ids(SAID + "STO"), END],
+    0.5: [*token_ids(CALLS), END],
+}
+HERMES = "{% if tools %}<tool_call>{% endif %}" + TEMPLATE
 SECONDS = 0.01  # of the device, for each token
 ASK = [{"role": "user", "content": "hi"}]
 ASKS: dict[str, dict[str, Any]] = {
     "chat/completions": {"messages": ASK, "stop": ["STOP"], "stream_options": {"include_usage": True}},
-    "completions": {"prompt": "hi", "stop": ["STOP"], "max_tokens": 60, "echo": True},
-    "messages": {"messages": ASK, "stop_sequences": ["STOP"], "max_tokens": 60},
+    "completions": {"prompt": "hi", "stop": ["STOP"], "max_tokens": 80, "echo": True},
+    "messages": {"messages": ASK, "stop_sequences": ["STOP"], "max_tokens": 80},
 }
 CLASSIC = ["chat/completions", "completions"]
 
@@ -41,8 +48,8 @@ def speak(command: Command) -> list[tuple[Event, ...]]:
     """Say SAID and its end, one to three tokens at a time, from where another replica stopped."""
     if not isinstance(command, Generate):
         return silent(command)
-    end = STOPPED if command.sampling.temperature == 0 else ENDED
-    tokens, begin = [*token_ids(SAID), *end], len(command.resume_token_ids)
+    tokens = SAYS[command.sampling.temperature]
+    begin = len(command.resume_token_ids)
     assert list(command.resume_token_ids) == tokens[:begin]
     cuts = [begin, *(at for at in range(begin + 1, len(tokens)) if at % 4 in (0, 1, 3)), len(tokens)]
     return [
@@ -91,9 +98,11 @@ class Scene:
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """The house and its replicas, each an engine's own front with a script for its engine."""
     folder: Path = tmp_path_factory.mktemp("continued")
-    checkpoint = write_small_files(folder / "tiny")
+    checkpoint = write_small_files(folder / "tiny", HERMES)
     with contextlib.ExitStack() as stack:
-        well, tired = (stack.enter_context(running_front(checkpoint, FakeEngine(speak))) for _ in range(2))
+        well, tired = (
+            stack.enter_context(running_front(checkpoint, FakeEngine(speak, max_model_len=512))) for _ in range(2)
+        )
         httpx.post(tired + "/drain").raise_for_status()
         dying = stack.enter_context(CutReplica(well))
         places = {
@@ -163,6 +172,31 @@ def test_a_reply_goes_on_from_wherever_it_broke(scene: Scene, path: str, tempera
             assert [attempt["target"].split("/")[1] for attempt in row.attempts] == ["r0", "r1"]
             assert row.attempts[0]["outcome"] in ("reset", "cut", "error_frame", "malformed")
             assert row.attempts[1]["outcome"] == "ok" and row.provider_endpoint.startswith("r1 ")
+
+
+def test_tool_calls_go_on_too(scene: Scene) -> None:
+    """Wherever it broke, the client has each call once, whole, under one id, and the text around it."""
+
+    def calls(told: Told) -> list[tuple[str, str]]:
+        pieces = [
+            call
+            for event in told.events
+            for choice in event["choices"]
+            for call in choice["delta"].get("tool_calls", ())
+        ]
+        heads = [call for call in pieces if "id" in call]
+        assert len({call["id"] for call in heads}) == len(heads) == 2
+        arguments = ["".join(call["function"]["arguments"] for call in pieces if call["index"] == at) for at in (0, 1)]
+        return [(head["function"]["name"], said) for head, said in zip(heads, arguments, strict=True)]
+
+    asked = {"temperature": 0.5, "tools": [{"type": "function", "function": {"name": "pay"}}]}
+    whole = scene.ask("chat/completions", **asked)
+    for cut in cuts_of(scene.dying.heard)[:-2:3]:
+        scene.dying.cut = cut
+        told = scene.ask("chat/completions", **asked)
+
+        assert (told.text, told.reasons, told.is_whole) == ("Ok.", ["tool_calls"], True)
+        assert calls(told) == calls(whole) == [("pay", '{"toll": 3}'), ("pay", "{}")]
 
 
 def test_log_probabilities_go_on_too(scene: Scene) -> None:

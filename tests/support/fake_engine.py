@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.messages import Abort, Command, Embed, Embedding, Event, Generate, NewTokens, Ready, Timings
@@ -19,14 +20,14 @@ Script = Callable[[Command], list[tuple[Event, ...]]]  # a command's answers, ea
 class FakeProcess:
     """One engine process. ``script`` answers commands; ``say`` and ``die`` do what no command asks for."""
 
-    def __init__(self, script: Script, is_ready: bool = True) -> None:
+    def __init__(self, script: Script, ready: Ready | None = READY) -> None:
         self.commands: list[Command] = []
         self.is_stopped = False
         self._script = script
         self._outbox: queue.SimpleQueue[tuple[Event, ...] | None] = queue.SimpleQueue()
         self._heard = threading.Condition()
-        if is_ready:
-            self.say(READY)
+        if ready is not None:
+            self.say(ready)
 
     def send(self, command: Command) -> None:
         """Take a command and answer it by the script."""
@@ -66,14 +67,16 @@ class FakeProcess:
 class FakeEngine:
     """Starts fake processes, one after the other, all with the same script."""
 
-    def __init__(self, script: Script | None = None, is_ready: bool = True) -> None:
+    def __init__(self, script: Script | None = None, is_ready: bool = True, max_model_len: int = 64) -> None:
         self.processes: list[FakeProcess] = []
         self.script = script or silent
         self.is_ready = is_ready
+        self.max_model_len = max_model_len
 
     def start(self, config: EngineConfig) -> FakeProcess:
         """Stand in for ``EngineProcess.start``."""
-        self.processes.append(FakeProcess(lambda command: self.script(command), self.is_ready))
+        ready = replace(READY, max_model_len=self.max_model_len) if self.is_ready else None
+        self.processes.append(FakeProcess(lambda command: self.script(command), ready))
         return self.processes[-1]
 
     @property

@@ -255,21 +255,41 @@ async def test_a_client_that_leaves_in_the_pause_leaves_nobody_speaking() -> Non
     assert second.is_closed and scene.outcomes == ["reset", "abandoned"]
 
 
-CALLS = {"delta": {"content": "a", "tool_calls": [{"index": 0, "id": "x", "function": {"name": "f"}}]}}
+def calling(index: int, arguments: str, call_id: str | None = None) -> dict[str, Any]:
+    """Return a delta with a piece of a tool call; the first piece has an id."""
+    function = {"arguments": arguments} | ({"name": "pay"} if call_id else {})
+    return {"index": index, "function": function} | ({"id": call_id} if call_id else {})
+
+
+async def test_a_call_that_broke_off_is_told_to_its_end() -> None:
+    """A replica that goes on tells its calls from their beginning: the client gets what it lacks, under one id."""
+    first = Replica([said("", 1, delta={"content": "ok", "tool_calls": [calling(0, '{"to', "a")]}), BROKEN])
+    again = [calling(0, '{"toll', "x"), calling(0, '": 3'), calling(0, "}"), calling(1, "{}", "b")]
+    second = Replica([*(said("", delta={"tool_calls": [piece]}) for piece in again), END])
+    events = await Scene(first, second, request=HI).read()
+    calls = [call for event in events if isinstance(event, Delta) for call in event.tool_calls]
+
+    assert [(call.index, call.id, call.arguments) for call in calls] == [
+        (0, "a", '{"to'),
+        (0, None, "ll"),
+        (0, None, '": 3'),
+        (0, None, "}"),
+        (1, "b", "{}"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("begun", "request_"),
     [
         (said("a"), HI),
-        (said("a", 1, **CALLS), HI),
+        (said("", 1, delta={"content": "a", "reasoning_content": "b"}), HI),
         (said("a", 1), replace(HI, n=2)),
         (said("a", 1), replace(ASK, prompt=["hi", "ho"])),
         (said("a", 1), replace(ASK, prompt=[5, 6], echo=True)),
     ],
 )
 async def test_what_cannot_be_gone_on_with_breaks_off(begun: bytes, request_: Request) -> None:
-    """No token ids; more than text; several replies; an echo whose length only the engine knows."""
+    """No token ids; words beside the text; several replies; an echo whose length only the engine knows."""
     scene = Scene(Replica([begun, BROKEN]), Replica([said("b", 2), END]), request=request_)
     with pytest.raises(UpstreamError, match="broken"):
         await scene.read()
