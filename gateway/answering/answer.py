@@ -26,10 +26,11 @@ async def answer(services: Services, call: Call) -> Reply:
     route = choose_route(call.request, call.wish, services.catalog, health, services.complexity, share=share)
     if is_sampled(call.request_id):
         route = judge_named(route, call.request, call.wish, services.catalog, services.complexity)
-    if (away := refusal(services, route, health)) is not None:
-        raise away
     gate = services.gate
-    turn = gate.enter(call, route, health) or await gate.wait(call, route, health)
+    if (away := refusal(services, route, health)) is not None and not gate.can_wait(route):
+        raise away
+    turn = gate.enter(call, route, health) if away is None else None
+    turn = turn or await gate.wait(call, route, health)
     try:
         return await _answer_in_turn(services, call, turn)
     except BaseException:

@@ -21,6 +21,7 @@ from gateway.settings import QueueSettings
 from gateway.telemetry.metrics import Metrics, counter_of, histogram_of
 from router.targets import HEALTHY, Route, Target, TargetHealth, Tier
 
+PACE = 0.05  # seconds between the turns at a target that has just rested: all at once would be its next 429
 LONGEST_TOLD = 60  # seconds that a client is told to stay away, at the most
 BY_NAME = ("named", "alias")  # reasons of routes whose first model was asked for
 
@@ -47,21 +48,23 @@ class Gate:
     ) -> None:
         self._registry = registry
         self._breakers = breakers
-        self._patience = queue.wait
+        self._queue = queue
         self._clock = clock
         self._metrics = metrics
         self._turns = Turns(queue.per_team, queue.wait)
         self._futures: dict[Ticket, asyncio.Future[None]] = {}
         self._rooms: dict[str, Room] = {}  # by Target.key; whoever is missing has no limit
+        self._targets: dict[Room, Target] = {}  # one of each room's
         self.engines: dict[str, Room] = {}  # of these, by address: our own, which say themselves what they take
         self.follow(registry, targets, queue)
 
     def follow(self, registry: ProviderRegistry, targets: Iterable[Target], queue: QueueSettings) -> None:
         """Go by another configuration. Who holds or awaits a slot of a target that it lacks goes on as before."""
-        self._registry, self._patience = registry, queue.wait
+        self._registry, self._queue = registry, queue
         self._turns.follow(queue.per_team, queue.wait)
         known, self._rooms = self._rooms, {}
         engines, self.engines = self.engines, {}
+        self._targets = {}
         for target in targets:
             provider, room = registry.settings(target.model.provider), known.get(target.key)
             if provider.concurrency is not None:
@@ -75,6 +78,7 @@ class Gate:
                     self.resize(room, None)
                 continue
             self._rooms[target.key] = room
+            self._targets.setdefault(room, target)
 
     def enter(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> Turn | None:
         """Return leave to go at once, to the first target with room; ``None`` when the call has to wait."""
@@ -89,13 +93,20 @@ class Gate:
                 return Turn(_beginning_with(target, route), self._give(room, call))
         return None if able else Turn(route)
 
+    def can_wait(self, route: Route) -> bool:
+        """Whether a call none of whose targets may be asked can wait for one that said when it takes calls again."""
+        return bool(self._queue.per_team and self._resting(route))
+
     async def wait(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> Turn:
         """Return leave to go once it is the call's turn at a target of its route, all of which are full.
 
         Raises Overloaded when its team's queue is full, or when the wait is over. A call that is cancelled gives its
         place up at once.
         """
-        targets = {self._rooms[target.key]: target for target in reversed(self._able(route, health))}
+        able = self._able(route, health)
+        if health:
+            able += self._resting(route)
+        targets = {self._rooms[target.key]: target for target in reversed(able)}
         team, is_batch = call.caller.team, call.wish.tier is Tier.BATCH
         began = self._clock.monotonic()
         ticket = self._turns.join(team.id, team.weight, is_batch, call.priority, targets, began)
@@ -142,6 +153,8 @@ class Gate:
     def release(self, slot: Slot | None) -> None:
         """Give a slot back, if there is one; whose turn it is then goes on. Twice is once."""
         if slot is not None:
+            if slot.room.has_waiting and (target := self._targets.get(slot.room)) is not None:
+                self._let_rest(target)
             self._wake(self._turns.release(slot, self._clock.monotonic()))
 
     def resize(self, room: Room, slots: int | None) -> None:
@@ -160,6 +173,33 @@ class Gate:
         well = tuple(target for target in route.targets if not health.get(target.key, HEALTHY).is_open)
         return well or tuple(target for target in route.targets if self._breakers.why_away(target) is None)
 
+    def _resting(self, route: Route) -> tuple[Target, ...]:
+        """Return the targets that take calls again, by what they said, before anybody's wait is over."""
+        return tuple(target for target in route.targets if self._let_rest(target))
+
+    def _let_rest(self, target: Target) -> bool:
+        """Give out no slot of a target that rests for less than a wait, until then; return whether it does."""
+        room, away = self._rooms.get(target.key), self._breakers.why_away(target)
+        if away is None or not away.is_limit or away.retry_in > self._queue.wait:
+            return False
+        if room is None:
+            room = self._rooms[target.key] = Room(target.key, None)
+            self._targets[room] = target
+        if not room.is_resting:
+            room.is_resting = True
+            asyncio.get_running_loop().call_later(away.retry_in, self._after_rest, target, room)
+        return True
+
+    def _after_rest(self, target: Target, room: Room) -> None:
+        """Let those who wait go to a target that takes calls again, one after the other."""
+        room.is_resting = False
+        if self._let_rest(target):
+            return  # the first of them was told to wait again
+        self._wake(self._turns.fill(room, self._clock.monotonic(), most=1))
+        if room.has_waiting:
+            room.is_resting = True
+            asyncio.get_running_loop().call_later(PACE, self._after_rest, target, room)
+
     def _give(self, room: Room, call: Call) -> Slot:
         team = call.caller.team
         return room.give(team.id, team.weight, call.wish.tier is Tier.BATCH, self._clock.monotonic())
@@ -177,7 +217,7 @@ class Gate:
 
     def _patience_of(self, call: Call, route: Route, now: float) -> float:
         total = self._registry.settings_at(route.targets[0]).timeouts.total
-        return max(0.0, min(self._patience, call.started + total - now))
+        return max(0.0, min(self._queue.wait, call.started + total - now))
 
     def _shed(self, call: Call, route: Route, rooms: Iterable[Room], why: str) -> Overloaded:
         team, tier = call.caller.team, call.wish.tier
@@ -186,7 +226,7 @@ class Gate:
         wait = math.ceil(min(max(1.0, expected), LONGEST_TOLD))
         happened = {
             "queue_full": "and as many of this team's requests as may wait for it do so",
-            "expired": f"and no place became free within {self._patience:g} s",
+            "expired": f"and no place became free within {self._queue.wait:g} s",
         }
         return Overloaded(f"Every target of this model is busy, {happened[why]}. Try again later.", retry_after=wait)
 

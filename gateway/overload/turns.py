@@ -55,6 +55,7 @@ class Room:
     def __init__(self, name: str, limit: int | None) -> None:
         self.name = name
         self.limit = limit  # slots; None: as many as are asked for
+        self.is_resting = False  # it said that it takes none for a while
         self.held: dict[Slot, None] = {}
         self.typical = FIRST_GUESS  # seconds that a call holds its slot
         self.interactive = FairLine()
@@ -64,8 +65,9 @@ class Room:
 
     @property
     def has_free(self) -> bool:
-        """Whether a slot is free."""
-        return self.limit is None or len(self.held) < self.limit
+        """Whether a slot is free. While a target rests those who wait for it go first."""
+        has_room = self.limit is None or len(self.held) < self.limit
+        return has_room and not (self.is_resting and self.has_waiting)
 
     @property
     def has_waiting(self) -> bool:
@@ -176,10 +178,10 @@ class Turns:
         room.limit = limit
         return self.fill(room, now)
 
-    def fill(self, room: Room, now: float) -> list[Ticket]:
-        """Give what is free to those who wait and return them."""
+    def fill(self, room: Room, now: float, most: float = math.inf) -> list[Ticket]:
+        """Give what is free to those who wait, ``most`` of them, and return them."""
         lucky: list[Ticket] = []
-        while (ticket := room.next_turn(now, AGES_AFTER * self._wait)) is not None:
+        while len(lucky) < most and (ticket := room.next_turn(now, AGES_AFTER * self._wait)) is not None:
             # Still in line while it is charged: who waits is not brought forward.
             ticket.slot = room.give(ticket.team, ticket.weight, ticket.is_batch, now)
             self.leave(ticket)

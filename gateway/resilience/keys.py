@@ -27,10 +27,11 @@ log = structlog.get_logger()
 class TargetAway(Exception):
     """A target may not be asked now; ``retry_in`` is in seconds, infinite when a person decides."""
 
-    def __init__(self, retry_in: float, *, is_busy: bool) -> None:
+    def __init__(self, retry_in: float, *, is_busy: bool, is_limit: bool = False) -> None:
         super().__init__()
         self.retry_in = retry_in
         self.is_busy = is_busy  # a rate limit, not a breaker
+        self.is_limit = is_limit  # it is well, and said itself when it takes calls again
 
 
 class KeyRing:
@@ -116,4 +117,4 @@ class KeyRing:
 def _away(limits: list[Aside], now: float) -> TargetAway:
     """Return what to say of a target each of whose keys is at a limit."""
     soonest = min(aside.until for aside in limits)
-    return TargetAway(soonest - now, is_busy=all(aside.why == "rate_limited" for aside in limits))
+    return TargetAway(soonest - now, is_busy=all(aside.why == "rate_limited" for aside in limits), is_limit=True)

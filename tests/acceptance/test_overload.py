@@ -292,3 +292,41 @@ def test_however_a_call_ends_its_slot_is_free(house: House, upstream: ScriptedUp
         house.reset_breakers()
 
     assert ask(house).status_code == 200
+
+
+def test_a_rate_limit_that_ends_soon_is_waited_for(house: House, upstream: ScriptedUpstream) -> None:
+    """The call that met it is told; those that come after it wait, and go one after the other when it is over."""
+    upstream.script("429,retry_after=1", model="roomy", times=1)
+    first = ask(house, model="roomy")
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: ask(house, model="roomy"), range(2)))
+    later = ask(house, model="roomy")
+
+    assert (first.status_code, first.headers["retry-after"]) == (429, "1")
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert all(float(answer.headers["x-tollgate-queue-ms"]) > 500 for answer in answers)
+    assert later.status_code == 200 and "x-tollgate-queue-ms" not in later.headers
+    assert len(upstream.requests) == 4
+
+
+def test_a_rate_limit_that_ends_late_is_told(house: House, upstream: ScriptedUpstream) -> None:
+    """Beyond `queue.wait` nobody waits for it: 429 with what is left, and the upstream is not asked."""
+    upstream.script("429,retry_after=30", model="roomy", times=1)
+    refused = [ask(house, model="roomy") for _ in range(2)]
+    house.reset_breakers()
+
+    assert [answer.status_code for answer in refused] == [429, 429]
+    assert int(refused[1].headers["retry-after"]) > 25
+    assert len(upstream.requests) == 1
+
+
+def test_who_waits_at_a_target_that_is_limited_waits_on(house: House, upstream: ScriptedUpstream) -> None:
+    """A slot that becomes free while the target rests goes to nobody until it takes calls again."""
+    with all_slots_held(house, upstream) as let_go, ThreadPoolExecutor(2) as pool:
+        upstream.script("429,retry_after=1,latency=0.3", model="tight", times=1)
+        waiters = [pool.submit(ask, house) for _ in range(2)]
+        until(lambda: waiting(house) == 2)
+        let_go.set()
+        answers = [waiter.result() for waiter in waiters]
+
+    assert sorted(answer.status_code for answer in answers) == [200, 429]
