@@ -8,10 +8,12 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gpu_backend.config import DEVICES, DTYPES, LOAD_FORMATS, EngineConfig
 from gpu_backend.engine.cost import read_step_cost
+from gpu_backend.server.model_source import fetch_model
 from gpu_backend.server.serving import die_with_parent, serve
 from gpu_backend.server.settings import FrontSettings
 
@@ -28,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time needs no thread pool
     try:
-        return serve(settings)
+        folder = fetch_model(settings.engine.model)
+        return serve(replace(settings, engine=replace(settings.engine, model=str(folder))))
     except (OSError, ValueError) as exc:
         print(f"gpu_backend: {exc}", file=sys.stderr)  # noqa: T201
         return 1
@@ -52,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--model", required=True, metavar="PATH", help="folder of the checkpoint")
+    add("--model", required=True, metavar="PATH", help="folder, owner/name on the Hugging Face hub, s3:// or gs://")
     add("--served-model-name", metavar="NAME", help="what clients call the model; the folder's name if not given")
     add("--host", default=front["host"].default, help="address to listen on; beyond loopback a secret is demanded")
     add("--port", type=int, default=front["port"].default, help="0 takes any free one")
