@@ -213,7 +213,8 @@ async def send_politely(
         try:
             return await send_once(services, call, target, api_key, trip, manners)
         except UpstreamRefused as exc:
-            if not known.learn(target, manners, exc):
+            is_openai = services.providers.settings(target.model.provider).format == "openai"
+            if not is_openai or not known.learn(target, manners, exc):
                 raise
             log.add(target, exc.outcome, services.clock.monotonic() - started)
     return await send_once(services, call, target, api_key, trip, known.of(target))
