@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from gateway.access import Caller, Team
-from gateway.answering import continuation
+from gateway.answering import progress
 from gateway.answering.attempts import AttemptLog, send_along_route
 from gateway.answering.call import Call
 from gateway.answering.continuation import MOST_REPLICAS, Source
@@ -282,6 +282,9 @@ async def test_a_call_that_broke_off_is_told_to_its_end() -> None:
     ("begun", "request_"),
     [
         (said("a"), HI),
+        (said("a", -1), HI),
+        (said("a", 2**40), HI),
+        (said("a", 1, logprobs={"content": "none"}), replace(HI, logprobs=True)),
         (said("", 1, delta={"content": "a", "reasoning_content": "b"}), HI),
         (said("a", 1), replace(HI, n=2)),
         (said("a", 1), replace(ASK, prompt=["hi", "ho"])),
@@ -289,7 +292,7 @@ async def test_a_call_that_broke_off_is_told_to_its_end() -> None:
     ],
 )
 async def test_what_cannot_be_gone_on_with_breaks_off(begun: bytes, request_: Request) -> None:
-    """No token ids; words beside the text; several replies; an echo whose length only the engine knows."""
+    """No ids of tokens, no scores that were asked for, words beside the text, several replies, an unknown echo."""
     scene = Scene(Replica([begun, BROKEN]), Replica([said("b", 2), END]), request=request_)
     with pytest.raises(UpstreamError, match="broken"):
         await scene.read()
@@ -367,7 +370,7 @@ async def test_a_break_counts_against_who_broke() -> None:
 
 async def test_no_more_tokens_are_kept_than_a_reply_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply that outgrows every bound breaks off when its replica dies."""
-    monkeypatch.setattr(continuation, "MOST_TOKENS", 3)
+    monkeypatch.setattr(progress, "MOST_TOKENS", 3)
     scene = Scene(Replica([said("a", 1, 2, 3, 4), BROKEN]), Replica([said("b", 5), END]))
     with pytest.raises(UpstreamError, match="broken"):
         await scene.read()
