@@ -98,6 +98,7 @@ class Reply:
 
     async def collect(self) -> tuple[WholeReply, Usage]:
         """Return the whole reply once the journal knows it. Raises UpstreamFailure when the upstream breaks."""
+        self.account.owes_parts = False  # nothing of it is sent before it is whole
         if (whole := self._source.answering.whole) is not None:
             self._usage = self._usage or probable_usage(self.call.request, whole, self._output_most())
         else:

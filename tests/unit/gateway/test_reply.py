@@ -255,6 +255,25 @@ def test_a_whole_answer_that_its_client_left_costs_what_was_produced(folder: Pat
     asyncio.run(scene())
 
 
+def test_a_whole_answer_whose_gateway_dies_costs_nothing(folder: Path) -> None:
+    """Nothing of it was sent, so the journal that is found says that it failed, whatever was produced until then."""
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b")
+        scene.upstream.falls_silent = True
+        collecting = asyncio.create_task(scene.reply.collect())
+        await asyncio.sleep(0)
+        scene.account.note_progress()
+        scene.journal.close()  # the process is gone
+        heir = Journal.open(folder, clock=scene.clock)
+        heir.adopt()
+        [found] = heir.take_closed(10)
+        assert (found.record.status, found.record.cost_nanousd) == (Status.FAILED, 0)
+        collecting.cancel()
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("ends", ["client", "upstream"])
 def test_a_reply_that_is_cut_still_cost_its_device_time(folder: Path, ends: str) -> None:
     """Our own engine tells it as it goes, each choice its own: 3 + 1 seconds of an hour at $3.60."""
