@@ -182,6 +182,22 @@ def test_a_newcomer_goes_before_whoever_holds_much() -> None:
     assert turn_by_turn(turns, slot, 1.0, 1)[0].team == "quiet"
 
 
+def test_what_was_not_used_is_no_credit() -> None:
+    """A team that comes back after an hour of the other's work takes turns as an equal, not twenty in a row."""
+    turns, room = Turns(1000, WAIT), Room("one", 1)
+    turns.release(room.give("b", 1.0, False, 0.0), 1.0)
+    slot = room.give("a", 1.0, False, 1.0)
+    for _ in range(400):
+        turns.join("a", 1.0, False, "normal", [room], 1.0)
+    slot = turn_by_turn(turns, slot, 10.0, 360)[-1].slot
+    assert slot is not None
+    for _ in range(20):
+        turns.join("b", 1.0, False, "normal", [room], slot.since)
+
+    went = [ticket.team for ticket in turn_by_turn(turns, slot, 10.0, 20)]
+    assert 9 <= went.count("b") <= 11
+
+
 def test_use_of_what_was_free_is_no_debt() -> None:
     """A team that had all slots to itself for an hour takes turns as an equal once somebody else waits."""
     turns, room = Turns(100, WAIT), Room("one", 1)
