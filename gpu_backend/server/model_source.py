@@ -39,9 +39,8 @@ def fetch_model(model: str, cache: Path | None = None) -> Path:
     names = set(_names(files, root))
     if "config.json" not in names:
         raise FileNotFoundError(f"{url} has no config.json; a Hugging Face checkpoint in one folder is needed")
-    folder = (
-        cache or default_cache()
-    ) / f"{PurePosixPath(root).name}-{blake2b(url.encode(), digest_size=6).hexdigest()}"
+    named = f"{PurePosixPath(root).name}-{blake2b(url.encode(), digest_size=6).hexdigest()}"
+    folder = (cache or default_cache()) / named
     folder.mkdir(parents=True, exist_ok=True)
     digests = _read_digests(files, root) if DIGESTS in names else {}
     for name in (name for name in (*SMALL_FILES, INDEX) if name in names):
