@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpu_backend.engine.grammar import apply_constraints
 from gpu_backend.engine.plan import SequenceStep
+from gpu_backend.engine.upload import upload
 
 
 def adjust(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
@@ -29,8 +30,8 @@ def _add_bias(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
     biases = [(row, id_, bias) for row, step in enumerate(steps) for id_, bias in step.sampling.logit_bias]
     if biases:
         rows, ids, values = zip(*biases, strict=True)
-        where = torch.tensor([rows, ids], device=logits.device)
-        logits[where[0], where[1]] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+        where = upload([rows, ids], logits.device, torch.long)
+        logits[where[0], where[1]] += upload(values, logits.device, logits.dtype)
 
 
 def _forbid_early_ends(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
@@ -43,7 +44,7 @@ def _forbid_early_ends(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
         if 0 <= id_ < logits.shape[-1]
     ]
     if ends:
-        where = torch.tensor(ends, device=logits.device)
+        where = upload(ends, logits.device, torch.long)
         logits.index_put_((where[:, 0], where[:, 1]), torch.full((), -torch.inf, device=logits.device))
 
 
@@ -55,13 +56,14 @@ def _penalise(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
     wishes = [
         (s.sampling.repetition_penalty, s.sampling.frequency_penalty, s.sampling.presence_penalty) for s in asking
     ]
-    repetition, frequency, presence = torch.tensor(wishes, dtype=logits.dtype, device=logits.device).t()[:, :, None]
+    repetition, frequency, presence = upload(wishes, logits.device, logits.dtype).t()[:, :, None]
     counts = _count([step.generated for step in asking], logits)
-    part = logits[rows]
+    places = upload(rows, logits.device, torch.long)
+    part = logits.index_select(0, places)
     if any(step.sampling.penalises_prompt for step in asking):
         seen = counts + _count([step.prompt for step in asking], logits) > 0
         part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)
-    logits[rows] = part.sub_(counts * frequency).sub_((counts > 0) * presence)
+    logits.index_copy_(0, places, part.sub_(counts * frequency).sub_((counts > 0) * presence))
 
 
 def _count(tokens: Sequence[bytes], like: Tensor) -> Tensor:
@@ -70,9 +72,9 @@ def _count(tokens: Sequence[bytes], like: Tensor) -> Tensor:
     counts = like.new_zeros(len(tokens), vocab)
     together = bytearray().join(tokens)
     if together:
-        lengths = torch.tensor([len(some) // 4 for some in tokens], device=like.device)
+        lengths = upload([len(some) // 4 for some in tokens], like.device, torch.long)
         firsts = torch.arange(0, counts.numel(), vocab, device=like.device)
-        places = torch.frombuffer(together, dtype=torch.int32).to(like.device)
+        places = upload(torch.frombuffer(together, dtype=torch.int32), like.device, torch.int32)
         places = places + firsts.repeat_interleave(lengths, output_size=len(together) // 4)
         counts.view(-1).index_add_(0, places, torch.ones((), device=like.device).expand(len(places)))
     return counts

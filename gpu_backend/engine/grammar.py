@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.engine.sequence import Grammar, GrammarKind
+from gpu_backend.engine.upload import upload
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 KEPT = 256  # compiled grammars, the least recently used go first
@@ -117,14 +118,18 @@ def apply_constraints(logits: Tensor, constraints: Sequence[tuple[int, Constrain
 
     The masks are computed here, on the host, while the device is still busy with the model.
     """
-    device, vocab = logits.device, logits.shape[-1]
-    words = allowed_tokens([constraint for _, constraint in constraints], vocab, pinned=device.type == "cuda")
-    octets = words.view(torch.uint8).to(device, non_blocking=True).view(-1).int()
-    terms = _terms_of_octets(device).index_select(0, octets).view(len(constraints), -1)[:, :vocab]
-    if len(constraints) == len(logits):
+    words = allowed_tokens([constraint for _, constraint in constraints], logits.shape[-1])
+    apply_masks(logits, [row for row, _ in constraints], words)
+
+
+def apply_masks(logits: Tensor, rows: Sequence[int], words: Tensor) -> None:
+    """Put -inf where a row's mask has no bit; ``words`` (len(rows), ⌈vocab / 32⌉) are int32 on the CPU."""
+    octets = upload(words, logits.device, torch.int32).view(torch.uint8).view(-1).int()
+    terms = _terms_of_octets(logits.device).index_select(0, octets).view(len(rows), -1)[:, : logits.shape[-1]]
+    if len(rows) == len(logits):
         logits += terms
     else:
-        logits.index_add_(0, torch.tensor([row for row, _ in constraints], device=device), terms)
+        logits.index_add_(0, upload(rows, logits.device, torch.long), terms)
 
 
 @cache
@@ -134,9 +139,9 @@ def _terms_of_octets(device: torch.device) -> Tensor:
     return torch.zeros(256, 8, device=device).masked_fill_(bits == 0, -torch.inf)
 
 
-def allowed_tokens(constraints: Sequence[Constraint], vocab_size: int, *, pinned: bool = False) -> Tensor:
+def allowed_tokens(constraints: Sequence[Constraint], vocab_size: int) -> Tensor:
     """Return a row of int32 for each constraint, on the CPU: a bit for every token, set if it may come next."""
-    words = torch.zeros(len(constraints), -(-vocab_size // 32), dtype=torch.int32, pin_memory=pinned)
+    words = torch.zeros(len(constraints), -(-vocab_size // 32), dtype=torch.int32)
     matchers = [(constraint._matcher, row) for row, constraint in enumerate(constraints)]
     constraints[0]._threads.unsafe_compute_mask_ptr(matchers, words.data_ptr(), words.shape[1] * 4, len(constraints))
     return words

@@ -13,10 +13,10 @@ import time
 
 import torch
 
-from tests.gpu import generation, operations, sampling
+from tests.gpu import adjustments, generation, operations, sampling
 from tests.gpu.check import Outcome, outcome_of
 
-CHECKS = (*operations.CHECKS, *sampling.CHECKS, *generation.CHECKS)
+CHECKS = (*operations.CHECKS, *sampling.CHECKS, *adjustments.CHECKS, *generation.CHECKS)
 
 
 def main() -> int:

@@ -1,0 +1,16 @@
+# Small tensors for a device that is busy: an ordinary copy would wait until it has computed all that was launched.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def upload(
+    values: Tensor | Sequence[int] | Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Return ``values`` on the device, in pinned memory on the way, without waiting for the device."""
+    tensor = torch.as_tensor(values, dtype=dtype)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
