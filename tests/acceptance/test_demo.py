@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from gateway.embedded import EmbeddedPostgres
 from tests.support.ports import free_port
@@ -63,6 +63,31 @@ def test_the_line_says_everything_another_program_needs(demo: dict[str, Any]) ->
     assert demo["models"][0] == "tollgate-demo"
     assert demo["pids"].keys() == {"gateway", "worker", "engine", "postgres", "redis"}
     assert all(psutil.pid_exists(pid) for pids in demo["pids"].values() for pid in pids)
+
+
+def test_the_demo_model_writes_what_a_schema_says(client: OpenAI) -> None:
+    """Structure, choices and penalties pass the gateway; a schema that cannot be followed is the engine's 400."""
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"topic": {"enum": ["quotas", "keys"]}, "urgent": {"type": "boolean"}},
+        "required": ["topic", "urgent"],
+        "additionalProperties": False,
+    }
+
+    def ask(schema: dict[str, Any] | None = None, **more: Any) -> Any:
+        shape: Any = {"type": "json_schema", "json_schema": {"name": "ticket", "schema": schema, "strict": True}}
+        asked: Any = {"response_format": shape, **more} if schema else more
+        messages: Any = [{"role": "user", "content": "My key is refused."}]
+        return client.chat.completions.create(model="tollgate-demo", messages=messages, max_tokens=60, **asked)
+
+    ticket = json.loads(ask(schema, frequency_penalty=0.5, logit_bias={"7": -5}).choices[0].message.content)
+    chosen = ask(extra_body={"guided_choice": ["yes", "no"]}).choices[0].message.content
+    with pytest.raises(BadRequestError, match="nonsense") as caught:
+        ask({"type": "nonsense"})
+
+    assert (sorted(ticket), ticket["topic"] in ("quotas", "keys")) == (["topic", "urgent"], True)
+    assert chosen in ("yes", "no")
+    assert caught.value.param == "response_format"
 
 
 @pytest.mark.parametrize("model", ["tollgate-demo", "auto"])
