@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-model-len", type=int, metavar="N", help="prompt and reply together; what the model allows if not given")
     add("--block-size", type=int, default=engine.block_size, metavar="N", help="tokens in a block of the KV cache")
     add("--kv-offloading-size", type=float, default=0.0, metavar="GIB", help="host memory behind the KV cache")
+    add("--shared-prompts", metavar="FILE", help="JSON list of system prompts that all tenants may share in the cache")
     add("--load-format", choices=LOAD_FORMATS, default=engine.load_format, help="dummy makes random weights")
     add("--max-waiting", type=int, default=front["max_waiting"].default, metavar="N", help="requests in the queue")
     add("--drain-seconds", type=float, default=front["drain_seconds"].default, metavar="S", help="after SIGTERM")
@@ -93,6 +94,7 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Fr
         max_batch_tier_tokens=options.max_batch_tier_tokens,
         batch_patience=options.batch_patience,
         max_waiting=options.max_waiting,
+        shared_prompts=options.shared_prompts,
         step_cost=read_step_cost(Path(options.step_cost)) if options.step_cost else None,
         num_threads=options.num_threads,
     )

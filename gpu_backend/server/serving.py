@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -17,6 +18,7 @@ from gpu_backend.server.checkpoint import load_checkpoint
 from gpu_backend.server.engine_client import EngineClient
 from gpu_backend.server.front import build_front
 from gpu_backend.server.settings import FrontSettings
+from gpu_backend.server.shared_prompts import shared_prefixes
 
 log = logging.getLogger("gpu_backend")
 
@@ -31,6 +33,7 @@ def serve(settings: FrontSettings) -> int:
     Raises ``OSError`` if the address cannot be had or the checkpoint is missing, ``ValueError`` if it makes no sense.
     """
     checkpoint = load_checkpoint(Path(settings.engine.model))
+    prefixes = shared_prefixes(checkpoint, Path(settings.shared_prompts)) if settings.shared_prompts else ()
     listening = _listen(settings.host, settings.port)
     exit_status = 0
 
@@ -39,7 +42,7 @@ def serve(settings: FrontSettings) -> int:
         exit_status = 1
         server.should_exit = True
 
-    engine = EngineClient(settings.engine, settings.max_waiting, on_failed=give_up)
+    engine = EngineClient(replace(settings.engine, shared_prefixes=prefixes), settings.max_waiting, on_failed=give_up)
     app = create_app(build_front(settings, checkpoint, engine))
     config = uvicorn.Config(
         app,

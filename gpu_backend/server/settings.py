@@ -19,6 +19,7 @@ class FrontSettings:
     port: int = 8100
     api_key: str | None = field(default=None, repr=False)  # demanded as a bearer token when set
     max_waiting: int = 4096  # requests without a first token, beyond which new ones are refused
+    shared_prompts: str | None = None  # JSON file of system prompts whose cached blocks all tenants share
     drain_seconds: float = 5.0  # that running replies get after SIGTERM
 
     def __post_init__(self) -> None:
