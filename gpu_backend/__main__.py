@@ -94,7 +94,6 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Fr
         max_batch_tier_tokens=options.max_batch_tier_tokens,
         batch_patience=options.batch_patience,
         max_waiting=options.max_waiting,
-        shared_prompts=options.shared_prompts,
         step_cost=read_step_cost(Path(options.step_cost)) if options.step_cost else None,
         num_threads=options.num_threads,
     )
@@ -105,6 +104,7 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Fr
         host=options.host,
         port=options.port,
         api_key=options.api_key or environment.get(SECRET) or None,
+        shared_prompts=options.shared_prompts,
         max_waiting=options.max_waiting,
         drain_seconds=options.drain_seconds,
     )
