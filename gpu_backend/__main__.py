@@ -93,7 +93,6 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Fr
         load_format=options.load_format,
         max_batch_tier_tokens=options.max_batch_tier_tokens,
         batch_patience=options.batch_patience,
-        max_waiting=options.max_waiting,
         step_cost=read_step_cost(Path(options.step_cost)) if options.step_cost else None,
         num_threads=options.num_threads,
     )

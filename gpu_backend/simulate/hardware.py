@@ -14,6 +14,7 @@ CONTEXT_SHARE = 0.895  # of the memory's bandwidth, reading keys and values
 PRODUCTS_SHARE = 0.65  # of the matrix rate, in the products of a long prefill
 ATTENTION_SHARE = 0.5  # of the matrix rate, in its attention
 FIXED_SECONDS = 0.0002  # launching a step and reading its result
+LONG_SEQUENCE = 8192  # tokens that a replica must hold beside its weights, to be of any use
 LINK_SECONDS = 0.00001  # one all-reduce between the devices of a replica; two of them a layer
 
 
@@ -85,6 +86,6 @@ def resident_tokens(
 
 
 def least_gpus(model: Model, device: Device, weight_bytes: float = 2, memory_share: float = 0.9) -> int:
-    """Return the smallest power of two of devices that hold the weights and some KV cache beside them."""
-    needed = model.weight_bytes(weight_bytes) / (device.memory * memory_share)
-    return 2 ** max(0, math.ceil(math.log2(needed)))
+    """Return the smallest power of two of devices that hold the weights and one long sequence beside them."""
+    bytes_needed = model.weight_bytes(weight_bytes) + LONG_SEQUENCE * model.kv_bytes_per_token()
+    return 2 ** max(0, math.ceil(math.log2(bytes_needed / (device.memory * memory_share))))

@@ -16,6 +16,7 @@ from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.sequence import FinishReason, SamplingParams
 from gpu_backend.simulate.traces import TraceRequest
 
+LOOK_EVERY = 16  # steps between two looks at the counters of service
 END = 0  # the token id that ends a reply
 VOCABULARY = 2**31
 
@@ -40,6 +41,8 @@ class StepLog:
     running_seconds: float = 0.0
     kv_seconds: float = 0.0
     computed_tokens: int = 0
+    most_blocks: int = 0  # in use at once
+    most_gap: float = 0.0  # between the service of two who wait, as far as looked
     stretches: array[float] = field(default_factory=lambda: array("d"))  # step over its decodes alone, if it has both
 
 
@@ -83,6 +86,7 @@ class Replica:
         self.loop = EngineLoop(config, self.runner, num_blocks, Limits(longest, VOCABULARY), self.runner.clock)
         self.gaps = array("d")  # seconds between two tokens of one reply
         self.outcomes: dict[str, Outcome] = {}
+        self._steps = 0
         self.outstanding = 0  # tokens of requests that have not ended
 
     def submit(self, number: int, request: TraceRequest, max_tokens: int, deadline_ms: int | None = None) -> None:
@@ -113,7 +117,12 @@ class Replica:
         while runner.now < time and self.loop.has_work():
             before = runner.now
             self._take(self.loop.step())
-            log.kv_seconds += (runner.now - before) * self.loop.blocks.num_in_use / self.loop.blocks.num_blocks
+            in_use = self.loop.blocks.num_in_use
+            log.kv_seconds += (runner.now - before) * in_use / self.loop.blocks.num_blocks
+            log.most_blocks = max(log.most_blocks, in_use)
+            self._steps += 1
+            if self._steps % LOOK_EVERY == 0:
+                log.most_gap = max(log.most_gap, self.loop.scheduler.service_gaps()["service_gap_interactive"])
         if runner.now < time < float("inf"):
             runner.now = time
 

@@ -38,6 +38,8 @@ class Report:
     hit_rate: float  # prompt tokens found in the prefix cache
     preemptions: int
     recomputed: float  # computed tokens over those that one pass over everything needs
+    service_gap: float  # between interactive tenants who wait, at most: tokens over weight, a reply's twice
+    service_bound: float  # what the gap is kept within
     step_stretch_p99: float  # a step with prompts in it over its decodes alone
     step_stretch_max: float
 
@@ -85,6 +87,8 @@ def make_report(replicas: Sequence[Replica], promise: Promise, max_num_seqs: int
         hit_rate=found / seen if seen else 0.0,
         preemptions=sum(s.num_preemptions for s in schedulers),
         recomputed=sum(log.computed_tokens for log in logs) / max(needed, 1),
+        service_gap=max(log.most_gap for log in logs),
+        service_bound=max(s.admission.queues["interactive"].bound for s in schedulers),
         step_stretch_p99=percentile(stretches, 0.99),
         step_stretch_max=stretches[-1] if stretches else 0.0,
     )

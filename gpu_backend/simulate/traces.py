@@ -33,9 +33,12 @@ class TraceRequest:
     tier: str = "interactive"
     weight: float = 1.0
     prefix: tuple[int, ...] = ()
+    common: int = 0  # leading tokens that all requests have: a system prompt
 
     def prompt(self, number: int) -> tuple[int, ...]:
         """Make up the prompt's tokens: those of its prefix, and else such as only request ``number`` has."""
+        if self.common:
+            return (1,) * self.common + (-number - 1 & 0x7FFFFFFF,) * (self.prompt_tokens - self.common)
         known = tuple(token for block in self.prefix for token in (block + 1,) * MOONCAKE_BLOCK)
         return (known + (-number - 1 & 0x7FFFFFFF,) * (self.prompt_tokens - len(known)))[: self.prompt_tokens]
 

@@ -22,7 +22,7 @@ from gpu_backend.engine.sequence import SamplingParams
 from gpu_backend.models.config import load_model_config
 from tests.gpu.check import Check, Setting, require
 from tests.gpu.plain import PlainModel
-from tests.support.engine import answer_all, collect, finish, greedy
+from tests.support.engine import answer_all, collect, expect_short_replies, finish, greedy
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 64, 70, 131)
@@ -107,6 +107,7 @@ def _crowded(house: House) -> None:
 
 def _preempted(house: House) -> None:
     loop = house.engine(max_num_batched_tokens=40, num_kv_blocks=13)
+    expect_short_replies(loop)
     house.judge_all(loop, 40)
     require(loop.scheduler.num_preemptions > 0, "nobody was preempted")
 

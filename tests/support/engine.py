@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_backend.config import EngineConfig
+from gpu_backend.engine.forecast import WINDOW
 from gpu_backend.engine.grammar import GrammarCompiler
 from gpu_backend.engine.grammar_queue import GrammarQueue
 from gpu_backend.engine.loop import EngineLoop
@@ -103,6 +104,12 @@ def model_loop(folder: Path, **settings: Any) -> EngineLoop:
     limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids, runner.num_host_blocks)
     compiler = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)
     return EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))
+
+
+def expect_short_replies(loop: EngineLoop) -> None:
+    """Make the forecast wrong, so that more is admitted than fits: only then is anybody preempted."""
+    for _ in range(WINDOW):
+        loop.scheduler.admission.forecast.learn(1)
 
 
 def answer_all(loop: EngineLoop, commands: Iterable[Command]) -> dict[tuple[str, int], Answer]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpu_backend.engine.messages import Abort, Embed, Generate
 from gpu_backend.engine.sequence import FinishReason, SamplingParams
-from tests.support.engine import Answer, answer_all, collect, finish, greedy, model_loop
+from tests.support.engine import Answer, answer_all, collect, expect_short_replies, finish, greedy, model_loop
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 64, 70, 131)
@@ -116,6 +116,7 @@ def test_preempted_sequences_say_the_same(llama: Path, prompts: list[tuple[int, 
     """With a KV cache too small for all, sequences are computed again and still get their tokens."""
     roomy = model_loop(llama, max_num_seqs=9)
     cramped = model_loop(llama, max_num_seqs=9, max_num_batched_tokens=40, num_kv_blocks=13)
+    expect_short_replies(cramped)
     commands = [greedy(str(i), prompt, 40) for i, prompt in enumerate(prompts)]
 
     expected, answers = answer_all(roomy, commands), answer_all(cramped, commands)
@@ -183,6 +184,7 @@ def test_penalties_depend_on_the_tokens_so_far_alone(
     commands = [Generate(str(i), p, replace(sampling, seed=i)) for i, p in enumerate(prompts)]
     alone = {key: a for c in commands for key, a in answer_all(model_loop(llama), [c]).items()}
     cramped = model_loop(llama, max_num_seqs=9, max_num_batched_tokens=40, num_kv_blocks=13)
+    expect_short_replies(cramped)
 
     crowded = answer_all(cramped, [*commands, *(greedy(f"other {i}", p, 40) for i, p in enumerate(prompts))])
 

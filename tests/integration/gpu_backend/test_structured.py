@@ -16,7 +16,16 @@ from gpu_backend.engine.grammar import Constraint, GrammarCompiler, allowed_toke
 from gpu_backend.engine.messages import Abort, Drain, Drained, Generate
 from gpu_backend.engine.sequence import FinishReason, Grammar, GrammarKind, SamplingParams
 from gpu_backend.server.tokens import TextCodec
-from tests.support.engine import Answer, answer_all, collect, counting_loop, finish, greedy, model_loop
+from tests.support.engine import (
+    Answer,
+    answer_all,
+    collect,
+    counting_loop,
+    expect_short_replies,
+    finish,
+    greedy,
+    model_loop,
+)
 from tests.support.tiny_model import TinyModel, write_tiny_model
 from tests.support.traces import DATA
 
@@ -81,6 +90,7 @@ def test_a_structured_reply_depends_on_its_own_tokens_alone(llama: Path) -> None
     commands = requests()
     alone = {key: a for c in commands for key, a in answer_all(model_loop(llama), [c]).items()}
     cramped = model_loop(llama, max_num_seqs=9, max_num_batched_tokens=40, num_kv_blocks=13, max_model_len=200)
+    expect_short_replies(cramped)
 
     crowded = answer_all(cramped, commands)
 

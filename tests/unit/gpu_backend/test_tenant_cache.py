@@ -12,7 +12,7 @@ from gpu_backend.engine.messages import Generate
 from gpu_backend.engine.sequence import SamplingParams
 from gpu_backend.engine.tenant_cache import IDLE_SECONDS, TenantCache
 from tests.support.clock import SetClock
-from tests.support.engine import answer_all, counting_loop, greedy
+from tests.support.engine import answer_all, counting_loop, expect_short_replies, greedy
 
 
 def key(number: int) -> bytes:
@@ -122,6 +122,7 @@ def test_flood_of_one_tenant_leaves_anothers_prompt_cached() -> None:
     prompt = range(26)
     answer_all(loop, [greedy("first", prompt, 1, tenant="quiet")])
 
+    expect_short_replies(loop)
     flood = [greedy(f"f{i}", range(7 * i, 7 * i + 60), 60, tenant="loud") for i in range(30)]
     answer_all(loop, [*flood, greedy("between", prompt, 1, tenant="loud")])
     again = answer_all(loop, [greedy("again", prompt, 1, tenant="quiet")])["again", 0]

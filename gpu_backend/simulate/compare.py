@@ -1,0 +1,131 @@
+# python -m gpu_backend.simulate.compare: what continuous batching, paging and shared prompts are worth, each against
+# what one would do without. All requests are there from the start and steps may stretch, so that nothing else differs.
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.cost import StepCost, StepWork, chunk_work
+from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
+from gpu_backend.simulate.house import replay
+from gpu_backend.simulate.replica import Replica
+from gpu_backend.simulate.traces import TraceRequest, read_trace
+
+BLOCK = 16
+LONGEST = 8192  # tokens that a sequence may have
+DECLARED = 2048  # max_tokens of every request
+
+
+def shared_benchmark() -> list[TraceRequest]:
+    """Make the 256 prompts and replies of 100 to 1,024 tokens that small engines are measured with (seed 0)."""
+    dice = random.Random(0)
+    prompts = []
+    for _ in range(256):
+        length = dice.randint(100, 1024)
+        for _ in range(length):
+            dice.randint(0, 10_000)  # the tokens themselves, drawn in the same order
+        prompts.append(length)
+    return [TraceRequest(0.0, prompt, dice.randint(100, 1024)) for prompt in prompts]
+
+
+def static_batches(requests: Sequence[TraceRequest], slots: int, cost: StepCost) -> tuple[float, float]:
+    """Return occupancy and tokens a second of batches that begin together and end with their longest reply."""
+    seconds = slot_steps = 0.0
+    for first in range(0, len(requests), slots):
+        batch = requests[first : first + slots]
+        longest = max(request.output_tokens for request in batch)
+        seconds += cost.seconds(sum((chunk_work(0, r.prompt_tokens) for r in batch), StepWork()))
+        context = sum(request.prompt_tokens for request in batch)
+        for step in range(1, longest):
+            seconds += cost.seconds(StepWork(len(batch), context + step * len(batch), context + step * len(batch)))
+        slot_steps += slots * longest
+    tokens = sum(request.output_tokens for request in requests)
+    return tokens / slot_steps, tokens / seconds
+
+
+def continuous(
+    requests: Sequence[TraceRequest], slots: int, cost: StepCost, num_blocks: int, prefix_caching: bool = True
+) -> Replica:
+    """Serve all requests on one replica."""
+    config = EngineConfig(
+        model="",
+        max_num_seqs=slots,
+        max_num_batched_tokens=max(2048, slots),
+        block_size=BLOCK,
+        max_waiting=10**9,
+        prefix_caching=prefix_caching,
+    )
+    ready = [replace(request, arrival=0.0) for request in requests]
+    return replay(ready, config, cost, num_blocks)[0]
+
+
+def batching_row(name: str, requests: Sequence[TraceRequest], slots: int, cost: StepCost, num_blocks: int) -> str:
+    """Return a line of the first table."""
+    occupancy, rate = static_batches(requests, slots, cost)
+    replica = continuous(requests, slots, cost, num_blocks)
+    log = replica.runner.log
+    filled = log.running_seconds / log.seconds / slots
+    ours = sum(request.output_tokens for request in requests) / replica.runner.now
+    return f"| {name} | {occupancy:.0%} | {rate:,.0f} | {filled:.0%} | {ours:,.0f} | {ours / rate:.1f} |"
+
+
+def paging_row(name: str, requests: Sequence[TraceRequest], cost: StepCost, num_blocks: int) -> str:
+    """Return a line of the second table: how many run at once in the same memory, by what is set aside for each."""
+    tokens = num_blocks * BLOCK
+    whole = tokens / LONGEST
+    wished = tokens / (sum(r.prompt_tokens + DECLARED for r in requests) / len(requests))
+    log = continuous(requests, 4096, cost, num_blocks).runner.log
+    running = log.running_seconds / log.seconds
+    return f"| {name} | {whole:.0f} | {wished:.0f} | {running:.0f} | {running / whole:.1f} | {running / wished:.1f} |"
+
+
+def sharing_row(system_prompt: int, cost: StepCost, number: int = 256) -> str:
+    """Return a line of the third table: 64 replies at once behind one system prompt, with and without sharing."""
+    requests = [TraceRequest(0.0, system_prompt + 100, 50, common=system_prompt) for _ in range(number)]
+    requests.insert(0, TraceRequest(0.0, system_prompt + 100, 1, common=system_prompt))
+    shared, apart = (continuous(requests, 64, cost, 20_000, caching) for caching in (True, False))
+    used, needed = shared.runner.log.most_blocks, apart.runner.log.most_blocks
+    done, all_ = shared.runner.log.computed_tokens, apart.runner.log.computed_tokens
+    return f"| {system_prompt:,} | {needed:,} | {used:,} | {1 - used / needed:.0%} | {1 - done / all_:.0%} |"
+
+
+def tables(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the three tables as Markdown."""
+    cost = step_cost(MODELS[options.model], DEVICES[options.device])
+    loads = {"shared benchmark": shared_benchmark()}
+    for path in options.trace:
+        loads[Path(path).stem] = read_trace(Path(path))[: options.requests]
+    slots = options.slots
+    yield f"| load | static: slots used | tokens/s | continuous: slots used | tokens/s | ratio |\n{'| --- ' * 6}|"
+    for name, requests in loads.items():
+        yield batching_row(name, requests, slots, cost, 100_000)
+    yield f"\n| load | all of {LONGEST:,} | prompt + {DECLARED:,} | paged | ratio | ratio |\n{'| --- ' * 6}|"
+    for name, requests in loads.items():
+        yield paging_row(name, requests, cost, options.paging_blocks)
+    yield f"\n| system prompt | blocks apart | blocks shared | memory saved | computed tokens saved |\n{'| --- ' * 5}|"
+    for length in (500, 1000, 2000):
+        yield sharing_row(length, cost)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the command line, print the tables, return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m gpu_backend.simulate.compare")
+    parser.add_argument("--trace", action="append", default=[], metavar="FILE", help="replay this one too")
+    parser.add_argument("--requests", type=int, default=2000, metavar="N", help="of each trace")
+    parser.add_argument("--slots", type=int, default=64, metavar="N", help="replies at once")
+    parser.add_argument("--paging-blocks", type=int, default=8192, metavar="N", help="memory of the second table")
+    parser.add_argument("--model", choices=MODELS, default="llama-8b")
+    parser.add_argument("--device", choices=DEVICES, default="h200")
+    for line in tables(parser.parse_args(arguments)):
+        print(line, flush=True)  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

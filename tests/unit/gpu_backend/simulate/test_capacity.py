@@ -1,0 +1,82 @@
+# The planner's arithmetic against figures worked out by hand, its search against the simulator, and the comparisons.
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_backend.engine.cost import StepCost
+from gpu_backend.simulate.capacity import Load, ReplicaShape, main, requests_per_replica
+from gpu_backend.simulate.compare import continuous, shared_benchmark, sharing_row, static_batches
+from gpu_backend.simulate.hardware import DEVICES, MODELS, least_gpus
+from gpu_backend.simulate.traces import TraceRequest
+
+TENTH = StepCost(fixed=0.1, weights=0.0, token=0.0, context=0.0, pair=0.0)
+
+
+def test_planner_knows_a_70b_model_on_four_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    """320 GB less 140 of weights hold 549k tokens of 327,680 bytes; 1,000 users need 8 replicas of 4,000 tokens/s."""
+    arguments = ["--model", "llama-70b", "--device", "h100", "--gpus-per-replica", "4", "--users", "1000"]
+
+    assert main([*arguments, "--tokens-per-user", "30", "--replica-tokens-per-second", "4000"]) == 0
+    figures = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:])
+    figures = {name.strip(): int(value) for name, value in figures.items()}
+
+    assert figures == {
+        "kv_bytes_per_token": 327_680,
+        "resident_tokens": 549_316,
+        "sequences_of_2048": 268,
+        "replicas": 8,
+        "gpus": 32,
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "weight_bytes", "gpus"),
+    [("llama-7b", 2, 1), ("llama-70b", 2, 2), ("llama-70b", 0.5, 1), ("llama-405b", 2, 16), ("llama-405b", 1, 8)],
+)
+def test_least_devices_of_80_gb(model: str, weight_bytes: float, gpus: int) -> None:
+    """As many as hold the weights and one long sequence, in powers of two."""
+    assert least_gpus(MODELS[model], DEVICES["h100"], weight_bytes) == gpus
+
+
+def test_model_that_does_not_fit_is_told_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the least number of devices."""
+    assert main(["--model", "llama-405b", "--gpus-per-replica", "4"]) == 1
+    assert "at least 16" in capsys.readouterr().err
+
+
+def test_a_stricter_promise_takes_less_load() -> None:
+    """What one replica can take falls with the time that the first token may take."""
+    shape = ReplicaShape(MODELS["llama-70b"], DEVICES["h100"], 4, 2)
+    load = Load(prompt=2000, reply=20, requests_per_second=100)
+
+    strict, mild = (requests_per_replica(shape, load, ttft, 8.0, requests=30) for ttft in (0.4, 2.0))
+
+    assert 0 < strict < mild <= 8
+
+
+def test_shared_benchmark_is_the_one_others_publish() -> None:
+    """Seed 0 gives exactly these sums of prompt and reply tokens."""
+    requests = shared_benchmark()
+
+    assert sum(r.prompt_tokens for r in requests) == 142_827
+    assert sum(r.output_tokens for r in requests) == 133_966
+
+
+def test_static_batches_wait_for_their_longest() -> None:
+    """Two batches of two take 10 and 4 steps for 18 tokens; continuously, the same slots are done after fewer."""
+    requests = [TraceRequest(0.0, 10, length) for length in (10, 2, 2, 4)]
+
+    occupancy, rate = static_batches(requests, 2, TENTH)
+    replica = continuous(requests, 2, TENTH, num_blocks=100)
+
+    assert occupancy == pytest.approx(18 / 28)
+    assert rate == pytest.approx(18 / 1.4)
+    assert replica.runner.now == pytest.approx(1.0)
+
+
+def test_shared_system_prompts_save_memory_and_arithmetic() -> None:
+    """The longer the common beginning, the more is saved of both."""
+    short, long = (sharing_row(length, TENTH, 40).split("|")[4:6] for length in (500, 2000))
+
+    assert all(0 < int(a.strip(" %")) < int(b.strip(" %")) for a, b in zip(short, long, strict=True))
