@@ -51,15 +51,29 @@ def test_core_imports_only_what_a_gpu_machine_has() -> None:
     allowed = {"torch", "triton", "safetensors", "tokenizers", *sys.stdlib_module_names}
     ours = ("gpu_backend.config", "gpu_backend.engine", "gpu_backend.models", "gpu_backend.kernels")
 
+    optional = {("grammar.py", "llguidance")}  # in functions, after a look whether it is there
     strangers = [
         f"{path.relative_to(root)} imports {name}"
         for folder in ("engine", "models", "kernels")
         for path in sorted((root / folder).rglob("*.py"))
         for name in imported_modules(path)
-        if name.split(".")[0] not in allowed and not name.startswith(ours)
+        if name.split(".")[0] not in allowed and not name.startswith(ours) and (path.name, name) not in optional
     ]
 
     assert strangers == []
+
+
+def test_core_imports_without_what_is_optional() -> None:
+    """On a GPU image without the grammar library everything else of the core is there."""
+    code = (
+        "import importlib, pathlib, sys\n"
+        "sys.modules['llguidance'] = None\n"
+        "root = pathlib.Path(importlib.import_module('gpu_backend').__file__).parent\n"
+        "for path in sorted(root.glob('[ekm]*/*.py')):\n"
+        "    if path.parent.name in ('engine', 'kernels', 'models'):\n"
+        "        importlib.import_module(f'gpu_backend.{path.parent.name}.{path.stem}')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def imported_modules(path: Path) -> list[str]:
