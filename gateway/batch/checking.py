@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import structlog
 from sqlalchemy import delete, select, text
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batch.estimate import estimated_completion
@@ -17,19 +18,29 @@ from gateway.clock import Clock
 from gateway.database import Database
 from gateway.tables import batch_items, file_chunks
 
+UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
 GROUP = 500  # items in one COPY
 GROUP_BYTES = 4 * 1024 * 1024  # of bodies in one COPY, about
 
-UNCHECKED = text("SELECT id FROM batches WHERE status = 'validating' ORDER BY created_at LIMIT 20")
+MOST_TRIES = 5  # of an input that cannot be stored, before its batch fails
+
+# What could not be stored waits behind the others.
+UNCHECKED = text("SELECT id FROM batches WHERE status = 'validating' ORDER BY tries, created_at LIMIT 20")
+COUNT_TRY = text("UPDATE batches SET tries = tries + 1 WHERE id = :id AND status = 'validating' RETURNING tries")
 TAKE = text("""
-    SELECT id, endpoint, input_file_id, priority FROM batches
-    WHERE id = :id AND status = 'validating' AND pg_try_advisory_xact_lock(hashtext(:id))
+    SELECT batches.id, endpoint, input_file_id, priority, files.bytes
+    FROM batches LEFT JOIN files ON files.id = input_file_id
+    WHERE batches.id = :id AND batches.status = 'validating' AND pg_try_advisory_xact_lock(hashtext(:id))
 """)
 
 log = structlog.get_logger(__name__)
 
 
 class _Faulty(Exception):
+    pass
+
+
+class _Cancelled(Exception):
     pass
 
 
@@ -52,12 +63,20 @@ async def _check(database: Database, clock: Clock, batch_id: str) -> bool:
                 return False
             intake = Intake(batch.endpoint)
             await connection.execute(delete(batch_items).where(batch_items.c.batch_id == batch_id))
-            await _take_in(connection, batch_id, _chunks(connection, batch.input_file_id), intake)
-            if faults := intake.faults:
+            size = await _take_in(connection, batch_id, _chunks(connection, batch.input_file_id), intake)
+            if size != batch.bytes and not intake.is_full:  # deleted before or while it was read
+                faults = [Fault(code="file_not_found", line=None, message="The input file was deleted.")]
+            if faults := faults or intake.faults:
                 raise _Faulty
             due = await estimated_completion(connection, clock, intake.count, batch.priority)
-            await begin_batch(connection, clock, batch_id, intake.count, intake.model, due)
+            if await begin_batch(connection, clock, batch_id, intake.count, intake.model, due) is None:
+                raise _Cancelled
             log.info("batch_begun", batch_id=batch_id, requests=intake.count)
+    except _Cancelled:
+        log.info("batch_cancelled_unchecked", batch_id=batch_id)
+    except UNREACHABLE:
+        await _count_try(database, clock, batch_id)  # raises too when Postgres is away
+        raise
     except _Faulty:
         async with database.begin() as connection:
             await fail_batch(connection, clock, batch_id, faults)
@@ -65,10 +84,27 @@ async def _check(database: Database, clock: Clock, batch_id: str) -> bool:
     return True
 
 
-async def _take_in(connection: AsyncConnection, batch_id: str, chunks: AsyncIterator[bytes], intake: Intake) -> None:
+async def _count_try(database: Database, clock: Clock, batch_id: str) -> None:
+    async with database.begin() as connection:
+        tries = (await connection.execute(COUNT_TRY, {"id": batch_id})).scalar_one_or_none()
+        if tries is not None and tries >= MOST_TRIES:
+            told = "The input could not be stored. Send it again, in parts."
+            await fail_batch(connection, clock, batch_id, [Fault(code="server_error", line=None, message=told)])
+
+
+async def _take_in(connection: AsyncConnection, batch_id: str, chunks: AsyncIterator[bytes], intake: Intake) -> int:
+    """Store the requests in ``chunks`` as far as they are free of faults; return the bytes that were read."""
+    read = 0
+
+    async def counted() -> AsyncIterator[bytes]:
+        nonlocal read
+        async for chunk in chunks:
+            read += len(chunk)
+            yield chunk
+
     group: list[Item] = []
     size = stored = 0
-    async for line in read_lines(chunks, intake):
+    async for line in read_lines(counted(), intake):
         item = intake.line(line)
         if item is not None and not intake.faults:
             group.append(item)
@@ -82,6 +118,7 @@ async def _take_in(connection: AsyncConnection, batch_id: str, chunks: AsyncIter
     intake.end()
     if group and not intake.faults:
         await add_items(connection, batch_id, stored, group)
+    return read
 
 
 async def _chunks(connection: AsyncConnection, file_id: str | None) -> AsyncIterator[bytes]:

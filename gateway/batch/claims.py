@@ -196,7 +196,7 @@ PUT_BACK = text(f"""
         not_before = clock_timestamp() + CAST(:wait AS interval)
     FROM {TRIES}, batches WHERE {STILL_OURS} AND batches.id = item.batch_id
 """)  # noqa: S608  (all of it is ours)
-LOCK = text("SELECT id FROM batches WHERE id = ANY(CAST(:ids AS text[])) ORDER BY id FOR UPDATE")
+LOCK = text("SELECT id FROM batches WHERE id = ANY(CAST(:ids AS text[])) ORDER BY id FOR NO KEY UPDATE")
 FINISH = text("""
     UPDATE batch_items AS item
     SET status = mine.status, request_id = mine.request_id, finished_at = :now, lease_owner = NULL, lease_until = NULL,
@@ -220,7 +220,7 @@ COUNT = text(f"""
 """)  # noqa: S608  (all of it is ours)
 LATE = text("""
     SELECT id FROM batches WHERE status IN ('in_progress', 'cancelling') AND expires_at <= :now
-    ORDER BY id LIMIT 10 FOR UPDATE SKIP LOCKED
+    ORDER BY id LIMIT 10 FOR NO KEY UPDATE SKIP LOCKED
 """)
 EXPIRE = text("""
     UPDATE batch_items SET status = 'expired', finished_at = :now, error = :error, lease_owner = NULL
@@ -232,7 +232,7 @@ DYING = text("""
         SELECT FROM batch_items
         WHERE batch_id = id AND status = 'running' AND lease_until >= clock_timestamp()
     )
-    ORDER BY id LIMIT 10 FOR UPDATE SKIP LOCKED
+    ORDER BY id LIMIT 10 FOR NO KEY UPDATE SKIP LOCKED
 """)
 BURY = text("""
     UPDATE batch_items SET status = 'cancelled', finished_at = :now, lease_owner = NULL

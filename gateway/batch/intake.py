@@ -11,7 +11,16 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.batch.shapes import LONGEST_CUSTOM_ID, LONGEST_LINE, MOST_REQUESTS, Fault, InputLine, Item
+from gateway.batch.shapes import (
+    LONGEST_CUSTOM_ID,
+    LONGEST_LINE,
+    LONGEST_MODEL,
+    MOST_LINES,
+    MOST_REQUESTS,
+    Fault,
+    InputLine,
+    Item,
+)
 
 MOST_FAULTS = 50  # that are told of one input: who sent it will look at the first
 
@@ -44,8 +53,12 @@ class Intake:
 
     @property
     def is_full(self) -> bool:
-        """Whether reading on is of no use: too many requests, or too many faults."""
-        return self.count > MOST_REQUESTS or len(self.faults) >= MOST_FAULTS
+        """Whether reading on is of no use: too many requests, lines or faults."""
+        return self._is_too_long or len(self.faults) >= MOST_FAULTS
+
+    @property
+    def _is_too_long(self) -> bool:
+        return self.count > MOST_REQUESTS or self._line > MOST_LINES
 
     @property
     def model(self) -> str | None:
@@ -70,9 +83,9 @@ class Intake:
 
     def end(self) -> None:
         """Note what can only be said of the whole."""
-        if self.count > MOST_REQUESTS:
-            told = f"The batch has more than {MOST_REQUESTS} requests. Send several"
-            self.faults.append(Fault(code="too_many_requests", line=None, message=f"{told}."))
+        if self._is_too_long:
+            told = f"The batch has more than {MOST_REQUESTS} requests, or {MOST_LINES} lines. Send several."
+            self.faults.append(Fault(code="too_many_requests", line=None, message=told))
         elif not self.count and not self.faults:
             self.faults.append(Fault(code="empty_batch", line=None, message="The batch has no request."))
 
@@ -82,7 +95,10 @@ class Intake:
         except _Faulty as exc:
             if len(self.faults) < MOST_FAULTS:
                 self.faults.append(Fault(code=exc.code, line=self._line, message=f"{exc.message}.", param=exc.param))
-            return None
+        except RecursionError:
+            told = "This request is nested too deeply."
+            self.faults.append(Fault(code="invalid_json_line", line=self._line, message=told))
+        return None
 
     def _read_line(self, line: bytes) -> Item | None:
         try:
@@ -123,6 +139,8 @@ class Intake:
             model = _BODY.decode(body).model
         except msgspec.DecodeError as exc:
             raise _Faulty("invalid_body", f"'body' must be a JSON object that names a model: {exc}", "body") from exc
+        if not 1 <= len(model) <= LONGEST_MODEL or "\x00" in model:
+            raise _Faulty("invalid_body", f"'model' has 1 to {LONGEST_MODEL} characters, none of them NUL", "body")
         if len(self._models) < 2:
             self._models.add(model)
         self._seen.add(digest)

@@ -14,6 +14,8 @@ MOST_REQUESTS = 50_000  # in one batch
 LARGEST_FILE = 200 * 1024 * 1024  # bytes
 LONGEST_LINE = 32 * 1024 * 1024  # bytes: what the endpoints take themselves
 LONGEST_CUSTOM_ID = 512  # characters
+LONGEST_MODEL = 256  # characters
+MOST_LINES = 4 * MOST_REQUESTS  # of a file, empty ones included
 WINDOWS = {"24h": 86400.0}  # completion_window, in seconds
 
 Priority = Literal["low", "normal", "high"]

@@ -178,7 +178,7 @@ async def cancel_batch(connection: AsyncConnection, clock: Clock, team_id: str, 
 async def get_batch(connection: AsyncConnection, team_id: str, batch_id: str, *, lock: bool = False) -> Batch:
     """Return a team's batch; ``lock``: until the end of the transaction. Raises NotFound, also for another team's."""
     query = select(batches).where(batches.c.id == batch_id, batches.c.team_id == team_id)
-    row = (await connection.execute(query.with_for_update() if lock else query)).mappings().one_or_none()
+    row = (await connection.execute(query.with_for_update(key_share=True) if lock else query)).mappings().one_or_none()
     if row is None:
         raise NotFound(f"There is no batch '{batch_id[:100]}'.", param="batch_id", code="batch_not_found")
     return _batch(row)

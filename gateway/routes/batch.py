@@ -20,10 +20,11 @@ from gateway.batch.views import batch_view, openai_view
 from gateway.routes.admin import answer, read_query
 from gateway.routes.inference import services_of
 from protocol.decoding import decode
-from protocol.errors import BadRequest
+from protocol.errors import BadRequest, TooLarge
 
 AnyRequest = Request[Any, Any, Any]
 JSONL = "application/jsonl"
+MOST_COMMAS = 2_000_000  # in the body of a batch: four times those of prose, and not the whole body of "1,1,1,…"
 
 _NEW = msgspec.json.Decoder(NewBatch)
 
@@ -43,9 +44,11 @@ async def post_batch(request: AnyRequest) -> Response[bytes]:
 
 def decode_batch(body: bytes) -> NewBatch:
     """Decode a batch without looking into its requests: they are many, and each is looked at by itself."""
+    if body.count(b",") > MOST_COMMAS:
+        raise TooLarge("The body holds more values than fit into one submission. Send it as a file, or in parts.")
     try:
         return _NEW.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         decode(body, NewBatch)  # says what is wrong, in our words
         raise BadRequest("The body is not valid JSON.", code="invalid_json") from None
 
