@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 import structlog
 from litestar import Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, InternalServerException
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from gateway.batch.shapes import LARGEST_FILE
 from gateway.errors import Unavailable
 from gateway.messages_dialect import error_body
-from protocol.errors import NotFound, ServiceError, TooLarge
+from protocol.errors import BadRequest, NotFound, ServiceError, TooLarge
 
 log = structlog.get_logger()
 
@@ -60,7 +61,10 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
                 headers={"allow": allowed},
             )
         case HTTPException(status_code=413):
-            return TooLarge(f"The body is longer than {LARGEST_BODY // 2**20} MiB, the most that is read.")
+            most = LARGEST_FILE if request.scope["path"] == "/v1/files" else LARGEST_BODY
+            return TooLarge(f"The body is longer than {most // 2**20} MiB, the most that is read.")
+        case InternalServerException(detail="client disconnected prematurely"):
+            return BadRequest("The client left before the end of its body.")  # nobody hears it, and nothing is amiss
         case HTTPException() if exc.status_code < 500:
             return ServiceError(exc.detail, status=exc.status_code, type="invalid_request_error")
         case OperationalError() | InterfaceError() | PoolTimeout() | ConnectionError() | TimeoutError():

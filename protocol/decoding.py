@@ -62,7 +62,7 @@ def _decoder(type: Any) -> tuple[msgspec.json.Decoder[Any], frozenset[str]]:
 
 def _parse(body: bytes) -> Any:
     """Read the body whole, without types, to see what a typed decoder skips."""
-    if body.count(b",") > MAX_VALUES and _has_too_many_values(body):
+    if body.count(b",") > MAX_VALUES and has_more_values(body, MAX_VALUES):
         raise TooLarge(f"The body holds more than {MAX_VALUES} values. Send it in parts.")
     try:
         text = body.decode()
@@ -119,10 +119,10 @@ _STRING_OR_COMMA = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|,', re.DOTALL)
 _reader = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
 
 
-def _has_too_many_values(body: bytes) -> bool:
-    """Count commas outside of strings, no further than it takes to know."""
+def has_more_values(body: bytes, most: int) -> bool:
+    """Whether a body has more than ``most`` commas outside of strings; counted no further than it takes to know."""
     commas = (match for match in _STRING_OR_COMMA.finditer(body) if match.end() - match.start() == 1)
-    return next(islice(commas, MAX_VALUES, None), None) is not None
+    return next(islice(commas, most, None), None) is not None
 
 
 def _refuse_depth(plain: Any) -> None:

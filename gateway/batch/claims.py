@@ -62,9 +62,9 @@ async def waiting_batches(connection: AsyncConnection) -> list[Waiting]:
     return [Waiting(**{**row, "expires_at": row["expires_at"].timestamp()}) for row in rows]
 
 
-async def claim_items(connection: AsyncConnection, batch_id: str, owner: str, at_most: int) -> list[Claim]:
-    """Claim up to ``at_most`` items of a batch, in order."""
-    values = {"batch_id": batch_id, "owner": owner, "at_most": at_most, "lease": timedelta(seconds=LEASE)}
+async def claim_items(connection: AsyncConnection, batch_id: str, owner: str, at_most: int, room: int) -> list[Claim]:
+    """Claim up to ``at_most`` items of a batch, in order, until their bodies have ``room`` bytes; at least one."""
+    values = {"batch_id": batch_id, "owner": owner, "at_most": at_most, "room": room, "lease": timedelta(seconds=LEASE)}
     rows = (await connection.execute(CLAIM, values)).mappings()
     claims = [Claim(**{**row, "body": bytes(row["body"]), "expires_at": row["expires_at"].timestamp()}) for row in rows]
     return sorted(claims, key=lambda claim: claim.position)
@@ -172,16 +172,19 @@ WAITING = text(f"""
 # As a common table expression: a subquery with a limit may be run more than once.
 CLAIM = text(f"""
     WITH due AS MATERIALIZED (
-        SELECT position FROM batch_items
+        SELECT position, octet_length(body) AS size FROM batch_items
         WHERE batch_id = :batch_id AND status IN ('queued', 'running') AND {READY}
         ORDER BY position LIMIT :at_most FOR UPDATE SKIP LOCKED
+    ), fitting AS MATERIALIZED (
+        SELECT position, sum(size) OVER (ORDER BY position) - size AS before FROM due
     )
     UPDATE batch_items AS item
     SET status = 'running', tries = item.tries + 1, lease_owner = :owner,
         lease_until = clock_timestamp() + CAST(:lease AS interval)
-    FROM due, batches
+    FROM fitting, batches
     WHERE batches.id = :batch_id AND batches.status = 'in_progress'
-      AND item.batch_id = :batch_id AND item.position = due.position
+      AND item.batch_id = :batch_id AND item.position = fitting.position
+      AND fitting.before < :room
     RETURNING item.batch_id, item.position, custom_id, body, item.tries, endpoint, key_id, priority, expires_at
 """)  # noqa: S608  (all of it is ours)
 RENEW = text(f"""

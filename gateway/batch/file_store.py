@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
-from sqlalchemy import delete, func, insert, literal, select, text, tuple_, update
+from sqlalchemy import Table, delete, func, insert, literal, select, text, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.database import Database
 from gateway.tables import file_chunks, files
-from protocol.errors import NotFound
+from protocol.errors import BadRequest, NotFound
 
 CHUNK = 512 * 1024  # bytes
 STALE = 3600.0  # seconds after which an upload that was never finished is dropped
@@ -62,6 +62,8 @@ async def end_file(connection: AsyncConnection, file_id: str, size: int, keep: f
 async def get_file(connection: AsyncConnection, team_id: str, file_id: str) -> FileRecord:
     """Return a team's file. Raises NotFound, also for another team's."""
     query = select(files).where(files.c.id == file_id, files.c.team_id == team_id, files.c.status != "uploading")
+    if "\x00" in file_id:  # which Postgres cannot even look for
+        raise _no_such_file(file_id)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None or (row["expires_at"] is not None and row["expires_at"] <= datetime.now(UTC)):
         raise _no_such_file(file_id)
@@ -82,8 +84,21 @@ async def list_files(
         seen = tuple_(made, literal(after))
         query = query.where(order > seen if ascending else order < seen)
     newest = (table.created_at.asc(), table.id.asc()) if ascending else (table.created_at.desc(), table.id.desc())
-    rows = (await connection.execute(query.order_by(*newest).limit(limit))).mappings()
+    rows = (await connection.execute(query.order_by(*newest).limit(limit))).mappings().all()
+    if after is not None and not rows:
+        await check_seen(connection, files, team_id, after)
     return [FileRecord(**row) for row in rows]
+
+
+async def check_seen(connection: AsyncConnection, table: Table, team_id: str, after: str) -> None:
+    """Raise BadRequest unless ``after`` is a team's: a list would end there as if nothing followed."""
+    query = select(table.c.id).where(table.c.id == after, table.c.team_id == team_id)
+    if (await connection.execute(query)).scalar_one_or_none() is None:
+        raise BadRequest(
+            f"There is no '{after[:100]}' to go on after; it may have been deleted. Begin anew without 'after'.",
+            param="after",
+            code="invalid_value",
+        )
 
 
 async def delete_file(connection: AsyncConnection, team_id: str, file_id: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from hashlib import blake2b
@@ -68,6 +69,8 @@ class Intake:
     def line(self, line: bytes) -> Item | None:
         """Return the request in the next line of a file; None for an empty line, or one with a fault."""
         self._line += 1
+        if self._line == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)  # as some editors write it
         return self._unless_faulty(self._read_line, line) if line.strip() else None
 
     def request(self, said: Raw) -> Item | None:

@@ -39,6 +39,7 @@ from protocol.errors import ServiceError
 
 POLL = 0.3  # seconds between looks for something to run, while there is nothing
 CLAIM_AT_ONCE = 16  # items of one batch in a turn
+MOST_BYTES = 32 * 1024 * 1024  # of bodies that run at once; the last of them may go beyond
 RENEW_EVERY = LEASE / 4  # seconds
 CHORES_EVERY = 1.0  # seconds between looks for batches that are late or cancelled
 CHECK_EVERY = 0.5  # seconds between looks for input to check
@@ -109,7 +110,8 @@ class BatchRunner:
     async def _claim(self) -> None:
         """Fill the room there is, then wait for more of it, or for something to run."""
         free = self.pace.limit - len(self._running)
-        if free <= 0 or self._is_doubtful():
+        room = MOST_BYTES - sum(len(claim.body) for claim in self._running.values())
+        if free <= 0 or room <= 0 or self._is_doubtful():
             await self._until_room()
             return
         claims: list[Claim] = []
@@ -117,10 +119,11 @@ class BatchRunner:
         self._not_before = {name: until for name, until in self._not_before.items() if until > now}
         async with self._database.begin() as connection:
             waiting = [each for each in await waiting_batches(connection) if each.batch_id not in self._not_before]
-            while waiting and len(claims) < free:
+            while waiting and len(claims) < free and room > 0:
                 batch = self._turns.next(waiting)
                 wanted = min(CLAIM_AT_ONCE, free - len(claims))
-                claimed = await claim_items(connection, batch.batch_id, self.owner, wanted)
+                claimed = await claim_items(connection, batch.batch_id, self.owner, wanted, room)
+                room -= sum(len(claim.body) for claim in claimed)
                 self._turns.took(batch, len(claimed))
                 claims += claimed
                 if len(claimed) < wanted:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from sqlalchemy import insert, literal, select, text, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.batch.file_store import new_file_id
+from gateway.batch.file_store import check_seen, new_file_id
 from gateway.batch.results import LINE
 from gateway.batch.shapes import OPEN, WINDOWS, Fault, Item
 from gateway.callbacks.outbox import enqueue
@@ -178,7 +178,8 @@ async def cancel_batch(connection: AsyncConnection, clock: Clock, team_id: str, 
 async def get_batch(connection: AsyncConnection, team_id: str, batch_id: str, *, lock: bool = False) -> Batch:
     """Return a team's batch; ``lock``: until the end of the transaction. Raises NotFound, also for another team's."""
     query = select(batches).where(batches.c.id == batch_id, batches.c.team_id == team_id)
-    row = (await connection.execute(query.with_for_update(key_share=True) if lock else query)).mappings().one_or_none()
+    query = query.with_for_update(key_share=True) if lock else query
+    row = None if "\x00" in batch_id else (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise NotFound(f"There is no batch '{batch_id[:100]}'.", param="batch_id", code="batch_not_found")
     return _batch(row)
@@ -198,8 +199,11 @@ async def list_batches(connection: AsyncConnection, team_id: str, *, after: str 
     if after is not None:
         made = select(table.created_at).where(table.id == after, table.team_id == team_id).scalar_subquery()
         query = query.where(tuple_(table.created_at, table.id) < tuple_(made, literal(after)))
-    rows = await connection.execute(query.order_by(table.created_at.desc(), table.id.desc()).limit(limit))
-    return [_batch(row) for row in rows.mappings()]
+    newest = query.order_by(table.created_at.desc(), table.id.desc())
+    rows = (await connection.execute(newest.limit(limit))).mappings().all()
+    if after is not None and not rows:
+        await check_seen(connection, batches, team_id, after)
+    return [_batch(row) for row in rows]
 
 
 def moment_at(clock: Clock) -> datetime:

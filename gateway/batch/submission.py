@@ -75,6 +75,8 @@ async def check_head(services: Services, new: NewBatch | NewOpenAIBatch) -> str 
     if new.completion_window not in WINDOWS:
         raise _invalid("completion_window", f"is one of {', '.join(WINDOWS)}")
     check_tags(new)
+    if any("\x00" in text for pair in (new.metadata or {}).items() for text in pair):
+        raise _invalid("metadata", "holds no NUL")
     if new.callback_url is None:
         return None
     return await Guard(services.settings.callbacks_allow).check(new.callback_url, "callback_url")

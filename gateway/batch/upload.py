@@ -13,6 +13,7 @@ from protocol.errors import BadRequest, TooLarge
 
 FORM_ROOM = 64 * 1024  # bytes of a form beside the file
 LONGEST_FIELD = 1024  # bytes
+MOST_PARTS = 16  # fields and the file
 PURPOSES = ("batch",)
 
 
@@ -89,12 +90,12 @@ async def receive_file(
         )
     upload = _Upload(database, team_id)
     try:
-        with PushMultipartParser(options["boundary"]) as parser:
+        with PushMultipartParser(options["boundary"], max_segment_count=MOST_PARTS) as parser:
             async for data in body:
                 for event in parser.parse(data):
                     await upload.take(event)
     except MultipartError as exc:
-        raise BadRequest(f"The form cannot be read: {exc}.", code="invalid_form") from exc
+        raise BadRequest(f"The form cannot be read: {exc.args[0]}.", code="invalid_form") from exc
     purpose = upload.fields.get("purpose")
     if purpose not in PURPOSES:
         raise _invalid("purpose", f"is {' or '.join(PURPOSES)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import subprocess
 import time
@@ -285,6 +286,46 @@ def test_a_faulty_upload_says_what_is_wrong(client: httpx.Client, form: dict[str
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert client.post("/v1/files", json={}).status_code == 400
+
+
+def test_an_upload_has_few_parts(client: httpx.Client) -> None:
+    """A form of thousands of fields is refused as it arrives."""
+    fields = {f"field-{number}": (None, "x") for number in range(5000)}
+
+    answer = client.post("/v1/files", files=fields)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_form")
+
+
+def test_a_file_too_long_is_told_the_length_of_files(client: httpx.Client) -> None:
+    """200 MiB, not what other routes take."""
+    connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port or 80, timeout=30)
+    connection.putrequest("POST", "/v1/files")
+    for name, value in (("authorization", client.headers["authorization"]), ("content-length", str(10**9))):
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+
+    assert answer.status == 413 and b"200 MiB" in answer.read()
+    connection.close()
+
+
+def test_a_name_with_nul_is_a_name_of_nothing(client: httpx.Client) -> None:
+    """404, as any other id that is not there; in metadata 400."""
+    paths = ("/v1/batch/%00", "/v1/batches/a%00", "/v1/files/%00", "/v1/files/%00/content")
+
+    assert [client.get(path).status_code for path in paths] == [404] * 4
+    answer = client.post("/v1/batch", json={"requests": [{"model": "m"}], "metadata": {"a": "\x00"}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata")
+
+
+def test_a_flood_of_tiny_requests_is_refused_at_the_door(client: httpx.Client) -> None:
+    """Millions of values are not decoded; commas in prose are none."""
+    flood = client.post("/v1/batch", content=b'{"requests":[' + b"1," * 2_000_000 + b"1]}")
+    prose = client.post("/v1/batch", json={"requests": [{"model": "m", "x": ", " * 2_000_000}]})
+    deep = client.post("/v1/batch", content=b'{"requests":[{"model":"m","x":' + b"[" * 50_000 + b"]" * 50_000 + b"}]}")
+
+    assert [answer.status_code for answer in (flood, prose, deep)] == [413, 202, 400]
 
 
 def test_the_command_line_submits_watches_and_reads(house: FaultHouse, tmp_path: Path) -> None:

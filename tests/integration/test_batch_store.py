@@ -21,16 +21,16 @@ from gateway.batch.claims import (
     renew_leases,
     waiting_batches,
 )
-from gateway.batch.file_store import get_file
+from gateway.batch.file_store import get_file, list_files
 from gateway.batch.results import ENDED, ERRORS, error_of, read_results, response_of
 from gateway.batch.shapes import Item
-from gateway.batch.store import Batch, add_items, begin_batch, cancel_batch, get_batch, make_batch
+from gateway.batch.store import Batch, add_items, begin_batch, cancel_batch, get_batch, list_batches, make_batch
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.team_inputs import NewKey, NewTeam
 from gateway.team_keys import create_key
 from gateway.teams import create_team
-from protocol.errors import NotFound
+from protocol.errors import BadRequest, NotFound
 from tests.support.factories import make_record
 
 CLOCK = Clock()
@@ -66,10 +66,10 @@ async def batch_of(database: Database, key_id: str, count: int) -> str:
     return batch.id
 
 
-async def claim(database: Database, batch_id: str, owner: str, at_most: int = 100) -> list[Claim]:
+async def claim(database: Database, batch_id: str, owner: str, at_most: int = 100, room: int = 10**9) -> list[Claim]:
     """Claim items."""
     async with database.begin() as connection:
-        return await claim_items(connection, batch_id, owner, at_most)
+        return await claim_items(connection, batch_id, owner, at_most, room)
 
 
 async def finish(database: Database, owner: str, *ends: Ended) -> set[str]:
@@ -324,3 +324,23 @@ async def test_another_team_sees_nothing(database: Database, key_id: str) -> Non
         ):
             with pytest.raises(NotFound):
                 await question
+
+
+async def test_a_claim_takes_no_more_bytes_than_there_is_room(database: Database, key_id: str) -> None:
+    """Items of 13 bytes: the one that reaches the room is the last, and one always fits."""
+    batch_id = await batch_of(database, key_id, 6)
+
+    taken = [[each.position for each in await claim(database, batch_id, "w", room=room)] for room in (1, 27, 13)]
+
+    assert taken == [[0], [1, 2, 3], [4]]
+
+
+async def test_a_list_does_not_end_where_its_place_was_lost(database: Database, key_id: str) -> None:
+    """The id to go on after may be deleted, or another team's: that is said, not an empty page."""
+    batch_id = await batch_of(database, key_id, 1)
+    async with database.begin() as connection:
+        assert await list_batches(connection, TEAM, after=batch_id, limit=5) == []
+        with pytest.raises(BadRequest):
+            await list_batches(connection, "other", after=batch_id, limit=5)
+        with pytest.raises(BadRequest):
+            await list_files(connection, TEAM, purpose=None, after="file-gone", limit=5, ascending=True)

@@ -127,3 +127,23 @@ async def test_a_line_that_is_too_long_is_passed_over(monkeypatch: pytest.Monkey
 
     assert lines[-1] == b"after" and all(len(each) <= 8 + size for each in lines)
     assert [(fault.line, fault.code) for fault in intake.faults] == [(1, "line_too_long")]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    """Some editors write one."""
+    intake = Intake(URL)
+
+    assert intake.line(b"\xef\xbb\xbf" + line()) is not None
+    assert intake.line(b"\xef\xbb\xbf" + line("b")) is None
+
+
+def test_empty_lines_are_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of nothing but line ends is given up."""
+    monkeypatch.setattr(module, "MOST_LINES", 3)
+    intake = Intake(URL)
+    for _ in range(4):
+        assert not intake.is_full
+        intake.line(b"")
+    intake.end()
+
+    assert intake.is_full and [fault.code for fault in intake.faults] == ["too_many_requests"]
