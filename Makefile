@@ -24,7 +24,7 @@ demo: setup
 	@exec $(BIN)/tollgate dev $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not soak and not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not soak and not gpu"
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --timeout 3600

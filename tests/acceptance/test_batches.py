@@ -169,15 +169,15 @@ def test_another_team_finds_nothing(client: httpx.Client, team_of: Callable[...,
 
 def test_a_spent_budget_fails_what_is_left(team_of: Callable[..., httpx.Client]) -> None:
     """Money is no reason to wait: a request beyond the cap fails with insufficient_quota."""
-    client = team_of(usd_per_day=0.002)
+    client = team_of(usd_per_day=0.001)
 
-    batch = ended(client, submitted(client, *(f"Question {n}" for n in range(60)), model="steady"))
+    batch = ended(client, submitted(client, *(f"Question {n}" for n in range(20)), model="steady"))
     lines = lines_of(client.get(f"/v1/batch/{batch['batch_id']}/results").text)
 
     codes = [line["response"]["body"].get("error", {}).get("code") for line in lines]
     assert set(codes) == {None, "insufficient_quota"}
     assert batch["request_counts"]["completed"] == codes.count(None)
-    assert 0 < batch["usage"]["cost_usd"] <= 0.002
+    assert 0 < batch["usage"]["cost_usd"] <= 0.001
 
 
 def test_a_rate_limit_delays_and_fails_nothing(team_of: Callable[..., httpx.Client]) -> None:

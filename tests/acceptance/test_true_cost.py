@@ -107,7 +107,8 @@ def test_calls_and_idle_time_make_instance_hours_times_the_price(own_house: Hous
 def test_who_leaves_a_plain_call_pays_what_was_produced(own_house: House, engines: list[EngineServer]) -> None:
     """Our engine streams to the gateway, so that is known; the engine is free again, and its time is on the books."""
     with own_house.client() as client, pytest.raises(ReadTimeout):
-        client.post("/v1/chat/completions", json={"model": "llama", "messages": ASK, "max_tokens": 3000}, timeout=0.5)
+        asked = {"model": "llama", "messages": ASK, "max_tokens": 3000, "ignore_eos": True}
+        client.post("/v1/chat/completions", json=asked, timeout=0.5)
     wait_until(lambda: engines[0].load()["running"] == 0 and len(rows(own_house)) == 1)
     (row,) = rows(own_house)
 
