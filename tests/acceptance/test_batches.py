@@ -301,8 +301,9 @@ def test_a_file_too_long_is_told_the_length_of_files(client: httpx.Client) -> No
     """200 MiB, not what other routes take."""
     connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port or 80, timeout=30)
     connection.putrequest("POST", "/v1/files")
-    for name, value in (("authorization", client.headers["authorization"]), ("content-length", str(10**9))):
-        connection.putheader(name, value)
+    connection.putheader("authorization", client.headers["authorization"])
+    connection.putheader("content-type", "multipart/form-data; boundary=x")
+    connection.putheader("content-length", str(10**9))
     connection.endheaders()
     answer = connection.getresponse()
 
