@@ -32,6 +32,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     body: bytes
     tries: int  # this one included
     endpoint: str
+    lane: str  # whose pace it has
     key_id: str
     priority: str
     expires_at: float  # unix seconds; of its batch
@@ -163,8 +164,9 @@ STILL_OURS = """
     item.batch_id = mine.batch_id AND item.position = mine.position AND item.tries = mine.tries
     AND item.lease_owner = :owner AND item.status = 'running'
 """
+LANE = "coalesce(batches.model, batches.id)"
 WAITING = text(f"""
-    SELECT batches.id AS batch_id, team_id, teams.weight, priority, expires_at
+    SELECT batches.id AS batch_id, team_id, teams.weight, priority, expires_at, {LANE} AS lane
     FROM batches JOIN teams ON teams.id = team_id
     WHERE batches.status = 'in_progress' AND expires_at > clock_timestamp()
       AND EXISTS (SELECT FROM batch_items WHERE batch_id = batches.id AND status IN ('queued', 'running') AND {READY})
@@ -185,7 +187,8 @@ CLAIM = text(f"""
     WHERE batches.id = :batch_id AND batches.status = 'in_progress'
       AND item.batch_id = :batch_id AND item.position = fitting.position
       AND fitting.before < :room
-    RETURNING item.batch_id, item.position, custom_id, body, item.tries, endpoint, key_id, priority, expires_at
+    RETURNING item.batch_id, item.position, custom_id, body, item.tries, endpoint, {LANE} AS lane, key_id,
+        priority, expires_at
 """)  # noqa: S608  (all of it is ours)
 RENEW = text(f"""
     UPDATE batch_items AS item SET lease_until = clock_timestamp() + CAST(:lease AS interval)

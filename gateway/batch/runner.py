@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -28,7 +29,7 @@ from gateway.batch.claims import (
 from gateway.batch.file_store import purge_files
 from gateway.batch.finisher import Finisher
 from gateway.batch.item import Wait, run_item
-from gateway.batch.pace import Pace
+from gateway.batch.pace import Paces
 from gateway.batch.results import response_of
 from gateway.batch.store import purge_items
 from gateway.batch.turns import Turns
@@ -56,7 +57,7 @@ class BatchRunner:
 
     def __init__(self, services: Services, concurrency: int) -> None:
         self.owner = f"{socket.gethostname()}:{services.journal.token}"
-        self.pace = Pace(concurrency, services.clock)
+        self.paces = Paces(concurrency, services.clock)
         self._services = services
         self._database = services.database
         self._finisher = Finisher(services, self.owner)
@@ -109,7 +110,7 @@ class BatchRunner:
 
     async def _claim(self) -> None:
         """Fill the room there is, then wait for more of it, or for something to run."""
-        free = self.pace.limit - len(self._running)
+        free = self.paces.most - len(self._running)
         room = MOST_BYTES - sum(len(claim.body) for claim in self._running.values())
         if free <= 0 or room <= 0 or self._is_doubtful():
             await self._until_room()
@@ -119,13 +120,18 @@ class BatchRunner:
         self._not_before = {name: until for name, until in self._not_before.items() if until > now}
         async with self._database.begin() as connection:
             waiting = [each for each in await waiting_batches(connection) if each.batch_id not in self._not_before]
+            in_lane = Counter(claim.lane for claim in self._running.values())
             while waiting and len(claims) < free and room > 0:
                 batch = self._turns.next(waiting)
-                wanted = min(CLAIM_AT_ONCE, free - len(claims))
+                in_pace = self.paces.of(batch.lane).limit - in_lane[batch.lane]
+                if (wanted := min(CLAIM_AT_ONCE, free - len(claims), in_pace)) <= 0:
+                    waiting.remove(batch)
+                    continue
                 claimed = await claim_items(connection, batch.batch_id, self.owner, wanted, room)
                 room -= sum(len(claim.body) for claim in claimed)
                 self._turns.took(batch, len(claimed))
                 claims += claimed
+                in_lane[batch.lane] += len(claimed)
                 if len(claimed) < wanted:
                     waiting.remove(batch)
         if not self._running:
@@ -158,7 +164,7 @@ class BatchRunner:
             elif result is not None:
                 await self._finisher.store(result)
             if not isinstance(result, Wait):
-                self.pace.went_well()
+                self.paces.of(claim.lane).went_well()
         except UNREACHABLE as exc:  # the lease ends by itself
             log.warning("batch_item_left", batch_id=claim.batch_id, position=claim.position, error=repr(exc))
         finally:
@@ -181,7 +187,7 @@ class BatchRunner:
 
     async def _put_back(self, claim: Claim, wait: Wait) -> None:
         if wait.is_congestion:
-            self.pace.was_too_much()
+            self.paces.of(claim.lane).was_too_much()
         if not wait.is_try:  # nobody's fault: the rest of the batch would hear the same
             until = self._services.clock.monotonic() + wait.seconds
             self._not_before[claim.batch_id] = max(self._not_before.get(claim.batch_id, 0.0), until)

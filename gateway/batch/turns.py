@@ -22,6 +22,7 @@ class Waiting(Struct, frozen=True, kw_only=True):
     weight: float  # of its team
     priority: str
     expires_at: float  # unix seconds
+    lane: str  # whose pace it has: its model, or itself when it names several
 
 
 class Strides:

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.batch.estimate import requests_before
-from gateway.batch.pace import ONCE_IN, Pace
+from gateway.batch.pace import MOST_LANES, ONCE_IN, Pace, Paces
 from gateway.batch.turns import SHARES, Turns, Waiting
 from tests.support.clock import SetClock
 
 
 def waiting(batch_id: str, team: str = "t", priority: str = "normal", *, weight: float = 1, due: float = 0) -> Waiting:
     """Return a batch that has something to run."""
-    return Waiting(batch_id=batch_id, team_id=team, weight=weight, priority=priority, expires_at=due)
+    return Waiting(batch_id=batch_id, team_id=team, weight=weight, priority=priority, expires_at=due, lane=batch_id)
 
 
 def taken(turns: Turns, batches: list[Waiting], count: int) -> Counter[str]:
@@ -87,3 +87,17 @@ def test_an_estimate_counts_what_comes_before() -> None:
     assert requests_before(100, "normal", idle | {"normal": 300}) == 400
     assert requests_before(100, "normal", idle | {"high": 1000, "low": 1000}) == 100 + 200 + 25
     assert requests_before(100, "low", idle | {"high": 50}) == 150
+
+
+def test_a_congested_lane_slows_no_other() -> None:
+    """Each has its own pace, which it keeps while others come; only the longest unused are forgotten."""
+    clock = SetClock()
+    paces = Paces(16, clock)
+    for _ in range(20):
+        paces.of("busy").was_too_much()
+        clock.move(ONCE_IN)
+
+    assert [paces.of(lane).limit for lane in ("busy", "other", "busy")] == [1, 8, 1]
+    for number in range(MOST_LANES):
+        paces.of(f"lane-{number}")
+    assert paces.of("busy").limit == 8
