@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 
 import structlog
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -16,6 +18,7 @@ from protocol.errors import ServiceError
 GATHER = 0.005  # seconds to wait for more that ends
 MOST = 200  # items in one transaction
 LONGEST_PAUSE = 2.0  # seconds between tries while Postgres is away
+LAST_WORD = 5.0  # seconds that an item which is being stored outlasts its worker's end
 
 UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
 
@@ -41,7 +44,15 @@ class Finisher:
         self._ended.append((ended, answer))
         if self._courier is None or self._courier.done():
             self._courier = asyncio.create_task(self._carry())
-        return await answer
+        give_up = math.inf
+        while True:
+            try:
+                return await asyncio.shield(answer)
+            except asyncio.CancelledError:  # the worker ends; whether it was stored decides how the call's books close
+                give_up = min(give_up, time.monotonic() + LAST_WORD)
+                if time.monotonic() >= give_up:
+                    answer.cancel()
+                    raise
 
     async def _carry(self) -> None:
         while self._ended:
