@@ -3,8 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := embedded,engine,training,dev
-# Two test processes: most tests wait for a process, a server or a timeout rather than for the CPU.
-JOBS ?= 2
+# More test processes than two cores: most tests wait for a process, a server or a timeout rather than for the CPU.
+JOBS ?= 3
 
 .PHONY: setup demo test soak check fix bench gpu clean
 
