@@ -62,8 +62,7 @@ async def get_batches(request: AnyRequest) -> Response[bytes]:
 @get("/v1/batch/{batch_id:str}", guards=[team_guard], summary="Show a batch")
 async def get_one_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
     """Show how far a batch is, what it cost so far and when it will be done."""
-    async with services_of(request).database.begin() as connection:
-        return answer(batch_view(await get_batch(connection, caller_of(request).team.id, batch_id)))
+    return await _show(request, batch_id, batch_view)
 
 
 @get("/v1/batch/{batch_id:str}/results", guards=[team_guard], summary="Read a batch's results")
@@ -97,14 +96,18 @@ async def get_openai_batches(request: AnyRequest) -> Response[bytes]:
 @get("/v1/batches/{batch_id:str}", guards=[team_guard], summary="Show a batch, OpenAI's way")
 async def get_openai_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
     """Show a batch."""
-    async with services_of(request).database.begin() as connection:
-        return answer(openai_view(await get_batch(connection, caller_of(request).team.id, batch_id)))
+    return await _show(request, batch_id, openai_view)
 
 
 @post("/v1/batches/{batch_id:str}/cancel", guards=[team_guard], status_code=200, summary="Cancel a batch, OpenAI's way")
 async def post_openai_cancel(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
     """Start nothing more of a batch."""
     return await _cancel(request, batch_id, openai_view)
+
+
+async def _show(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:
+    async with services_of(request).database.begin() as connection:
+        return answer(view(await get_batch(connection, caller_of(request).team.id, batch_id)))
 
 
 async def _list(request: AnyRequest, view: Any) -> Response[bytes]:
