@@ -4,6 +4,7 @@
 #   ├── InvalidKey            401  invalid_api_key
 #   ├── Forbidden             403
 #   │   └── TeamSuspended          team_suspended
+#   ├── ContentPolicyViolation 400 content_policy_violation: the request, or its answer, may not pass
 #   ├── Conflict              409  the thing exists already, or is not in a state to be changed so
 #   │   ├── IdempotencyKeyReused   idempotency_key_reused: it stands for another request
 #   │   └── IdempotencyKeyInUse    idempotency_key_in_use: its call runs for longer than we wait
@@ -45,6 +46,14 @@ class TeamSuspended(Forbidden):
     """The team exists and may not call."""
 
     code = "team_suspended"
+
+
+class ContentPolicyViolation(ServiceError):
+    """The content policy forbids the request, or the answer to it."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "content_policy_violation"
 
 
 class Conflict(ServiceError):

@@ -139,6 +139,7 @@ class Written:
         if isinstance(ending, list):
             self._end = self._remember(self._dialect.pieces(reply, ending))
         else:
+            assert isinstance(ending, tuple)
             whole, usage = ending
             self._end = self._remember(self._dialect.whole(reply, whole, usage))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from billing.records import UsageRecord
 from gateway.answering.call import Call
+from gateway.providers.base import WholeReply
 from protocol.events import Delta
 from router.targets import Target
 
@@ -17,8 +18,13 @@ class ReplyHook:
         """Return what the client gets in place of ``delta``; ``None`` holds it back.
 
         What was held back can go out with a later delta: the one with a finish reason always comes.
+        Raises ContentPolicyViolation to end the reply here: a stream with the finish reason ``content_filter``, a whole
+        answer with that error. What was used is owed, and the books call it ``blocked``.
         """
         return delta
+
+    def whole(self, whole: WholeReply) -> None:
+        """Look at a reply that came whole, in place of its deltas. Raises ContentPolicyViolation as ``delta`` does."""
 
     def close(self, record: UsageRecord) -> None:
         """The journal knows how the call ended; the last bytes have not left yet."""

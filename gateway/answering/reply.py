@@ -17,16 +17,17 @@ from gateway.answering.collect import Collector
 from gateway.answering.continuation import Source
 from gateway.answering.estimate import probable_prompt_tokens, probable_usage, tokens_of
 from gateway.answering.hooks import HookMaker, ReplyHook
-from gateway.errors import UpstreamFailure
+from gateway.errors import ContentPolicyViolation, UpstreamFailure
 from gateway.providers.base import WholeReply, replies_asked
 from gateway.services import Services
+from protocol.chat import FinishReason
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.usage import Usage
 from router.bounds import output_tokens_most
 from router.targets import Route, Target, Tier
 
-# How a whole reply ends: the last events of a stream, or all of it.
-Ending = list[Event] | tuple[WholeReply, Usage]
+# How a whole reply ends: the last events of a stream, all of it, or (an item of a batch) why it may not go out.
+Ending = list[Event] | tuple[WholeReply, Usage] | ContentPolicyViolation
 
 # Keeps an ending while ``reply.record`` is known and the books are still open. What it raises breaks the reply.
 KeepEnding = Callable[["Reply", Ending], Awaitable[None]]
@@ -69,6 +70,7 @@ class Reply:
         self._finished: set[int] = set()  # choices that have said why they ended
         self._has_grown = True  # whether a token has come since events were last waited for
         self._was_sent = False
+        self._violation: ContentPolicyViolation | None = None  # why the rest may not go out
         self._kept_record: UsageRecord | None = None  # while the end is being kept, and after
 
     @property
@@ -97,10 +99,14 @@ class Reply:
             yield events
 
     async def collect(self) -> tuple[WholeReply, Usage]:
-        """Return the whole reply once the journal knows it. Raises UpstreamFailure when the upstream breaks."""
+        """Return the whole reply once the journal knows it.
+
+        Raises UpstreamFailure when the upstream breaks, ContentPolicyViolation when the reply may not go out.
+        """
         self.account.owes_parts = False  # nothing of it is sent before it is whole
         if (whole := self._source.answering.whole) is not None:
             self._usage = self._usage or probable_usage(self.call.request, whole, self._output_most())
+            self._show_whole(whole)
         else:
             collector = Collector(self.call.request)
             async for events in self._events():
@@ -108,6 +114,9 @@ class Reply:
                     if isinstance(event, Delta):
                         collector.add(event)
             whole = collector.reply()
+        if self._violation is not None:
+            await self._conclude(self._violation)
+            raise self._violation
         usage = self._final_usage()
         await self._conclude((whole, usage))
         return whole, usage
@@ -142,6 +151,12 @@ class Reply:
         if self._output_seen and not self.account.is_closed:
             self._end(Status.INTERRUPTED)
 
+    def block(self) -> None:
+        """Nothing of it may go out: what was used is owed. Then ``close()``."""
+        if (whole := self._source.answering.whole) is not None:
+            self._usage = self._usage or probable_usage(self.call.request, whole, self._output_most())
+        self._end(Status.BLOCKED)
+
     async def _let_go(self) -> None:
         await self._source.close()
         await settle(self._services, self.account)
@@ -159,7 +174,11 @@ class Reply:
                         self._has_grown = True
                     if event.finish_reason is not None:
                         self._finished.add(event.index)
-                    passed = self._through_hooks(event)
+                    try:
+                        passed = self._through_hooks(event)
+                    except ContentPolicyViolation as exc:
+                        held += self._withhold(event, exc)
+                        return out, True
                     if passed is not None:
                         (held if len(self._finished) >= self._choices else out).append(passed)
                 case UsageReport(usage):
@@ -175,6 +194,21 @@ class Reply:
                 return None
             passed = hook.delta(passed)
         return passed
+
+    def _withhold(self, delta: Delta, violation: ContentPolicyViolation) -> list[Delta]:
+        """End the reply before ``delta``; return how its open choices end."""
+        self._violation = violation
+        self._usage = self.used().usage  # an earlier count may be less than what went past
+        self._finished.discard(delta.index)
+        still_open = [index for index in range(self._choices) if index not in self._finished]
+        return [Delta(index, finish_reason=FinishReason.CONTENT_FILTER) for index in still_open]
+
+    def _show_whole(self, whole: WholeReply) -> None:
+        try:
+            for hook in self._hooks:
+                hook.whole(whole)
+        except ContentPolicyViolation as exc:
+            self._violation = exc
 
     def used(self) -> Settlement:
         """Return what was used so far, and what it costs."""
@@ -210,10 +244,12 @@ class Reply:
 
     async def _conclude(self, ending: Ending) -> None:
         """Close the books of a whole reply; where its end is to be kept, only once it is."""
-        if self.keep_ending is not None:
-            self._kept_record = self._final_record(Status.ANSWERED)
+        status = Status.ANSWERED if self._violation is None else Status.BLOCKED
+        is_kept = self._violation is None or self.call.is_batch_item or isinstance(ending, list)
+        if self.keep_ending is not None and is_kept:
+            self._kept_record = self._final_record(status)
             await self.keep_ending(self, ending)
-        self._end(Status.ANSWERED)
+        self._end(status)
 
     def _final_usage(self) -> Usage:
         if self._usage is None:
@@ -230,7 +266,8 @@ class Reply:
     def _end(self, status: Status) -> None:
         if self.account.is_closed:
             return
-        record = (self._kept_record if status is Status.ANSWERED else None) or self._final_record(status)
+        is_whole = status in (Status.ANSWERED, Status.BLOCKED)
+        record = (self._kept_record if is_whole else None) or self._final_record(status)
         self.account.close(record)
         for hook in self._hooks:
             hook.close(record)

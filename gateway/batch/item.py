@@ -18,7 +18,14 @@ from gateway.answering.reply import Ending, Reply
 from gateway.batch.claims import Claim, Ended
 from gateway.batch.results import response_of
 from gateway.batch.shapes import ENDPOINTS
-from gateway.errors import CallTakenOver, Overloaded, UpstreamBusy, UpstreamFull, UpstreamTimeout
+from gateway.errors import (
+    CallTakenOver,
+    ContentPolicyViolation,
+    Overloaded,
+    UpstreamBusy,
+    UpstreamFull,
+    UpstreamTimeout,
+)
 from gateway.replies import Dialect
 from gateway.routes.chat import ChatDialect, check_chat
 from gateway.routes.completions import CompletionDialect, check_completion
@@ -113,13 +120,15 @@ def read_item(services: Services, caller: Caller, claim: Claim, request_id: str)
 
 async def _answer(services: Services, call: Call, dialect: Dialect, claim: Claim, store: Store) -> None:
     async def keep(reply: Reply, ending: Ending) -> None:
-        assert isinstance(ending, tuple)
-        whole, usage = ending
         record: UsageRecord = reply.record
-        response = response_of(200, call.request_id, dialect.whole(reply, whole, usage))
+        if isinstance(ending, ContentPolicyViolation):
+            response = response_of(ending.status, call.request_id, msgspec.json.encode(ending.body()))
+        else:
+            assert isinstance(ending, tuple)
+            response = response_of(200, call.request_id, dialect.whole(reply, *ending))
         ended = Ended(
             claim=claim,
-            status="completed",
+            status="failed" if isinstance(ending, ContentPolicyViolation) else "completed",
             request_id=call.request_id,
             response=response,
             record=record,
@@ -136,6 +145,8 @@ async def _answer(services: Services, call: Call, dialect: Dialect, claim: Claim
     reply.keep_ending = keep
     try:
         await reply.collect()
+    except ContentPolicyViolation:
+        pass  # stored and paid by ``keep``, as an answer is
     finally:
         reply.close()
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from billing.holds import Hold, HoldRequest, Settlement
 from billing.journal import Journal
@@ -23,7 +24,7 @@ from gateway.answering.hooks import HookMaker, ReplyHook
 from gateway.answering.keeper import Keeper
 from gateway.answering.reply import Ending, Reply
 from gateway.background import Background
-from gateway.errors import UpstreamError
+from gateway.errors import ContentPolicyViolation, UpstreamError
 from gateway.overload.gate import Gate
 from gateway.providers.openai import OpenAIFormat
 from gateway.providers.registry import ProviderRegistry
@@ -393,5 +394,65 @@ def test_a_hook_may_change_and_hold_back_and_hears_the_end(folder: Path) -> None
 
         assert "".join(out) == "AC"
         assert heard == [scene.reply.record]
+
+    asyncio.run(scene())
+
+
+class Forbid(ReplyHook):
+    """Lets nothing pass that says "x"."""
+
+    def delta(self, delta: Delta) -> Delta | None:
+        if "x" in delta.text:
+            raise ContentPolicyViolation("No x.")
+        return delta
+
+
+def forbid(_call: Call, _target: Target) -> ReplyHook:
+    return Forbid()
+
+
+def test_a_stream_that_may_not_go_on_ends_as_filtered_and_costs_what_was_used(folder: Path) -> None:
+    """The forbidden delta and all after it stay here, the end says why, and the books call it blocked."""
+
+    async def scene() -> None:
+        scene = Scene(
+            folder, TEXT % b"a", TEXT % b"x" + TEXT % b"b", FINISH + USAGE + DONE, hooks=(lambda *_: Forbid(),)
+        )
+        out = [events async for events in scene.reply.pieces()]
+        await scene.finish()
+
+        record = scene.reply.record
+        assert "".join(texts_of(events) for events in out) == "a"
+        end, report, last = out[-1]
+        assert isinstance(end, Delta) and end.finish_reason == "content_filter"
+        assert isinstance(report, UsageReport) and report.usage.output_tokens == record.output_tokens == 2
+        assert isinstance(last, ReplyEnd)
+        assert record.status is Status.BLOCKED and record.cost_nanousd > 0
+        assert scene.books.told == [("settle", record.cost_nanousd)]
+        assert scene.upstream.is_closed and scene.journal.backlog == 1
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("is_batch_item", [False, True])
+def test_a_whole_answer_that_may_not_go_out_is_an_error(folder: Path, is_batch_item: bool) -> None:
+    """Nothing of it is stored for an Idempotency-Key; an item of a batch stores why it has no answer, and pays once."""
+    kept: list[Ending] = []
+
+    async def keep(reply: Reply, ending: Ending) -> None:
+        assert not reply.account.is_closed and reply.record.status is Status.BLOCKED
+        kept.append(ending)
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", TEXT % b"x", FINISH + USAGE + DONE, hooks=(forbid,))
+        scene.reply.call = replace(scene.reply.call, is_batch_item=is_batch_item)
+        scene.reply.keep_ending = keep
+        with pytest.raises(ContentPolicyViolation) as refused:
+            await scene.reply.collect()
+        await scene.finish()
+
+        assert kept == ([refused.value] if is_batch_item else [])
+        assert (scene.reply.record.status, scene.reply.record.output_tokens) == (Status.BLOCKED, 2)
+        assert scene.books.told == [("settle", scene.reply.record.cost_nanousd)]
 
     asyncio.run(scene())
