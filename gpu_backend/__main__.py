@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_backend.config import DEVICES, DTYPES, LOAD_FORMATS, EngineConfig
+from gpu_backend.config import DEVICES, DTYPES, LOAD_FORMATS, SPECULATIVE_METHODS, EngineConfig
 from gpu_backend.engine.cost import read_step_cost
 from gpu_backend.server.model_source import fetch_model
 from gpu_backend.server.serving import die_with_parent, serve
@@ -72,6 +72,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-offloading-size", type=float, default=0.0, metavar="GIB", help="host memory behind the KV cache")
     add("--shared-prompts", metavar="FILE", help="JSON list of system prompts that all tenants may share in the cache")
     add("--load-format", choices=LOAD_FORMATS, default=engine.load_format, help="dummy makes random weights")
+    add(
+        "--speculative-method",
+        choices=SPECULATIVE_METHODS,
+        default=engine.speculative_method,
+        help="how to guess ahead",
+    )
+    add("--num-speculative-tokens", type=int, default=engine.num_speculative_tokens, metavar="N", help="guesses a step")
     add("--max-waiting", type=int, default=front["max_waiting"].default, metavar="N", help="requests in the queue")
     add("--drain-seconds", type=float, default=front["drain_seconds"].default, metavar="S", help="after SIGTERM")
     add("--num-threads", type=int, metavar="N", help="of torch on the CPU; torch's own choice if not given")
@@ -95,6 +102,8 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Fr
         batch_patience=options.batch_patience,
         step_cost=read_step_cost(Path(options.step_cost)) if options.step_cost else None,
         num_threads=options.num_threads,
+        speculative_method=options.speculative_method,
+        num_speculative_tokens=options.num_speculative_tokens,
     )
     return FrontSettings(
         engine=engine,

@@ -11,6 +11,8 @@ from gpu_backend.engine.cost import StepCost
 DEVICES = ("auto", "cuda", "cpu")
 DTYPES = ("auto", "bfloat16", "float32")
 LOAD_FORMATS = ("auto", "dummy")
+SPECULATIVE_METHODS = ("off", "ngram")
+MOST_SPECULATIVE_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,19 @@ class EngineConfig:
     prefix_caching: bool = True  # False: only the replies of one request share blocks
     protected_cache_share: float = 0.25  # of the KV blocks: what tenants have cached there, no other's work takes
     shared_prefixes: tuple[tuple[int, ...], ...] = ()  # token ids of prompts' beginnings that all tenants may share
+    speculative_method: str = "off"  # ngram: the tokens that followed the same text before are guessed and verified
+    num_speculative_tokens: int = 4  # guesses for one sequence in one step, at most
     num_threads: int | None = None  # of torch on the CPU; None: torch's own choice
 
     def __post_init__(self) -> None:
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
+        _one_of("speculative_method", self.speculative_method, SPECULATIVE_METHODS)
+        if not 1 <= self.num_speculative_tokens <= MOST_SPECULATIVE_TOKENS:
+            raise ValueError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}; it is 1 to {MOST_SPECULATIVE_TOKENS}"
+            )
         for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "cpu_kv_bytes"):
             _at_least_one(name, getattr(self, name))
         for name in ("max_model_len", "num_kv_blocks", "num_threads"):

@@ -23,7 +23,7 @@ class Batch:
     groups: tuple[AttentionGroup, ...]
     fresh_blocks: Tensor | None  # partly written in this step, and never before by their owner
     samplers: tuple[SequenceStep, ...]  # sequences that get a next token
-    sample_rows: Tensor | None  # the row of each one's last token; None: all rows, in order
+    sample_rows: Tensor | None  # the rows of each one's last known token and guesses; None: all rows, in order
     poolers: tuple[tuple[SequenceStep, slice], ...]  # embeddings, with their rows
     scorers: tuple[tuple[SequenceStep, slice], ...]  # sequences with prompt tokens to score, with these rows
 
@@ -51,7 +51,7 @@ def build_batch(plan: StepPlan, grouping: Grouping, device: torch.device) -> Bat
             fresh.append(step.block_table[-1])
         if step.samples:
             samplers.append(step)
-            sample_rows.append(len(token_ids) - 1)
+            sample_rows += range(len(token_ids) - 1 - step.num_proposed, len(token_ids))
         if step.pools:
             poolers.append((step, slice(first_row, len(token_ids))))
         if step.targets:

@@ -56,6 +56,16 @@ class Constraint:
             return None
         return self._matcher.get_error().split("\n")[0][:300] or "a token does not follow the grammar"
 
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """Say how many of these tokens may come next, one after the other, so that the reply goes on after them."""
+        count: int = self._matcher.validate_tokens(list(token_ids))
+        while count:
+            after = self.copy()
+            if after.accept(token_ids[:count]) is None and not after.is_complete:
+                break
+            count -= 1
+        return count
+
     def copy(self) -> Constraint:
         """Return an independent constraint that stands where this one does."""
         return Constraint(self._matcher.deep_copy(), self._threads)

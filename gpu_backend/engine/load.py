@@ -61,5 +61,6 @@ class LoadMeter:
                 "prompt_tokens": float(seen),
                 "cached_prompt_tokens": float(scheduler.prompt_tokens_found),
                 **scheduler.service_gaps(),
+                **(scheduler.speculator.counters() if scheduler.speculator else {}),
             },
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Protocol
 
 from gpu_backend.config import EngineConfig
@@ -32,6 +32,7 @@ from gpu_backend.engine.prefix_hashes import shared_hashes
 from gpu_backend.engine.requests import Limits, find_problem, make_sequences, refusal
 from gpu_backend.engine.scheduler import Scheduler
 from gpu_backend.engine.sequence import FinishReason, Sequence
+from gpu_backend.engine.speculation import make_speculator
 
 PATIENCE = 0.005  # seconds that an idle loop waits for a grammar
 FAILURES_IN_A_ROW = 3  # steps that may raise before the device is given up
@@ -77,7 +78,7 @@ class EngineLoop:
             clock=clock,
             num_host_blocks=limits.num_host_blocks,
         )
-        self.scheduler = Scheduler(config, self.blocks, clock)
+        self.scheduler = Scheduler(config, self.blocks, clock, make_speculator(config, limits))
         self.runner = runner
         self._config = config
         self._limits = limits
@@ -166,12 +167,14 @@ class EngineLoop:
         logprobs = iter(result.logprobs or (None,) * len(result.token_ids))
         pooled = iter(result.pooled)
         scored = iter(result.scored)
+        counts = iter(result.counts or (1,) * len(result.token_ids))
         for step in plan.sequences:
             sequence = self.scheduler.running(step.sequence_id)
             if sequence.admitted is None:
                 sequence.admitted = started
             sequence.gpu_seconds += seconds_per_token * len(step.token_ids)
-            token, logprob = (next(tokens), next(logprobs)) if step.samples else (None, None)
+            gained = next(counts) if step.samples else 0
+            new, new_logprobs = tuple(islice(tokens, gained)), tuple(islice(logprobs, gained))
             hidden_sum = next(pooled) if step.pools else ()
             if step.targets:  # what was scored before a preemption is not reported again
                 sequence.prompt_scores += next(scored)[len(sequence.prompt_scores) - step.start :]
@@ -182,29 +185,58 @@ class EngineLoop:
                 continue
             if step.pools:
                 yield from self._accept_hidden(sequence, step, hidden_sum)
-            elif token is None:
-                self.scheduler.advance(sequence, len(step.token_ids))
+            elif step.samples:
+                yield from self._accept_tokens(sequence, step, new, new_logprobs, now)
             else:
-                yield self._accept_token(sequence, step, token, logprob, now)
+                self.scheduler.advance(sequence, len(step.token_ids))
 
-    def _accept_token(
-        self, sequence: Sequence, step: SequenceStep, token: int, logprob: TokenLogprob | None, now: float
+    def _accept_tokens(
+        self,
+        sequence: Sequence,
+        step: SequenceStep,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob | None, ...],
+        now: float,
+    ) -> Iterator[Event]:
+        if step.num_proposed and self.scheduler.speculator is not None:
+            self.scheduler.speculator.learn(sequence, step, len(token_ids))
+        reason: FinishReason | None = None
+        problem: str | None = None
+        taken = 0
+        for token in token_ids:
+            constraint = sequence.constraint
+            if constraint is not None and (problem := constraint.accept((token,))):
+                break
+            taken += 1
+            reason = sequence.append(token, self._limits.max_model_len)
+            if constraint is not None and constraint.is_complete:
+                reason = FinishReason.STOP
+            if reason is not None:
+                break
+        # The last token is known, but not computed; without any, nothing that the step computed counts.
+        self.scheduler.advance(sequence, step.num_known + taken - 1 if taken else 0)
+        if taken:
+            yield self._new_tokens(sequence, token_ids[:taken], logprobs[:taken], reason, now)
+        if problem:
+            error = f"the grammar cannot be followed any further: {problem}"
+            yield self._finish(sequence, FinishReason.ERROR, error)
+
+    def _new_tokens(
+        self,
+        sequence: Sequence,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob | None, ...],
+        reason: FinishReason | None,
+        now: float,
     ) -> Event:
-        constraint = sequence.constraint
-        if constraint is not None and (problem := constraint.accept((token,))):
-            return self._finish(sequence, FinishReason.ERROR, f"the grammar cannot be followed any further: {problem}")
-        reason = sequence.append(token, self._limits.max_model_len)
-        if constraint is not None and constraint.is_complete:
-            reason = FinishReason.STOP
-        self.scheduler.advance(sequence, len(step.token_ids))
         is_first = sequence.first_token is None
         if is_first:
             sequence.first_token = now
         return NewTokens(
             request_id=sequence.request_id,
             reply_index=sequence.reply_index,
-            token_ids=(token,),
-            logprobs=(logprob,) if logprob is not None else (),
+            token_ids=token_ids,
+            logprobs=logprobs if sequence.sampling.logprobs is not None else (),
             prompt_scores=tuple(sequence.prompt_scores) if is_first else (),
             finish_reason=reason,
             cached_tokens=sequence.cached_tokens or 0,

@@ -35,6 +35,12 @@ class SequenceStep:
     generated: bytes = b""  # the reply's tokens so far, int32 each: given where sampling looks back at them
     targets: tuple[int, ...] = ()  # prompt tokens to score: each follows the one at its place in ``token_ids``
     constraint: Constraint | None = None  # knows which tokens may come next; None: all
+    num_proposed: int = 0  # tokens at the end of ``token_ids`` that are guesses; each place before one is sampled too
+
+    @property
+    def num_known(self) -> int:
+        """Leading ``token_ids`` that are the sequence's for sure."""
+        return len(self.token_ids) - self.num_proposed
 
     @property
     def num_generated(self) -> int:
@@ -78,7 +84,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One next token for each sequence of the plan that ``samples``, in the plan's order.
+    """The next tokens of each sequence of the plan that ``samples``, in the plan's order.
+
+    ``counts`` says how many each one has; empty: one. A sequence with guesses has one more than held; none at all means
+    that its numbers were not finite: it keeps what it had, and is to be computed again without guesses.
 
     ``failed`` names sequences whose numbers were not finite: they fail alone. ``seconds`` is the device time of the
     step. ``pooled`` has one sum of hidden states, after the final norm, for each sequence that ``pools``, in the
@@ -92,3 +101,4 @@ class StepResult:
     failed: frozenset[int] = frozenset()
     pooled: tuple[tuple[float, ...], ...] = ()
     scored: tuple[tuple[TokenLogprob, ...], ...] = ()  # the targets of each sequence that has any, in the plan's order
+    counts: tuple[int, ...] = ()  # of ``token_ids`` and ``logprobs``, for each sequence that ``samples``

@@ -19,6 +19,7 @@ class Limits:
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
     num_host_blocks: int = 0
+    free_tokens: int = 128  # of a step, that hide behind the reading of the weights: guessed where no cost is known
 
 
 def find_problem(request: Generate | Embed, limits: Limits) -> str | None:

@@ -13,6 +13,7 @@ from gpu_backend.engine.host_cache import HostCache
 from gpu_backend.engine.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
 from gpu_backend.engine.sampler import report_logprobs, sample
 from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.verification import num_gained, rows_of
 from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.models.config import ModelConfig, UnsupportedModel
 from gpu_backend.models.registry import load_model
@@ -76,13 +77,20 @@ class Runner:
         hidden = self._model.hidden_states(batch, self.kv_cache)
         tokens, logprobs, failed = self._sample(batch, hidden)
         failed |= _not_finite(batch, hidden)
+        if retracted := [step for step in batch.samplers if step.num_proposed and step.sequence_id in failed]:
+            self._retract(batch, retracted)
+            failed -= {step.sequence_id for step in retracted}
+            for step in retracted:
+                tokens[step.sequence_id] = logprobs[step.sequence_id] = ()
         pooled = {step.sequence_id: hidden[rows].float().sum(0) for step, rows in batch.poolers}
         scored = {step.sequence_id: self._score(step, hidden[rows]) for step, rows in batch.scorers}
         samplers = [step.sequence_id for step in plan.sequences if step.samples]
+        guessed = any(step.num_proposed for step in batch.samplers)
         return StepResult(
             step=plan.step,
-            token_ids=tuple(tokens[id_] for id_ in samplers),
-            logprobs=tuple(logprobs[id_] for id_ in samplers) if logprobs else (),
+            token_ids=tuple(token for id_ in samplers for token in tokens[id_]),
+            logprobs=tuple(logprob for id_ in samplers for logprob in logprobs[id_]) if any(logprobs.values()) else (),
+            counts=tuple(len(tokens[id_]) for id_ in samplers) if guessed else (),
             failed=frozenset(failed),
             pooled=tuple(tuple(pooled[step.sequence_id].tolist()) for step in plan.sequences if step.pools),
             scored=tuple(scored[step.sequence_id] for step in plan.sequences if step.targets),
@@ -104,19 +112,35 @@ class Runner:
     def _block_bytes(self) -> int:
         return self.model_config.kv_floats_per_token * self.block_size * self.dtype.itemsize
 
-    def _sample(self, batch: Batch, hidden: Tensor) -> tuple[dict[int, int], dict[int, TokenLogprob | None], set[int]]:
-        """Return token and log-probability by sequence id, and the ids of those whose logits are not finite."""
+    def _sample(
+        self, batch: Batch, hidden: Tensor
+    ) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprob | None, ...]], set[int]]:
+        """Return tokens and log-probabilities by sequence id, and the ids of those whose logits are not finite."""
         if not batch.samplers:
             return {}, {}, set()
         rows = hidden if batch.sample_rows is None else hidden.index_select(0, batch.sample_rows)
-        sampled = sample(self._model.logits(rows), batch.samplers)
-        ids = [step.sequence_id for step in batch.samplers]
+        sampled = sample(self._model.logits(rows), [row for step in batch.samplers for row in rows_of(step)])
         asked = any(step.sampling.logprobs is not None for step in batch.samplers)
-        return (
-            dict(zip(ids, sampled.token_ids, strict=True)),
-            dict(zip(ids, sampled.logprobs, strict=True)) if asked else {},
-            {id_ for id_, finite in zip(ids, sampled.finite, strict=True) if not finite},
-        )
+        tokens: dict[int, tuple[int, ...]] = {}
+        logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
+        failed: set[int] = set()
+        first = 0
+        for step in batch.samplers:
+            count = num_gained(step, sampled.token_ids[first : first + step.num_proposed + 1])
+            tokens[step.sequence_id] = tuple(sampled.token_ids[first : first + count])
+            if asked:
+                logprobs[step.sequence_id] = tuple(sampled.logprobs[first : first + count])
+            if not all(sampled.finite[first : first + count]):
+                failed.add(step.sequence_id)
+            first += step.num_proposed + 1
+        return tokens, logprobs, failed
+
+    def _retract(self, batch: Batch, steps: list[SequenceStep]) -> None:
+        """Put zeros where these steps wrote keys and values: what is not a number would spoil all that comes later."""
+        where = batch.slots.split([len(step.token_ids) for step in batch.steps])
+        ids = {step.sequence_id for step in steps}
+        slots = torch.cat([own for step, own in zip(batch.steps, where, strict=True) if step.sequence_id in ids])
+        self.kv_cache.flatten(1, 2).index_fill_(1, slots, 0)
 
     def _score(self, step: SequenceStep, hidden: Tensor) -> tuple[TokenLogprob, ...]:
         """Return the log-probability of each target, some rows at a time: all logits of a long prompt have no room."""

@@ -16,6 +16,7 @@ from gpu_backend.engine.budget import StepBudget
 from gpu_backend.engine.plan import SequenceStep, StepPlan
 from gpu_backend.engine.prefix_hashes import extend_hashes
 from gpu_backend.engine.sequence import Sequence
+from gpu_backend.engine.speculation import Speculator
 
 
 class Scheduler:
@@ -26,8 +27,15 @@ class Scheduler:
     are no longer cached; a tier of host memory behind the cache makes that a swap.
     """
 
-    def __init__(self, config: EngineConfig, blocks: BlockManager, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        blocks: BlockManager,
+        clock: Callable[[], float] = monotonic,
+        speculator: Speculator | None = None,
+    ) -> None:
         self.blocks = blocks
+        self.speculator = speculator
         self.admission = Admission(config, blocks, clock)
         self.num_preemptions = 0
         self.prompt_tokens_seen = 0
@@ -109,11 +117,15 @@ class Scheduler:
                 steps.append(self._share(admitted, budget.take(admitted)))
         budget.open_rest()
         steps += [self._share(s, n) for s in long if (n := budget.take(s))]
+        if self.speculator is not None:
+            steps = self.speculator.extend(steps, self._running, self.blocks)
         return StepPlan(self._step, tuple(steps), self.blocks.take_copies())
 
     def advance(self, sequence: Sequence, num_tokens: int) -> None:
         """Book that a step computed that many tokens of a running sequence; full blocks can be found from now on."""
         sequence.num_computed += num_tokens
+        if self.speculator is not None:
+            self._give_back(sequence)
         if not sequence.pools:
             self._publish(sequence)
         if sequence.followers and sequence.num_computed >= sequence.num_prompt:
@@ -166,6 +178,13 @@ class Scheduler:
             constraint=sequence.constraint if samples else None,
             generated=sequence.generated() if samples and sampling.penalises_reply else b"",
         )
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Release the blocks that only guesses needed."""
+        needed = self.blocks.blocks_for(len(sequence.token_ids))
+        if len(sequence.block_table) > needed:
+            self.blocks.release(sequence.block_table[needed:])
+            del sequence.block_table[needed:]
 
     def _make_room(self, sequence: Sequence) -> None:
         """Give a decode the block its next token needs, at somebody's cost, which may be its own."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gpu_backend.engine.grammar import Constraint
     from gpu_backend.engine.plan import TokenLogprob
+    from gpu_backend.engine.speculation import GuessRecord
 
 
 class FinishReason(StrEnum):
@@ -109,6 +110,7 @@ class Sequence:
     gpu_seconds: float = 0.0
     constraint: Constraint | None = None  # where ``token_ids`` stand in the grammar
     prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens from the second on
+    guess_record: GuessRecord | None = None  # how its guesses went; None until it is asked for one
     _generated: array[int] = field(default_factory=lambda: array("i"))
 
     def __post_init__(self) -> None:

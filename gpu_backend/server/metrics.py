@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import (
@@ -16,6 +16,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gpu_backend.config import MOST_SPECULATIVE_TOKENS
 from gpu_backend.engine.admission import TIERS
 from gpu_backend.engine.messages import LoadReport
 from gpu_backend.server.wire import UsageBody
@@ -139,6 +140,8 @@ class _EngineCollector:
         yield self._count(
             "vllm:num_preemptions", "Replies that lost their blocks.", load.counters.get("preemptions", 0.0)
         )
+        if "drafts" in load.counters:
+            yield from self._speculation(load.counters)
 
         for name, text in (
             ("service_gap", "How far the counters of waiting tenants lie apart: weighted tokens, a reply's twice."),
@@ -148,6 +151,23 @@ class _EngineCollector:
             for tier in TIERS:
                 gauge.add_metric([self._model_name, tier], load.counters.get(f"{name}_{tier}", 0.0))
             yield gauge
+
+    def _speculation(self, counters: Mapping[str, float]) -> Iterable[Metric]:
+        for name, text in (
+            ("drafts", "Times that a reply's guesses were verified."),
+            ("draft_tokens", "Guessed tokens."),
+            ("accepted_tokens", "Guessed tokens that held."),
+        ):
+            yield self._count(f"vllm:spec_decode_num_{name}", text, counters[name])
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Guessed tokens that held, by their place.",
+            labels=(*LABELS, "position"),
+        )
+        for place in range(MOST_SPECULATIVE_TOKENS):
+            if (held := counters.get(f"accepted_tokens_at_{place}")) is not None:
+                family.add_metric([self._model_name, str(place)], held)
+        yield family
 
     def _gauge(self, name: str, help: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, help, labels=LABELS)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from gpu_backend.engine.messages import Command, Embedding, Event, Generate, New
 from gpu_backend.engine.plan import StepPlan, StepResult
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.engine.sequence import FinishReason, SamplingParams, Sequence
+from gpu_backend.engine.verification import num_gained
 from gpu_backend.models.config import load_model_config
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
@@ -57,15 +59,19 @@ class CountingRunner:
         for step in plan.sequences:
             for position, token in enumerate(step.token_ids, step.start):
                 self._slots[self._slot(step.block_table, position)] = token
-        tokens = []
+        tokens: list[int] = []
+        counts: list[int] = []
         for step in plan.sequences:
             if step.samples:
                 end = step.start + len(step.token_ids)
-                tokens.append(next_token([self._slots[self._slot(step.block_table, i)] for i in range(end)]))
+                context = [self._slots[self._slot(step.block_table, i)] for i in range(end)]
+                sampled = [next_token(context[:i]) for i in range(end - step.num_proposed, end + 1)]
+                counts.append(num_gained(step, sampled))
+                tokens += sampled[: counts[-1]]
         pooled = tuple(
             (float(sum(step.token_ids)), float(len(step.token_ids))) for step in plan.sequences if step.pools
         )
-        return StepResult(plan.step, tuple(tokens), seconds=0.001, pooled=pooled)
+        return StepResult(plan.step, tuple(tokens), seconds=0.001, pooled=pooled, counts=tuple(counts))
 
     def _slot(self, block_table: tuple[int, ...], position: int) -> int:
         return block_table[position // self._block_size] * self._block_size + position % self._block_size
@@ -110,6 +116,20 @@ def expect_short_replies(loop: EngineLoop) -> None:
     """Make the forecast wrong, so that more is admitted than fits: only then is anybody preempted."""
     for _ in range(WINDOW):
         loop.scheduler.admission.forecast.learn(1)
+
+
+def guess_from(loop: EngineLoop, replies: Mapping[tuple[str, int], Iterable[int]], share: float, seed: int = 0) -> None:
+    """Make a loop's guesses known replies, by (request, reply), each token right with a chance of ``share``."""
+    dice = random.Random(seed)
+    known = {key: list(tokens) for key, tokens in replies.items()}
+
+    def propose(sequence: Sequence, count: int) -> tuple[int, ...]:
+        made = sequence.num_generated
+        right = known[sequence.request_id, sequence.reply_index][made : made + count]
+        return tuple(token if dice.random() < share else (token + 1) % 250 for token in right)
+
+    assert loop.scheduler.speculator is not None
+    loop.scheduler.speculator.propose = propose
 
 
 def answer_all(loop: EngineLoop, commands: Iterable[Command]) -> dict[tuple[str, int], Answer]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 
 from gpu_backend.engine.messages import LoadReport
+from gpu_backend.server.metrics import EngineReading, Metrics
 from tests.support.fake_engine import READY, FakeEngine, speaking
 from tests.support.front import CHAT, running_front
 
@@ -85,6 +87,23 @@ def test_metrics_count_what_was_answered(engine: FakeEngine, http: httpx.Client)
     assert value("vllm:generation_tokens_total") == before[0] + 12
     assert value("vllm:request_success_total") == before[1] + 2
     assert value("tollgate_engine_up") == 1
+
+
+def test_guesses_are_shown_under_vllms_names() -> None:
+    """Where the engine speculates; where it does not, there is nothing to show."""
+    counters = {"drafts": 3.0, "draft_tokens": 9.0, "accepted_tokens": 5.0}
+    counters |= {f"accepted_tokens_at_{place}": 3.0 - place for place in range(3)}
+    quiet = LoadReport(0, 0, 8, 8, 0.0, 0.0, 0.0, 0.0)
+
+    def text(load: LoadReport) -> str:
+        return Metrics("tiny", lambda: EngineReading(load, is_up=True, restarts=0)).text().decode()
+
+    speculating = text(replace(quiet, counters=counters))
+    assert 'vllm:spec_decode_num_drafts_total{model_name="tiny"} 3.0' in speculating
+    assert 'vllm:spec_decode_num_draft_tokens_total{model_name="tiny"} 9.0' in speculating
+    assert 'vllm:spec_decode_num_accepted_tokens_total{model_name="tiny"} 5.0' in speculating
+    assert 'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny",position="1"} 2.0' in speculating
+    assert "spec_decode" not in text(quiet)
 
 
 def test_the_front_never_imports_torch(folder: Path) -> None:

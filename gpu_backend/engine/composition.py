@@ -1,0 +1,48 @@
+# What speculation composes with: every feature of a request and of the engine is either in EXACT, with the reason why
+# tokens and books are the same with guesses and without, or in OFF, with the test that finds such a request. Each has
+# a test of its own name in tests/integration/gpu_backend/test_speculation.py, and a line in docs/speculation.md.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpu_backend.engine.sequence import Sequence
+
+EXACT = {
+    "temperature": "each place of a guess is sampled with the noise of its own position",
+    "top_p": "a function of the place's logits",
+    "top_k": "a function of the place's logits",
+    "min_p": "a function of the place's logits",
+    "seed": "the noise is a function of (seed, reply index, position), guesses or not",
+    "n": "each reply is a sequence with its own reply index",
+    "logit_bias": "a function of the place's logits",
+    "presence_penalty": "the tokens before a place, guesses included, are counted for it",
+    "frequency_penalty": "the tokens before a place, guesses included, are counted for it",
+    "repetition_penalty": "the tokens before a place, guesses included, are counted for it",
+    "min_tokens": "a place's number in the reply says whether it may end there",
+    "max_tokens": "no guess reaches the last token that is allowed",
+    "stop_token_ids": "guesses are cut before a stop token; the place before it samples it",
+    "ignore_eos": "leaves the end token out of the stop tokens",
+    "stop": "stop strings are found in the text, token by token; tokens after one are not counted",
+    "logprobs": "reported for each place that holds, from its own logits",
+    "prompt_logprobs": "scored while the prompt is computed, where nothing is guessed",
+    "grammar": "guesses are cut where the grammar forbids one or ends; each place has the mask of where it stands",
+    "tools": "a grammar, or text that the front reads",
+    "resume_token_ids": "known tokens, as the prompt's are",
+    "deadline_ms": "decided before anything is computed",
+    "tenant": "service is counted in tokens that a reply has, not in guesses",
+    "weight": "service is counted in tokens that a reply has, not in guesses",
+    "tier": "guesses are planned last, within what the step's budget and the tier's leave",
+    "prefix cache": "only blocks full of computed tokens are published; guesses are in none of them",
+    "preemption": "guesses live for one step; a sequence that is computed again has its own tokens alone",
+    "abort": "blocks of guesses are given back in the step that reserved them",
+}
+
+OFF: dict[str, tuple[Callable[[Sequence], bool], str]] = {
+    "embeddings": (lambda sequence: sequence.pools, "nothing is generated"),
+}
+
+
+def may_speculate(sequence: Sequence) -> bool:
+    """Whether guesses are allowed for a sequence."""
+    return not any(asks(sequence) for asks, _ in OFF.values())

@@ -1,0 +1,266 @@
+# Speculation on real tiny models: with guesses, right and wrong ones, every reply is token for token what it is without
+# them, for each feature that composition.py declares exact.
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_backend.engine.composition import EXACT, OFF
+from gpu_backend.engine.grammar import is_available
+from gpu_backend.engine.loop import EngineLoop
+from gpu_backend.engine.messages import Abort, Command, Embed, Generate
+from gpu_backend.engine.sequence import FinishReason, Grammar, GrammarKind, SamplingParams
+from gpu_backend.server.reply import ReplyWriter, join_replies
+from gpu_backend.server.tokens import TextCodec
+from tests.support.engine import Answer, answer_all, collect, expect_short_replies, finish, guess_from, model_loop
+from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
+
+ON = {"speculative_method": "ngram", "num_speculative_tokens": 3}
+PLAIN = SamplingParams(max_tokens=24, temperature=0.0)
+WARM = SamplingParams(max_tokens=24, temperature=1.0)
+SCHEMA = '{"type":"object","properties":{"a":{"type":"integer"},"b":{"enum":["x","yy"]}},"required":["a","b"]}'
+TOOL_CALL = 'start: "<tool_call>" /[a-z]{3,9}/ "</tool_call>"'
+
+# One way to ask for each feature; what is not here has a test of its own below.
+ASKED: dict[str, SamplingParams] = {
+    "temperature": replace(WARM, temperature=0.7),
+    "top_p": replace(WARM, top_p=0.8),
+    "top_k": replace(WARM, top_k=7),
+    "min_p": replace(WARM, min_p=0.05),
+    "seed": replace(WARM, seed=2**63 - 5),
+    "logit_bias": replace(WARM, logit_bias=((5, 2.5), (77, -100.0))),
+    "presence_penalty": replace(WARM, presence_penalty=0.8),
+    "frequency_penalty": replace(PLAIN, frequency_penalty=0.9),
+    "repetition_penalty": replace(PLAIN, repetition_penalty=1.3),
+    "min_tokens": replace(WARM, min_tokens=9, stop_token_ids=frozenset(range(0, 250, 9))),
+    "max_tokens": replace(PLAIN, max_tokens=5),
+    "stop_token_ids": replace(WARM, stop_token_ids=frozenset(range(0, 250, 20))),
+    "ignore_eos": replace(PLAIN, ignore_eos=True),
+    "logprobs": replace(WARM, logprobs=3),
+    "prompt_logprobs": replace(PLAIN, prompt_logprobs=2),
+    "grammar": replace(WARM, max_tokens=60, grammar=Grammar(GrammarKind.JSON_SCHEMA, SCHEMA)),
+    "tools": replace(WARM, max_tokens=60, grammar=Grammar(GrammarKind.LARK, TOOL_CALL)),
+}
+ALONE = {
+    "n",
+    "resume_token_ids",
+    "deadline_ms",
+    "tenant",
+    "weight",
+    "tier",
+    "prefix cache",
+    "preemption",
+    "abort",
+    "stop",
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("llama"), TinyModel(), with_tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[tuple[int, ...]]:
+    dice = random.Random(11)
+    return [tuple(dice.randrange(250) for _ in range(length)) for length in (1, 5, 16, 30, 47)]
+
+
+def tokens_of(answers: dict[tuple[str, int], Answer]) -> dict[tuple[str, int], list[int]]:
+    return {key: answer.token_ids for key, answer in answers.items()}
+
+
+def guessing_loop(
+    folder: Path, replies: dict[tuple[str, int], list[int]], share: float = 0.8, **settings: object
+) -> EngineLoop:
+    """Return a loop whose guesses are those replies, some tokens wrong."""
+    loop = model_loop(folder, **ON, **settings)
+    guess_from(loop, replies, share)
+    return loop
+
+
+def compare(
+    folder: Path, commands: Iterable[Command], share: float = 0.8, **settings: object
+) -> dict[tuple[str, int], Answer]:
+    """Answer without guesses and with them, and return the answers if they are the same."""
+    commands = list(commands)
+    expected = answer_all(model_loop(folder), commands)
+    loop = guessing_loop(folder, tokens_of(expected), share, **settings)
+    answers = answer_all(loop, commands)
+    assert loop.scheduler.speculator is not None
+    assert loop.scheduler.speculator.num_held > 0
+    assert share == 1.0 or loop.scheduler.speculator.num_held < loop.scheduler.speculator.num_proposed
+    for key, answer in answers.items():
+        assert answer.token_ids == expected[key].token_ids, key
+        assert answer.finish_reason == expected[key].finish_reason
+        assert answer.error == expected[key].error
+    return answers
+
+
+def test_every_declared_feature_has_a_test() -> None:
+    """The table says what composes; each line of it is shown here."""
+    assert ASKED.keys() | ALONE == EXACT.keys()
+    assert OFF.keys() == {"embeddings"}
+
+
+@pytest.mark.parametrize("feature", ASKED)
+def test_a_feature_composes(feature: str, llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """Tokens, ends and errors are the same with guesses and without, in one batch of several lengths."""
+    sampling = ASKED[feature]
+    if sampling.grammar is not None and not is_available():
+        pytest.skip("llguidance is not installed")
+    count = 2 if sampling.grammar is not None else 5
+    commands = [
+        Generate(str(i), prompt, replace(sampling, seed=sampling.seed + i)) for i, prompt in enumerate(prompts[:count])
+    ]
+
+    answers = compare(llama, commands, max_num_batched_tokens=64, max_num_seqs=8)
+
+    if feature == "max_tokens":
+        assert all(len(answer.token_ids) == 5 for answer in answers.values())
+    if feature in ("stop_token_ids", "grammar", "tools"):
+        assert FinishReason.STOP in {answer.finish_reason for answer in answers.values()}
+
+
+def test_logprobs_are_those_without_guesses(llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """Of the tokens and of the prompt; guesses that failed report nothing."""
+    sampling = replace(WARM, logprobs=3, prompt_logprobs=1)
+    commands = [Generate("x", prompts[4], sampling), Generate("y", prompts[2], WARM)]
+    expected = answer_all(model_loop(llama), commands)
+
+    answers = answer_all(guessing_loop(llama, tokens_of(expected)), commands)
+
+    def reported(answer: Answer) -> list[float]:
+        scores = [score for event in answer.events for score in (*event.logprobs, *event.prompt_scores)]
+        return [value for score in scores if score for value in (score.logprob, *(v for _, v in score.top))]
+
+    assert reported(answers["x", 0]) == pytest.approx(reported(expected["x", 0]), abs=1e-4)
+    assert len(reported(answers["x", 0])) == 24 * 4 + 46 * 2
+    assert not reported(answers["y", 0])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_batches_tenants_tiers_and_replies_mix(llama: Path, prompts: list[tuple[int, ...]], share: float) -> None:
+    """n replies of a prompt, tenants with weights, both tiers, a deadline, greedy beside sampled: each is its own."""
+    commands = [
+        Generate("n", prompts[3], replace(WARM, seed=3), n=3, tenant="a", weight=2.0),
+        Generate("batch", prompts[4], WARM, tier="batch", tenant="b"),
+        Generate("greedy", prompts[2], PLAIN, tenant="b", deadline_ms=60_000),
+        Generate("one", prompts[0], replace(WARM, max_tokens=1)),
+    ]
+    expected = answer_all(model_loop(llama), commands)
+
+    answers = answer_all(
+        guessing_loop(llama, tokens_of(expected), share, max_num_batched_tokens=40, max_num_seqs=5), commands
+    )
+
+    assert tokens_of(answers) == tokens_of(expected)
+
+
+def test_preempted_replies_say_the_same(llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """With a KV cache too small for all, replies lose their blocks in between."""
+    commands = [Generate(str(i), prompt, replace(WARM, max_tokens=40, seed=i)) for i, prompt in enumerate(prompts)]
+    expected = answer_all(model_loop(llama), commands)
+    loop = guessing_loop(llama, tokens_of(expected), 0.7, num_kv_blocks=9, max_num_batched_tokens=40, max_num_seqs=6)
+    expect_short_replies(loop)
+
+    answers = answer_all(loop, commands)
+
+    assert loop.scheduler.num_preemptions > 0
+    assert tokens_of(answers) == tokens_of(expected)
+
+
+def test_resumed_reply_goes_on_with_guesses(llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """Another replica's tokens, then guesses: the reply that was never cut; and the cache found its beginning."""
+    command = Generate("x", prompts[4], replace(WARM, max_tokens=30, seed=5))
+    whole = answer_all(model_loop(llama), [command])["x", 0].token_ids
+    loop = guessing_loop(llama, {("x", 0): whole}, 0.8)
+
+    first = answer_all(loop, [command])["x", 0]
+    rest = answer_all(loop, [replace(command, resume_token_ids=tuple(whole[:11]))])["x", 0]
+
+    assert first.token_ids == whole
+    assert rest.token_ids == whole[11:]
+    assert rest.events[0].cached_tokens == 47
+
+
+def test_aborted_reply_leaves_nothing_of_its_guesses(llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """Its blocks are another's in the next step, who says what it says alone."""
+    commands = [Generate("leaves", prompts[4], WARM), Generate("waits", prompts[3], PLAIN)]
+    expected = tokens_of(answer_all(model_loop(llama), commands))
+    loop = guessing_loop(llama, expected, 0.5, num_kv_blocks=5, max_num_seqs=4)
+    answers: dict[tuple[str, int], Answer] = {}
+    for command in commands:
+        collect(answers, loop.handle(command))
+    for _ in range(4):
+        collect(answers, loop.step())
+    collect(answers, loop.handle(Abort("leaves")))
+
+    finish(loop, answers)
+
+    assert answers["waits", 0].token_ids == expected["waits", 0]
+    assert answers["leaves", 0].token_ids == expected["leaves", 0][: len(answers["leaves", 0].token_ids)]
+
+
+def test_stop_string_ends_the_text_inside_guesses(llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """Text and counted tokens are the same, whether the engine's tokens come one by one or several at once."""
+    codec = TextCodec.load(llama)
+    command = Generate("x", prompts[4], WARM)
+    plain = answer_all(model_loop(llama), [command])["x", 0]
+    guessed = answer_all(guessing_loop(llama, {("x", 0): plain.token_ids}, 1.0), [command])["x", 0]
+    assert len(guessed.events) < len(plain.events)
+    whole = ReplyWriter(0, codec, WARM)
+    text = join_replies([piece for event in plain.events if (piece := whole.write(event))], 1)[0].text
+    stop = text[10:12]
+
+    def written(answer: Answer) -> tuple[str, tuple[int, ...], int]:
+        writer = ReplyWriter(0, codec, WARM, (stop,))
+        piece = join_replies([piece for event in answer.events if (piece := writer.write(event))], 1)[0]
+        assert piece.finish_reason == FinishReason.STOP
+        return piece.text, piece.token_ids, writer.num_tokens
+
+    assert written(guessed) == written(plain)
+    assert written(guessed)[0] == text[: text.index(stop)]
+
+
+def test_repeating_reply_is_guessed_from_its_own_text(llama: Path) -> None:
+    """Prompt lookup by itself: a prompt that makes the model go in circles takes fewer steps, with the same tokens."""
+    command = Generate("x", (7, 7, 7, 7) * 8, replace(PLAIN, max_tokens=100, repetition_penalty=0.6))
+    expected = answer_all(model_loop(llama), [command])["x", 0]
+    loop = model_loop(llama, **ON)
+
+    answer = answer_all(loop, [command, Embed("e", (1, 2, 3))])["x", 0]
+
+    assert answer.token_ids == expected.token_ids
+    assert len(answer.events) < 0.8 * len(expected.events)
+
+
+def test_guess_that_is_no_number_harms_nobody(tmp_path: Path, llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """A guess may be a token that the model cannot compute; the reply goes on without guesses, and says the same."""
+    commands = [Generate(str(i), prompt, PLAIN) for i, prompt in enumerate(prompts)]
+    expected = tokens_of(answer_all(model_loop(llama), commands))
+    poison = min(set(range(256)).difference(*prompts, *expected.values()))
+    tensors = TinyModel().tensors()
+    tensors["model.embed_tokens.weight"][poison] = float("nan")
+    poisonous = write_tiny_model(tmp_path, TinyModel())
+    write_shards(poisonous, tensors)
+    loop = guessing_loop(poisonous, expected)
+    assert loop.scheduler.speculator is not None
+    loop.scheduler.speculator.propose = lambda sequence, count: (
+        (poison,) * count
+        if sequence.request_id == "3"
+        else tuple(expected[sequence.request_id, 0][sequence.num_generated :][:count])
+    )
+
+    answers = answer_all(loop, commands)
+
+    assert tokens_of(answers) == expected
+    assert all(answer.error is None for answer in answers.values())
+    with torch.inference_mode():
+        assert torch.isfinite(loop.runner.kv_cache).all()  # type: ignore[attr-defined]

@@ -1,0 +1,239 @@
+# Speculation in the scheduler and the loop, over a runner that only counts: same tokens, fewer steps, books in order.
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_backend.engine.composition import EXACT, OFF
+from gpu_backend.engine.messages import Abort, Embed, Generate
+from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from tests.support.engine import (
+    Answer,
+    CountingRunner,
+    answer_all,
+    collect,
+    continuation,
+    counting_loop,
+    expect_short_replies,
+    finish,
+    greedy,
+    guess_from,
+)
+
+ON = {"speculative_method": "ngram", "num_speculative_tokens": 4}
+
+
+def test_every_field_of_a_request_is_declared() -> None:
+    """Who adds a field says what speculation makes of it."""
+    of_messages = {"request_id", "prompt_token_ids", "sampling"}
+    fields = {*SamplingParams.__slots__, *Generate.__slots__} - of_messages
+
+    assert fields <= EXACT.keys() | OFF.keys()
+    assert not EXACT.keys() & OFF.keys()
+
+
+def test_the_table_in_the_documentation_is_the_one_in_the_code() -> None:
+    """docs/speculation.md lists every feature, and why."""
+    text = (Path(__file__).parents[3] / "docs" / "speculation.md").read_text()
+
+    for feature, why in EXACT.items():
+        assert f"| {feature} | exact | {why} |\n" in text
+    for feature, (_, why) in OFF.items():
+        assert f"| {feature} | off | {why} |\n" in text
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 25)), min_size=1, max_size=7),
+    share=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    num_blocks=st.integers(15, 40),
+    budget=st.integers(8, 40),
+    abort_at=st.integers(1, 12),
+    seed=st.integers(0, 3),
+)
+def test_replies_are_those_without_guesses(
+    lengths: list[tuple[int, int]], share: float, num_blocks: int, budget: int, abort_at: int, seed: int
+) -> None:
+    """Random prompts, budgets, preemption and an abort: each reply is what it must be, and every block comes back."""
+    settings = {"max_num_batched_tokens": budget, "max_num_seqs": 6, "block_size": 4}
+    loop, runner = counting_loop(num_blocks, max_model_len=60, **settings, **ON)
+    expect_short_replies(loop)
+    prompts = [tuple((seed + 7 * i + j) % 50 for j in range(length)) for i, (length, _) in enumerate(lengths)]
+    expected = {
+        (str(i), 0): continuation(prompt, count)
+        for i, (prompt, (_, count)) in enumerate(zip(prompts, lengths, strict=True))
+    }
+    guess_from(loop, expected, share, seed)
+    answers: dict[tuple[str, int], Answer] = {}
+    for i, (prompt, (_, count)) in enumerate(zip(prompts, lengths, strict=True)):
+        tier = "batch" if i % 3 == 2 else "interactive"
+        collect(answers, loop.handle(greedy(str(i), prompt, count, tier=tier, tenant=f"t{i % 2}")))
+    for _ in range(abort_at):
+        collect(answers, loop.step())
+        loop.scheduler.check()
+    collect(answers, loop.handle(Abort("0")))
+    loop.scheduler.check()
+    finish(loop, answers)
+
+    for key, tokens in expected.items():
+        got = answers[key]
+        assert got.token_ids == tokens[: len(got.token_ids)]
+        assert got.finish_reason == FinishReason.LENGTH or key == ("0", 0)
+    assert all(plan.num_tokens <= budget for plan in runner.plans)
+
+
+def test_guesses_are_counted_by_their_place() -> None:
+    """The load report has what vLLM's metrics call drafts, draft tokens and accepted tokens."""
+    loop, _ = counting_loop(64, block_size=4, **ON)
+    expected = continuation(range(5), 21)
+    guess_from(loop, {("x", 0): expected}, 1.0)
+    answer_all(loop, [greedy("x", range(5), 21)])
+
+    counters = loop.load().counters
+
+    assert (counters["drafts"], counters["draft_tokens"], counters["accepted_tokens"]) == (4, 16, 16)
+    assert [counters[f"accepted_tokens_at_{place}"] for place in range(4)] == [4, 4, 4, 4]
+    assert counters["generated_tokens"] == 21
+    assert "drafts" not in counting_loop(4)[0].load().counters
+
+
+def test_guesses_that_hold_save_steps() -> None:
+    """With four right guesses a step, twenty tokens take four steps and the prompt's."""
+    loop, runner = counting_loop(64, block_size=4, **ON)
+    guess_from(loop, {("x", 0): continuation(range(5), 21)}, 1.0)
+
+    answer = answer_all(loop, [greedy("x", range(5), 21)])["x", 0]
+
+    assert answer.token_ids == continuation(range(5), 21)
+    assert [len(event.token_ids) for event in answer.events] == [1, 5, 5, 5, 5]
+    assert len(runner.plans) == 5
+
+
+def test_every_running_reply_gets_its_token_while_another_speculates() -> None:
+    """Guesses come on top: whoever decodes is in every step, and prompts keep the budget that they have without."""
+    size = {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 4}
+    loop, runner = counting_loop(64, **size, **ON)
+    plain, plain_runner = counting_loop(64, **size)
+    commands = [greedy("quick", range(5), 21), greedy("slow", range(50, 58), 21), greedy("long", range(40), 3)]
+    guess_from(loop, {("quick", 0): continuation(range(5), 21), ("slow", 0): (), ("long", 0): ()}, 1.0)
+
+    answers = answer_all(loop, commands)
+
+    assert {k: a.token_ids for k, a in answers.items()} == {
+        k: a.token_ids for k, a in answer_all(plain, commands).items()
+    }
+    assert first_tokens(runner) == first_tokens(plain_runner)
+    begin = first_tokens(runner)[2]
+    assert all(any(s.sequence_id == 2 for s in plan.sequences) for plan in runner.plans[begin : begin + 21])
+    assert any(s.num_proposed for plan in runner.plans for s in plan.sequences)
+
+
+def first_tokens(runner: CountingRunner) -> dict[int, int]:
+    """Return the step in which each sequence got its first token."""
+    steps = [(s.sequence_id, i) for i, plan in enumerate(runner.plans) for s in plan.sequences if s.samples]
+    return dict(reversed(steps))
+
+
+def test_guesses_never_reach_beyond_the_last_token() -> None:
+    """max_tokens and the context's end: no position is computed that no token can have."""
+    loop, runner = counting_loop(8, max_model_len=30, block_size=4, **ON)
+    expected = continuation(range(5), 25)
+    guess_from(loop, {("short", 0): expected, ("full", 0): expected}, 1.0)
+
+    answers = answer_all(loop, [greedy("short", range(5), 7), greedy("full", range(5), 100)])
+
+    assert answers["short", 0].token_ids == expected[:7]
+    assert answers["full", 0].token_ids == expected
+    ends = [(s.sequence_id, s.start + len(s.token_ids)) for plan in runner.plans for s in plan.sequences]
+    assert max(end for id_, end in ends if id_ == 1) == 5 + 7 - 1
+    assert max(end for id_, end in ends if id_ == 2) == 30 - 1
+
+
+def test_a_reply_that_stops_inside_guesses_ends_there() -> None:
+    """A stop token among the guesses is sampled by the place before it; nothing after it is computed or said."""
+    expected = continuation(range(5), 20)
+    sampling = SamplingParams(max_tokens=20, temperature=0.0, stop_token_ids=frozenset({expected[7]}))
+    loop, runner = counting_loop(32, block_size=4, **ON)
+    guess_from(loop, {("x", 0): expected}, 1.0)
+
+    answer = answer_all(loop, [Generate("x", tuple(range(5)), sampling)])["x", 0]
+
+    length = expected.index(expected[7]) + 1
+    assert answer.token_ids == expected[:length]
+    assert answer.finish_reason == FinishReason.STOP
+    assert max(s.start + len(s.token_ids) for plan in runner.plans for s in plan.sequences) == 5 + length - 1
+
+
+def test_rejected_guesses_are_never_cached() -> None:
+    """With one token a block, each guess fills one: what can be found afterwards is the reply, and nothing else."""
+    expected = continuation(range(5), 23)
+    loop, _ = counting_loop(64, block_size=1, **ON)
+    guess_from(loop, {("x", 0): expected}, 0.5)
+
+    answer_all(loop, [greedy("x", range(5), 23)])
+
+    assert loop.scheduler.speculator is not None
+    assert 0 < loop.scheduler.speculator.num_held < loop.scheduler.speculator.num_proposed
+    assert len(loop.blocks._by_key) == 5 + 22
+    again = answer_all(loop, [greedy("y", (*range(5), *expected), 1)])["y", 0]
+    assert again.events[0].cached_tokens == 5 + 22
+
+
+def test_guesses_take_no_block_that_a_running_reply_may_need() -> None:
+    """Without a spare block for each running reply, guesses stay within the blocks that are there."""
+    tight, tight_runner = counting_loop(8, block_size=4, max_model_len=24, **ON)
+    roomy, roomy_runner = counting_loop(9, block_size=4, max_model_len=24, **ON)
+    expected = {("x", 0): continuation(range(9), 8), ("y", 0): continuation(range(30, 39), 8)}
+    commands = [greedy("x", range(9), 8), greedy("y", range(30, 39), 8)]
+    firsts = []
+    for loop, runner in ((tight, tight_runner), (roomy, roomy_runner)):
+        guess_from(loop, expected, 1.0)
+        expect_short_replies(loop)
+        assert {k: a.token_ids for k, a in answer_all(loop, commands).items()} == expected
+        firsts.append([s.num_proposed for s in runner.plans[1].sequences])
+
+    assert firsts == [[2, 2], [4, 2]]  # twelve positions are there; a block more is only for who leaves two over
+
+
+def test_batch_work_guesses_within_its_cap() -> None:
+    """Tokens of the batch tier, guesses included, stay below max_batch_tier_tokens."""
+    loop, runner = counting_loop(64, block_size=4, max_batch_tier_tokens=6, **ON)
+    replies = {(str(i), 0): continuation(range(i, i + 5), 12) for i in range(3)}
+    guess_from(loop, replies, 1.0)
+
+    answers = answer_all(loop, [greedy(str(i), range(i, i + 5), 12, tier="batch") for i in range(3)])
+
+    assert {k: a.token_ids for k, a in answers.items()} == replies
+    guessing = [plan.num_tokens for plan in runner.plans if any(s.num_proposed for s in plan.sequences)]
+    assert max(guessing) == 6
+
+
+def test_embeddings_get_no_guesses() -> None:
+    """There is nothing to guess."""
+    loop, runner = counting_loop(64, block_size=4, **ON)
+
+    answer_all(loop, [Embed("e", tuple(range(3)) * 6)])
+
+    assert not any(s.num_proposed for plan in runner.plans for s in plan.sequences)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_guesses_that_fail_are_given_up_and_tried_again(share: float) -> None:
+    """A reply whose guesses fail is asked less and less often; the probes never end."""
+    loop, runner = counting_loop(600, block_size=4, **ON, max_num_batched_tokens=300)
+    guess_from(loop, {("x", 0): continuation(range(5), 600)}, share)
+
+    answer_all(loop, [greedy("x", range(5), 600)])
+
+    guessing = [i for i, plan in enumerate(runner.plans) for s in plan.sequences if s.num_proposed]
+    if share == 0.0:
+        gaps = [b - a for a, b in zip(guessing[-4:], guessing[-3:], strict=False)]
+        assert len(guessing) < 30
+        assert gaps == sorted(gaps)
+        assert gaps[-1] >= 64
+    else:
+        assert len(runner.plans) < 600
