@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from billing.records import Attempt
 from gateway.answering.call import Call
+from gateway.answering.estimate import BYTES_PER_TOKEN
 from gateway.answering.unroll import events_of
 from gateway.errors import Overloaded, UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 from gateway.overload.turns import Slot
@@ -168,11 +169,11 @@ async def send_with_retries(
     breakers, clock, target = services.breakers, services.clock, route.targets[place]
     retries = services.providers.settings(target.model.provider).retries
     tries = 0
-    permit = await breakers.enter(target)
+    permit = await breakers.enter(target, _tokens_for_limits(services, call))
     started = clock.monotonic()
     while True:
         try:
-            answering = await send_politely(services, call, target, permit.api_key, trip, log)
+            answering = await send_politely(services, call, target, permit, trip, log)
         except UpstreamFailure as exc:
             now = clock.monotonic()
             log.add(target, exc.outcome, now - started)
@@ -199,29 +200,29 @@ async def send_with_retries(
             if pause is None or not trip.budget.take_retry(now):
                 raise failure
             await asyncio.sleep(pause)
-        permit = await _enter_again(services, target, failure)
+        permit = await _enter_again(services, call, target, failure)
         started = now  # the pause is a part of the attempt that it is for: it is the upstream's doing, not ours
 
 
 async def send_politely(
-    services: Services, call: Call, target: Target, api_key: str | None, trip: Trip, log: AttemptLog
+    services: Services, call: Call, target: Target, permit: Permit, trip: Trip, log: AttemptLog
 ) -> Answering:
     """Ask one target, and again where it refuses a field that it can be asked without. Raises UpstreamFailure."""
     known = services.providers.manners
     for _ in range(LESSONS):
         manners, started = known.of(target), services.clock.monotonic()
         try:
-            return await send_once(services, call, target, api_key, trip, manners)
+            return await send_once(services, call, target, permit, trip, manners)
         except UpstreamRefused as exc:
             is_openai = services.providers.settings(target.model.provider).format == "openai"
             if not is_openai or not known.learn(target, manners, exc):
                 raise
             log.add(target, exc.outcome, services.clock.monotonic() - started)
-    return await send_once(services, call, target, api_key, trip, known.of(target))
+    return await send_once(services, call, target, permit, trip, known.of(target))
 
 
 async def send_once(
-    services: Services, call: Call, target: Target, api_key: str | None, trip: Trip, manners: Manners
+    services: Services, call: Call, target: Target, permit: Permit, trip: Trip, manners: Manners
 ) -> Answering:
     """Ask one target and wait for its first token, or for its whole reply. Raises UpstreamFailure."""
     registry = services.providers
@@ -232,7 +233,7 @@ async def send_once(
     asking = Asking(
         request=_within_output(call.request, target.model),
         target=target,
-        api_key=api_key,
+        api_key=permit.api_key,
         streams=streams,
         self_hosted=provider.self_hosted,
         native=call.native,
@@ -249,6 +250,7 @@ async def send_once(
     ends = asyncio.get_running_loop().time() + patience
     try:
         response = await services.client.send(wire.build_request(asking), provider.timeouts.connect, patience)
+        services.breakers.heard(permit, response.headers)
         return await _read_answer(call, target, provider, wire, response, streams=streams, ends=ends)
     except UpstreamTimeout as exc:
         if patience < 0.9 * usual:  # earlier attempts took its time
@@ -320,12 +322,17 @@ def _may_move_on(services: Services, trip: Trip, target: Target) -> bool:
     return trip.deadline.left(now) > 0 and trip.budget.take_move(now)
 
 
-async def _enter_again(services: Services, target: Target, failure: UpstreamFailure) -> Permit:
+async def _enter_again(services: Services, call: Call, target: Target, failure: UpstreamFailure) -> Permit:
     """Return leave for another try at a target. Raises ``failure`` when there is none any more."""
     try:
-        return await services.breakers.enter(target)
+        return await services.breakers.enter(target, _tokens_for_limits(services, call))
     except TargetAway:
         raise failure from None
+
+
+def _tokens_for_limits(services: Services, call: Call) -> int:
+    """Return about how many tokens a call counts against its upstream's limits; 1 while no key is near one."""
+    return 1 + prompt_characters(call.request) // BYTES_PER_TOKEN if services.breakers.knows_limits else 1
 
 
 def _allowed_extra(call: Call, provider: ProviderSettings) -> dict[str, Any]:

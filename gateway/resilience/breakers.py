@@ -19,6 +19,7 @@ from billing.script import UNREACHABLE
 from gateway.background import Background
 from gateway.clock import Clock
 from gateway.errors import UpstreamFailure
+from gateway.providers.limits import read_limits
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breaker import Breaker, State, Verdict
 from gateway.resilience.keys import KeyRing, TargetAway
@@ -110,15 +111,23 @@ class Breakers:
         suspects = self._watched if self._keys.asides else self._open
         return {key: AWAY for key in suspects if self._goes_last(self._watched[key], now)}
 
-    async def enter(self, target: Target) -> Permit:
-        """Return leave to ask ``target`` once. Raises TargetAway."""
+    @property
+    def knows_limits(self) -> bool:
+        """Whether any key is near a limit of its upstream's: then it matters how large a call is."""
+        return bool(self._keys.allowances)
+
+    async def enter(self, target: Target, tokens: int | None = None) -> Permit:
+        """Return leave to ask ``target`` once, with a call of about so many tokens. Raises TargetAway.
+
+        ``tokens`` unsaid: a call that counts against no limit of the key's.
+        """
         watched = self._watched.get(target.key) or self.watch(target)
         breaker, now = watched.breaker, self._clock.monotonic()
         if not breaker.condition.is_open:
-            return Permit(watched, self._keys.deal(target, now), breaker.condition.generation)
+            return Permit(watched, self._keys.deal(target, now, tokens), breaker.condition.generation)
         if not breaker.may_probe(now):
             raise TargetAway(breaker.retry_in(now), is_busy=False)
-        permit = Permit(watched, self._keys.deal(target, now), breaker.generation, secrets.token_hex(8))
+        permit = Permit(watched, self._keys.deal(target, now, tokens), breaker.generation, secrets.token_hex(8))
         await self._take_probe(permit)
         return permit
 
@@ -131,6 +140,11 @@ class Breakers:
         if breaker.condition.is_open and not breaker.may_probe(now):
             return TargetAway(breaker.retry_in(now), is_busy=False)
         return self._keys.why_away(target, now)
+
+    def heard(self, permit: Permit, headers: Mapping[str, str]) -> None:
+        """An upstream has begun to answer: note what it says that the key may still ask."""
+        if (told := read_limits(headers, self._clock.now())) is not None:
+            self._keys.hear(permit.watched.target, permit.api_key, told, self._clock.monotonic())
 
     def succeeded(self, permit: Permit) -> None:
         """The target answered."""

@@ -1,4 +1,5 @@
-# Which key a target is asked with: each in its turn, but for those that are set aside.
+# Which key a target is asked with: each in its turn, but for those that are set aside, and for those that have no room
+# by their provider's own limits while another has.
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from collections import Counter
 import structlog
 
 from gateway.errors import UpstreamFailure
+from gateway.providers.limits import Left
 from gateway.providers.registry import ProviderRegistry
+from gateway.resilience.allowances import Allowances
 from gateway.resilience.set_aside import (
     LONGEST,
     REFUSED_FOR,
@@ -39,27 +42,42 @@ class KeyRing:
 
     def __init__(self, registry: ProviderRegistry) -> None:
         self.asides = SetAside()
+        self.allowances = Allowances()
         self.registry = registry  # of the configuration that holds now
 
-    def deal(self, target: Target, now: float) -> str | None:
-        """Return the next key for ``target``, ``None`` if it needs none. Raises TargetAway when all are at a limit."""
+    def deal(self, target: Target, now: float, tokens: int | None = None) -> str | None:
+        """Return the next key for ``target``, ``None`` if it needs none. Raises TargetAway when all are at a limit.
+
+        It is for a call of about so many tokens; for one that counts against no limit where ``tokens`` is unsaid.
+        """
         provider = target.model.provider
         key = self.registry.next_key_at(target)
-        if not self.asides:
+        if not self.asides and not self.allowances:
             return key
         limits: list[Aside] = []
+        short: list[str | None] = []
         poor: list[str | None] = []
         for _ in self._of(target):
             if (limited := self.asides.find(at_target(target.key, key), now)) is not None:
                 limits.append(limited)
             elif self.asides.find(at_provider(provider, key), now) is not None:
                 poor.append(key)
+            elif tokens is not None and not self.allowances.covers(target.key, key, tokens, now):
+                short.append(key)
             else:
-                return key
+                return self._take(target, key, tokens, now)
             key = self.registry.next_key_at(target)
-        if not poor:
+        if not short and not poor:
             raise _away(limits, now)
-        return poor[0]  # refused lately; whoever has no better one hears at once when it is accepted again
+        # Short: its provider may count otherwise. Poor: refused lately; whoever has no better one hears at once when it
+        # is accepted again.
+        return self._take(target, (short or poor)[0], tokens, now)
+
+    def hear(self, target: Target, key: str | None, told: list[Left], now: float) -> None:
+        """Take over what the answer to a call with ``key`` says of its limits."""
+        if told or self.allowances:
+            self.allowances.hear(target.key, key, told, now)
+            self._rest_if_empty(target, key, now)
 
     def set_aside(self, target: Target, key: str | None, failure: UpstreamFailure, now: float) -> bool:
         """Let rest what a failed attempt with ``key`` tells to leave alone; return whether it does."""
@@ -82,6 +100,7 @@ class KeyRing:
         """Take back what is set aside at ``target``, and at all of its provider's endpoints."""
         for key in self._of(target):
             self.asides.forget((at_target(target.key, key), at_provider(target.model.provider, key)))
+        self.allowances.forget(target.key)
 
     def why_away(self, target: Target, now: float) -> TargetAway | None:
         """Return why no key may be used at ``target``: all are at a limit; ``None`` when one is not."""
@@ -105,6 +124,16 @@ class KeyRing:
                 for why in ("refused_key", "spend_cap"):
                     found[provider, why] += aside is not None and aside.why == why
         return found
+
+    def _take(self, target: Target, key: str | None, tokens: int | None, now: float) -> str | None:
+        if tokens is not None:
+            self.allowances.take(target.key, key, tokens)
+            self._rest_if_empty(target, key, now)
+        return key
+
+    def _rest_if_empty(self, target: Target, key: str | None, now: float) -> None:
+        if (until := self.allowances.empty_until(target.key, key, now)) > now:
+            self.asides.put(at_target(target.key, key), Aside(min(until, now + LONGEST), "rate_limited"))
 
     def _of(self, target: Target) -> tuple[str | None, ...]:
         return self.registry.settings_at(target).api_keys or (None,)

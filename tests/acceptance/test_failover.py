@@ -255,6 +255,18 @@ def test_a_rate_limited_key_rests_and_the_other_answers(
     assert [one["reason"] for one in aside] == ["rate_limited"]
 
 
+def test_a_key_that_is_known_to_be_empty_is_not_asked(front: House, us: ScriptedUpstream, eu: ScriptedUpstream) -> None:
+    """Its answer said that nothing is left: the other key answers, and no call is spent on a 429."""
+    us.script("tokens=4,left=0/1/60", api_key="sk-upstream")
+    us.script("tokens=4,left=50/60/10", api_key="sk-other")
+    answers = [ask(front) for _ in range(6)]
+    aside = breaker_of(front, "us")["keys_set_aside"]
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert sum(request.api_key == "sk-upstream" for request in us.requests) == 1
+    assert (eu.requests, [one["reason"] for one in aside][:1]) == ([], ["rate_limited"])
+
+
 def test_when_all_are_limited_the_limit_passes(front: House, eu: ScriptedUpstream) -> None:
     """No target left: 429 with what is left of retry-after, and nobody asks the upstream again."""
     eu.script("429,retry_after=30")

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Self
 
 from tests.support import anthropic_answers, anthropic_rules
@@ -223,6 +224,8 @@ class ScriptedUpstream:
         seen.script = script = self._script_for(seen.body["model"], seen.api_key)
         if self._capacity is not None and self._running > self._capacity:
             seen.script = script = NAMED["429-seconds"]
+        if script.left is not None:
+            headers |= limit_headers(script.left, is_anthropic=dialect is ANTHROPIC)
         await asyncio.sleep(script.latency)
         if script.fault is Fault.HANG_BEFORE_HEADERS:
             await asyncio.Event().wait()
@@ -313,6 +316,17 @@ def anthropic_headers(number: int) -> dict[str, str]:
         "anthropic-ratelimit-requests-reset": "2026-04-05T14:00:00Z",
         "set-cookie": "_cfuvid=scripted; path=/; HttpOnly",
     }
+
+
+def limit_headers(left: str, *, is_anthropic: bool) -> dict[str, str]:
+    """Return what is said to be left of the requests: "3/60/30" are 3 of 60, all of them again in 30 seconds."""
+    remaining, limit, seconds = left.split("/")
+    if not is_anthropic:
+        said = {"remaining": remaining, "limit": limit, "reset": f"{seconds}s"}
+        return {f"x-ratelimit-{name}-requests": value for name, value in said.items()}
+    moment = datetime.fromtimestamp(time.time() + float(seconds), UTC)
+    said = {"remaining": remaining, "limit": limit, "reset": moment.isoformat()}
+    return {f"anthropic-ratelimit-requests-{name}": value for name, value in said.items()}
 
 
 def retry_headers(script: Script) -> dict[str, str]:

@@ -64,6 +64,7 @@ class Script(Struct, frozen=True, kw_only=True):
     message: str = "Scripted."
     retry_after: str | None = None  # the header as it is sent; "date:2" is an HTTP date in two seconds
     retry_after_ms: str | None = None
+    left: str | None = None  # what rate-limit headers say of requests: how many are left, of how many, for how long
 
 
 OPENLY = "You exceeded your current quota, please check your plan and billing details."
