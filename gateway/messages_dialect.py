@@ -9,6 +9,7 @@ import msgspec
 from billing.money import to_text
 from gateway.answering.reply import Reply
 from gateway.providers.base import WholeReply
+from gateway.providers.reading import NOT_JSON
 from protocol.chat import ChatReply, FinishReason, ReplyMessage
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
@@ -41,9 +42,10 @@ class MessagesDialect:
         self._request_id = request_id
         self._blocks = -1  # index of the newest block
         self._open = ""  # kind of the block that is open
-        self._tool = -1  # index of the tool call whose block is open
-        self._later: dict[int, list[ToolCallDelta]] = {}  # pieces of calls that have to wait for the open one's end
-        self._words_later: list[Delta] = []  # words and thinking that wait for it
+        self._tool = -1  # index of the tool call whose block is the newest
+        self._arguments: list[str] = []  # of that call, so far
+        self._told: set[int] = set()  # calls that have or had a block
+        self._waiting: list[Delta | ToolCallDelta] = []  # what came and is not written: words, and pieces of calls
         self._is_begun = False
         self._stop: dict[str, Any] = _stop(FinishReason.STOP, None)
 
@@ -94,21 +96,32 @@ class MessagesDialect:
         }
 
     def _add(self, delta: Delta, out: list[bytes]) -> None:
-        if self._open == "tool_use":
-            self._words_later.append(delta)
-        else:
-            self._add_words(delta, out)
-        for piece in delta.tool_calls:
-            self._add_call(piece, out)
+        if delta.text or delta.refusal or delta.reasoning or delta.signature or delta.redacted:
+            self._waiting.append(delta)
+        self._waiting += delta.tool_calls
+        self._write(out)
         if delta.finish_reason is not None:
-            for index in sorted(self._later):
+            while self._waiting:  # a call that is not whole will not be
                 self._end(out)
-                for piece in self._later[index]:
-                    self._write_call(piece, out)
-            for later in self._words_later:
-                self._add_words(later, out)
+                self._write(out)
             self._end(out)
             self._stop = _stop(delta.finish_reason, delta.stop_sequence)
+
+    def _write(self, out: list[bytes]) -> None:
+        """Write what may be. Blocks come one after the other: until a call is whole, all else waits in order."""
+        before = -1
+        while self._waiting and len(self._waiting) != before:
+            before = len(self._waiting)
+            waiting, self._waiting = self._waiting, []
+            for one in waiting:
+                if isinstance(one, ToolCallDelta) and self._open == "tool_use" and one.index == self._tool:
+                    self._add_arguments(one, out)
+                elif self._waiting or (self._open == "tool_use" and not self._is_call_whole()):
+                    self._waiting.append(one)
+                elif isinstance(one, Delta):
+                    self._add_words(one, out)
+                elif one.index not in self._told:  # what comes for a call that was whole is none of its arguments
+                    self._begin_call(one, out)
 
     def _add_words(self, delta: Delta, out: list[bytes]) -> None:
         if delta.reasoning or delta.signature:
@@ -125,21 +138,26 @@ class MessagesDialect:
             self._begin("text", {"type": "text", "text": ""}, out)
             self._put({"type": "text_delta", "text": text}, out)
 
-    def _add_call(self, piece: ToolCallDelta, out: list[bytes]) -> None:
-        """Write a piece of a call. Blocks come one after the other: all else waits until the first call is whole."""
-        if self._open == "tool_use" and piece.index != self._tool:
-            self._later.setdefault(piece.index, []).append(piece)
-        else:
-            self._write_call(piece, out)
+    def _begin_call(self, piece: ToolCallDelta, out: list[bytes]) -> None:
+        self._end(out)
+        self._tool, self._arguments = piece.index, []
+        self._told.add(piece.index)
+        self._begin("tool_use", {"type": "tool_use", "id": piece.id or "", "name": piece.name or "", "input": {}}, out)
+        self._add_arguments(piece, out)
 
-    def _write_call(self, piece: ToolCallDelta, out: list[bytes]) -> None:
-        if self._open != "tool_use":
-            self._end(out)
-            self._tool = piece.index
-            head = {"type": "tool_use", "id": piece.id or "", "name": piece.name or "", "input": {}}
-            self._begin("tool_use", head, out)
+    def _add_arguments(self, piece: ToolCallDelta, out: list[bytes]) -> None:
         if piece.arguments:
+            self._arguments.append(piece.arguments)
             self._put({"type": "input_json_delta", "partial_json": piece.arguments}, out)
+
+    def _is_call_whole(self) -> bool:
+        """Whether the arguments of the call whose block is open are a whole object: then nothing of it can follow."""
+        if not self._arguments or not self._arguments[-1].rstrip().endswith("}"):
+            return False
+        try:
+            return isinstance(msgspec.json.decode("".join(self._arguments)), dict)
+        except NOT_JSON:
+            return False
 
     def _begin(self, kind: str, head: dict[str, Any], out: list[bytes]) -> None:
         if self._open != kind:
@@ -206,7 +224,7 @@ def _object(arguments: str) -> dict[str, Any]:
     """Return a call's arguments as the object that this dialect has; a model may have written something else."""
     try:
         value = msgspec.json.decode(arguments or "{}")
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return {"arguments": arguments}
     return value if isinstance(value, dict) else {"arguments": value}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -63,6 +64,34 @@ def test_words_thoughts_and_calls_come_whole_in_any_order(moves: list[Any]) -> N
     assert {block["id"]: block["input"]["x"] for block in content if block["type"] == "tool_use"} == {
         f"call_{index}": text for index, text in pieces.items()
     }
+
+
+def call(index: int, arguments: str, name: str | None = None) -> Delta:
+    return Delta(tool_calls=(ToolCallDelta(index, arguments, name and f"call_{index}", name),))
+
+
+def test_a_call_is_told_as_soon_as_the_one_before_it_is_whole() -> None:
+    """A client may begin to work on the second call while the third is being written."""
+    dialect = MessagesDialect("m", "0-1")
+    moves = [call(0, "", "clock"), call(0, '{"city":'), call(0, '"Bern"}'), call(1, "", "weather"), call(1, '{"a":1}')]
+    written = [dialect.pieces(REPLY, [move]).decode() for move in [*moves, Delta(text="There."), call(1, " ")]]
+
+    assert [sorted(set(re.findall(r"content_block_\w+", events))) for events in written] == [
+        ["content_block_start"],
+        ["content_block_delta"],
+        ["content_block_delta"],
+        ["content_block_start", "content_block_stop"],
+        ["content_block_delta"],
+        ["content_block_delta", "content_block_start", "content_block_stop"],
+        [],
+    ]
+
+
+def test_calls_that_come_at_once_wait_for_each_other() -> None:
+    """Pieces of two calls by turns: the second waits until the first is whole, and then comes with all that it has."""
+    moves = [call(0, '{"a":', "one"), call(1, '{"b":', "two"), call(0, "1}"), call(1, "2}")]
+
+    assert [block["input"] for block in built(*moves)["content"]] == [{"a": 1}, {"b": 2}]
 
 
 def test_each_signed_thought_is_a_block_of_its_own() -> None:
