@@ -23,10 +23,13 @@ def tokens_of(delta: Delta) -> int:
     bytes for one that is too long for that."""
     if delta.token_ids:
         return len(delta.token_ids)
-    size = len((delta.text + delta.refusal + delta.reasoning).encode())
+    words = delta.text + delta.refusal + delta.reasoning
+    size = len(words) if words.isascii() else len(words.encode())
     if delta.tool_calls:
         size += sum(len(call.arguments.encode()) + len(call.name or "") for call in delta.tool_calls)
-    return int(delta.has_content) if size <= LONGEST_USUAL_TOKEN else -(-size // BYTES_PER_TOKEN)
+    if size > LONGEST_USUAL_TOKEN:
+        return -(-size // BYTES_PER_TOKEN)
+    return 1 if size else int(delta.has_content)
 
 
 def probable_usage(request: Request, whole: WholeReply, most: int) -> Usage:

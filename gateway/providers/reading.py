@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.errors import UpstreamError, UpstreamFailure
+from gateway.providers.like_chunks import LikeChunks
 from protocol.events import Event, ReplyEnd
 from protocol.sse import EventReader, EventStreamTooLong
 
@@ -37,6 +38,7 @@ class SseEvents(ABC):
     def __init__(self) -> None:
         self.failure: UpstreamFailure | None = None
         self._reader = EventReader()
+        self._like = LikeChunks(self._read_event)
         self._is_done = False  # the terminal marker has come
 
     def feed(self, piece: bytes) -> list[Event]:
@@ -46,7 +48,13 @@ class SseEvents(ABC):
             for event in self._reader.feed(piece):
                 if self._is_done:
                     break
+                if (words := self._like.read(event.data)) is not None:
+                    events.append(words)
+                    continue
+                known = len(events)
                 self._read_event(event.data, events)
+                if len(events) == known + 1:
+                    self._like.learn(event.data, events[known])
         except EventStreamTooLong as exc:
             self.failure = UpstreamError("The upstream sent an event that is too long.", outcome="malformed")
             self.failure.__cause__ = exc

@@ -82,7 +82,8 @@ class ChatDialect:
         self._created = created
         options = request.stream_options
         self._tells_usage = bool(options and options.include_usage)
-        self._head = b""
+        self._head = b""  # of every chunk, up to its choices
+        self._tail = b',"usage":null}\n\n' if self._tells_usage else b"}\n\n"
         self._begun: set[int] = set()
         self._thoughts: dict[int, _Thoughts] = {}  # by choice, where there are any
 
@@ -113,29 +114,30 @@ class ChatDialect:
     def _piece(self, reply: Reply, event: Event) -> bytes:
         match event:
             case Delta():
-                return self._chunk(reply, b"[" + self._delta(event) + b"]", b"null" if self._tells_usage else b"")
+                return (self._head or self._begin(reply)) + self._choice(event) + self._tail
             case UsageReport(usage):
                 if not self._tells_usage:
                     return b""
-                return self._chunk(reply, b"[]", msgspec.json.encode(usage_object(usage, reply.record.cost_nanousd)))
+                counted = msgspec.json.encode(usage_object(usage, reply.record.cost_nanousd))
+                return (self._head or self._begin(reply)) + b'[],"usage":' + counted + b"}\n\n"
             case ReplyEnd():
                 return DONE
 
-    def _chunk(self, reply: Reply, choices: bytes, usage: bytes) -> bytes:
-        if not self._head:
-            head = {
-                "id": self._id,
-                "object": "chat.completion.chunk",
-                "created": self._created,
-                "model": self._asked,
-                "model_used": reply.target.model.name,
-            }
-            self._head = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":'
-        if usage:
-            return self._head + choices + b',"usage":' + usage + b"}\n\n"
-        return self._head + choices + b"}\n\n"
+    def _begin(self, reply: Reply) -> bytes:
+        head = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._asked,
+            "model_used": reply.target.model.name,
+        }
+        self._head = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":'
+        return self._head
 
-    def _delta(self, delta: Delta) -> bytes:
+    def _choice(self, delta: Delta) -> bytes:
+        if delta.text and delta.index in self._begun and delta == Delta(delta.index, delta.text):  # as nearly all are
+            words = msgspec.json.encode(delta.text)
+            return b'[{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}]' % (delta.index, words)
         piece = _DeltaOut(
             content=delta.text or None, refusal=delta.refusal or None, reasoning_content=delta.reasoning or None
         )
@@ -152,7 +154,7 @@ class ChatDialect:
             piece = msgspec.structs.replace(piece, role="assistant", content=content)
         reason = b'"%s"' % delta.finish_reason.value.encode() if delta.finish_reason is not None else b"null"
         logprobs = bytes(delta.logprobs) if delta.logprobs is not None else b"null"
-        body = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}'
+        body = b'[{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}]'
         return body % (delta.index, msgspec.json.encode(piece), logprobs, reason)
 
 
