@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.config_fields import Faults, Fields, Read, complain, meant
 from gateway.config_models import name_in, name_of, read_model
@@ -31,6 +33,7 @@ from router.targets import Endpoint, ModelSpec
 T = TypeVar("T")
 Format = Literal["openai", "anthropic"]
 
+REPLICA_SILENT = 5.0  # seconds
 _TIMEOUTS = {"connect": duration, "first_token": duration, "between_tokens": duration, "total": duration}
 _RETRIES = {"attempts": integer(1, 10), "budget": number(0, 10)}
 _BREAKER = {
@@ -110,14 +113,18 @@ def _provider(node: Node, faults: Faults) -> ProviderSettings:
     if len(set(endpoints)) < len(endpoints):
         complain(fields.node("endpoints") or node, faults, "the same endpoint twice")
     nothing: tuple[str, ...] = ()
+    self_hosted = fields.get("self_hosted", switch, False)
+    # A replica says every second that it lives; where another can go on, one that does not is soon given up.
+    usual = Timeouts(between_tokens=REPLICA_SILENT) if self_hosted and len(endpoints) > 1 else Timeouts()
+    read_timeouts = struct_of(partial(replace, usual), _TIMEOUTS)
     provider = ProviderSettings(
         name=name_of(node),
         format=wire,
         api_keys=fields.get("api_keys", secrets(0), nothing),
         endpoints=endpoints,
-        self_hosted=fields.get("self_hosted", switch, False),
+        self_hosted=self_hosted,
         concurrency=fields.find("concurrency", integer(1)),
-        timeouts=fields.get("timeouts", struct_of(Timeouts, _TIMEOUTS), Timeouts()),
+        timeouts=fields.get("timeouts", read_timeouts, usual),
         retries=fields.get("retries", struct_of(Retries, _RETRIES), Retries()),
         breaker=fields.get("breaker", struct_of(BreakerPolicy, _BREAKER), BreakerPolicy()),
         allow_fields=frozenset(fields.get("allow_fields", list_of(text, what="field names"), nothing)),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, TypeVar
@@ -197,7 +197,7 @@ def list_of(read: Read[T], *, what: str, least: int = 0) -> Read[tuple[T, ...]]:
     return read_all
 
 
-def struct_of(kind: type[T], readers: Mapping[str, Read[Any]], needed: tuple[str, ...] = ()) -> Read[T]:
+def struct_of(kind: Callable[..., T], readers: Mapping[str, Read[Any]], needed: tuple[str, ...] = ()) -> Read[T]:
     """Make a reader of a flat struct; keys that are absent keep the struct's own defaults."""
 
     def read(node: Node, faults: Faults) -> T | None:

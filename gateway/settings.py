@@ -16,7 +16,7 @@ from router.targets import Endpoint, ModelSpec
 class Timeouts(Struct, frozen=True, kw_only=True):
     connect: float = 2.0
     first_token: float = 20.0
-    between_tokens: float = 30.0
+    between_tokens: float = 30.0  # for replicas of our own engine until it says anything at all
     total: float = 600.0
 
 

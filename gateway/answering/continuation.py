@@ -70,7 +70,9 @@ class Source:
         assert answering.response is not None and answering.events is not None
         if answering.events.failure is not None:
             raise answering.events.failure
-        if has_grown:  # its next token is awaited from now on: what a slow client took is not the upstream's
+        # Its next token is awaited from now on: what a slow client took is not the upstream's. Of our own engine any
+        # word is enough: it says that it lives while a reply has to wait there.
+        if has_grown or self._progress is not None:
             self._grew = now
         timeouts = answering.provider.timeouts
         silent, late = self._grew + timeouts.between_tokens, self._call.started + timeouts.total

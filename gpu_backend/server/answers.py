@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import aclosing
 from typing import Any, Protocol
 
+from gpu_backend.server.engine_client import EngineClient
 from gpu_backend.server.errors import EngineFailed
 from gpu_backend.server.front import Front
 from gpu_backend.server.generation import Generation, Job
@@ -17,6 +19,9 @@ from protocol.leaving import ended_when_client_leaves
 from protocol.sse import DONE, encode_event
 
 log = logging.getLogger("gpu_backend")
+
+BEAT = 1.0  # seconds of silence until a stream says that the engine lives
+ALIVE = b": alive\n\n"  # a comment: nothing to whoever reads events
 
 
 class Dialect(Protocol):
@@ -61,9 +66,11 @@ class InferenceResponse:
             first = await anext(pieces)  # before the status goes out: a failure may still have its own
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
             await send({"type": "http.response.start", "status": 200, "headers": _headers(headers, self._request_id)})
+            pulse = Pulse(send, self._front.engine)
             try:
                 await self._send_pieces(first, send)
                 async for some in pieces:
+                    pulse.said_something()
                     await self._send_pieces(some, send)
                 usage = self._dialect.usage_chunk(generation.usage())
                 await _send_more(send, (encode_event(usage) if usage else b"") + DONE)
@@ -73,12 +80,47 @@ class InferenceResponse:
                     log.exception("a stream broke off (request %s)", self._request_id)
                 error = exc if isinstance(exc, ServiceError) else EngineFailed("The reply broke off inside the engine.")
                 await _send_more(send, encode_event(encode(error.body())))
+            finally:
+                pulse.stop()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_pieces(self, pieces: list[Piece], send: Any) -> None:
         events = [encode_event(chunk) for piece in pieces for chunk in self._dialect.chunks(piece)]
         if events:
             await _send_more(send, b"".join(events))
+
+
+class Pulse:
+    """Says a comment on a stream that is silent while the engine's process still reports: the reply waits and is not lost.
+
+    Whoever reads the stream can so tell within seconds a replica that stands still from one that is busy. Stop it.
+    """
+
+    def __init__(self, send: Any, engine: EngineClient) -> None:
+        self._send = send
+        self._engine = engine
+        self._heard = engine.num_heard
+        self._loop = asyncio.get_running_loop()
+        self._said = self._loop.time()
+        self._saying: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(BEAT, self._beat)
+
+    def said_something(self) -> None:
+        """The stream said something of its own."""
+        self._said = self._loop.time()
+
+    def stop(self) -> None:
+        """Say nothing more."""
+        self._timer.cancel()
+        if self._saying is not None:
+            self._saying.cancel()
+
+    def _beat(self) -> None:
+        is_silent = self._loop.time() - self._said >= BEAT
+        if is_silent and self._engine.num_heard != self._heard and (self._saying is None or self._saying.done()):
+            self._saying = self._loop.create_task(_send_more(self._send, ALIVE))
+        self._heard = self._engine.num_heard
+        self._timer = self._loop.call_later(BEAT, self._beat)
 
 
 async def send_json(send: Any, body: bytes, request_id: str) -> None:

@@ -80,6 +80,7 @@ class EngineClient:
         self.ready: Ready | None = None
         self.load: LoadReport | None = None
         self.restarts = 0
+        self.num_heard = 0  # times that a process said something: reports come every second, also from an idle one
         self._busy_before = 0.0  # seconds in steps of processes that died
         self._opened: float | None = None
         self._config = config
@@ -178,6 +179,7 @@ class EngineClient:
                 self._loop.call_soon_threadsafe(self._lost, process)
 
     def _deliver(self, events: tuple[Event, ...]) -> None:
+        self.num_heard += 1
         for event in events:
             match event:
                 case NewTokens() | Embedding():

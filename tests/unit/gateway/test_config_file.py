@@ -76,6 +76,21 @@ def test_smallest_file_takes_the_defaults(tmp_path: Path) -> None:
     assert (settings.drain, settings.queue.wait, settings.journal_fsync) == (60.0, 10.0, "never")
 
 
+def test_replicas_of_our_own_are_given_up_sooner_where_another_can_go_on(tmp_path: Path) -> None:
+    """Unless the file says otherwise; what else it says of timeouts changes nothing about that."""
+    two = "[{region: a, base_url: 'http://gpu-0/v1'}, {region: b, base_url: 'http://gpu-1/v1'}]"
+    said = {"two": "", "slow": "timeouts: {between_tokens: 20s}, ", "late": "timeouts: {first_token: 60s}, "}
+    providers = [
+        f"      {name}: {{format: openai, self_hosted: true, {more}endpoints: {two}}}" for name, more in said.items()
+    ]
+    one = "      one: {format: openai, self_hosted: true, endpoints: [{region: a, base_url: 'http://gpu-0/v1'}]}"
+    settings = load(tmp_path, HEAD.replace("providers:\n", "providers:\n" + "\n".join([*providers, one]) + "\n"))
+
+    waits = {name: provider.timeouts.between_tokens for name, provider in settings.providers.items()}
+    assert [waits[name] for name in ("two", "slow", "late", "one")] == [5.0, 20.0, 5.0, 30.0]
+    assert settings.providers["late"].timeouts.first_token == 60.0
+
+
 def test_everything_can_be_said(tmp_path: Path) -> None:
     """Each section of the file lands where Settings keeps it, durations as seconds and dollars as nano-dollars."""
     settings = load(

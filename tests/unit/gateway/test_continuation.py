@@ -63,10 +63,12 @@ class Replica:
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)  # that it was asked with
+    waits: list[float] = field(default_factory=list)  # seconds for which its next piece was awaited at the most
     is_closed: bool = False
 
     async def next_piece(self, patience: float = 0.0) -> bytes | None:
         """Return the next piece, or raise what comes in its place."""
+        self.waits.append(patience)
         if not self.pieces:
             return None
         piece = self.pieces.pop(0)
@@ -330,6 +332,24 @@ async def test_upstreams_that_are_not_ours_are_not_asked_to_go_on() -> None:
         await scene.read()
 
     assert scene.outcomes == ["reset", "reset"]
+
+
+@pytest.mark.parametrize(("place", "waits"), [(0, [30.0, 30.0, 30.0]), (1, [30.0, 10.0, -10.0])], ids=["own", "else"])
+async def test_a_replica_that_says_that_it_lives_is_waited_for(place: int, waits: list[float]) -> None:
+    """Its replies may have to wait: any word of it will do. From others a comment is no token."""
+    lives = b": alive\n\n"
+    scene = Scene(Replica([said("He"), lives, lives, END]))
+    scene.replicas["spare"].pieces = [said("He"), lives, lives, END]
+    scene.route = replace(scene.route, targets=scene.route.targets[place:])
+    answering = await send_along_route(scene.services, scene.call, scene.route, scene.log)
+    source = Source(scene.services, scene.call, scene.route, answering, scene.log)
+    replica = list(scene.replicas.values())[place]
+    replica.waits.clear()
+    for _ in range(3):
+        await source.next_events(has_grown=False)
+        scene.clock.move(20.0)
+
+    assert replica.waits == waits
 
 
 async def test_a_token_whose_score_did_not_come_is_made_again() -> None:

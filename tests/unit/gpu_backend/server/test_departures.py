@@ -12,6 +12,7 @@ import pytest
 
 from gpu_backend.engine.messages import Abort, Command, Event, Generate, NewTokens
 from gpu_backend.engine.sequence import FinishReason
+from gpu_backend.server import answers
 from tests.support.fake_engine import TIMINGS, FakeEngine, silent
 from tests.support.front import CHAT, running_front, token_ids
 
@@ -53,6 +54,21 @@ def test_a_stream_that_breaks_ends_in_an_error_and_no_done(folder: Path) -> None
         assert response.status_code == 200 and first
         assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_error"
         assert "data: [DONE]" not in rest
+
+
+def test_a_stream_that_waits_says_that_the_engine_lives(
+    engine: FakeEngine, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as its process reports: one that stands still is not said to live."""
+    monkeypatch.setattr(answers, "BEAT", 0.05)
+    engine.script = begin_to_speak
+    with http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}, timeout=1.0) as response:
+        lines = response.iter_lines()
+        for _ in range(3):  # a report is due every second, and a beat hears of it once
+            engine.process.say()
+            assert next(line for line in lines if line.startswith(":")) == ": alive"
+        with pytest.raises(httpx.ReadTimeout):
+            next(line for line in lines if line)
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}], ids=["plain", "streamed"])
