@@ -29,6 +29,7 @@ class Call(Struct, frozen=True, kw_only=True):
     wish: Wish
     priority: Priority = "normal"
     extra: Mapping[str, Any] = {}  # top-level fields that we do not know
+    size: int = 0  # bytes of the request as it came
     client_request_id: str | None = None
     idempotency_key: str | None = None  # the same key and request get the same answer, and pay once
     is_batch_item: bool = False

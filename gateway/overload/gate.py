@@ -109,7 +109,7 @@ class Gate:
         targets = {self._rooms[target.key]: target for target in reversed(able)}
         team, is_batch = call.caller.team, call.wish.tier is Tier.BATCH
         began = self._clock.monotonic()
-        ticket = self._turns.join(team.id, team.weight, is_batch, call.priority, targets, began)
+        ticket = self._turns.join(team.id, team.weight, is_batch, call.priority, targets, began, call.size)
         if ticket is None:
             raise self._shed(call, route, targets, "queue_full")
         loop = asyncio.get_running_loop()
@@ -225,7 +225,7 @@ class Gate:
         expected = self._turns.wait_expected(team.id, team.weight, tier is Tier.BATCH, rooms)
         wait = math.ceil(min(max(1.0, expected), LONGEST_TOLD))
         happened = {
-            "queue_full": "and as many of this team's requests as may wait for it do so",
+            "queue_full": "and as many of this team's requests, or as many bytes of them, as may wait for it do so",
             "expired": f"and no place became free within {self._queue.wait:g} s",
         }
         return Overloaded(f"Every target of this model is busy, {happened[why]}. Try again later.", retry_after=wait)

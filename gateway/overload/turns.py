@@ -14,6 +14,7 @@ FIRST_GUESS = 1.0  # seconds that a call holds its slot, before any has ended
 SMOOTHING = 0.1  # the weight of the latest call in what is typical
 LEAST = 0.001  # seconds that a slot counts as held at the least: whoever takes turns for nothing would take them all
 OVERTIME_EVERY = 0.25  # seconds between charges for calls that run longer than is typical
+MOST_BYTES = 64 * 2**20  # of the requests of one team that wait: twice the longest
 LAGS = {"high": 0.0, "normal": 0.25, "low": 0.5}  # of the longest wait: how far a priority puts a call back
 AGES_AFTER = 0.5  # of the longest wait: once a batch call has waited so long,
 EVERY = 4  # the batch tier gets a turn after so many interactive ones
@@ -40,6 +41,7 @@ class Ticket:
     since: float
     lag: float  # seconds that its priority puts it back in its team's queue
     rooms: tuple[Room, ...]
+    size: int = 0  # bytes of its request
     slot: Slot | None = None  # once it was its turn
     is_waiting: bool = True
 
@@ -139,6 +141,7 @@ class Turns:
 
     def __init__(self, per_team: int, wait: float) -> None:
         self.waiting = Counter[str]()  # calls, by team
+        self.bytes_waiting = Counter[str]()  # of their requests
         self._per_team = per_team
         self._wait = wait  # seconds
 
@@ -147,15 +150,26 @@ class Turns:
         self._per_team, self._wait = per_team, wait
 
     def join(
-        self, team: str, weight: float, is_batch: bool, priority: str, rooms: Iterable[Room], now: float
+        self,
+        team: str,
+        weight: float,
+        is_batch: bool,
+        priority: str,
+        rooms: Iterable[Room],
+        now: float,
+        size: int = 0,
     ) -> Ticket | None:
-        """Let a call wait for the first slot of ``rooms``, all of them full; ``None`` when its team's queue is."""
-        if self.waiting[team] >= self._per_team:
+        """Let a call wait for the first slot of ``rooms``, all of them full; ``None`` when its team's queue is.
+
+        ``size``: bytes of its request, which wait in memory.
+        """
+        if self.waiting[team] >= self._per_team or self.bytes_waiting[team] + size > MOST_BYTES:
             return None
-        ticket = Ticket(team, weight, is_batch, now, LAGS[priority] * self._wait, tuple(rooms))
+        ticket = Ticket(team, weight, is_batch, now, LAGS[priority] * self._wait, tuple(rooms), size)
         for room in ticket.rooms:
             room.line_of(is_batch).add(ticket)
         self.waiting[team] += 1
+        self.bytes_waiting[team] += size
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
@@ -166,8 +180,9 @@ class Turns:
         for room in ticket.rooms:
             room.line_of(ticket.is_batch).remove(ticket)
         self.waiting[ticket.team] -= 1
+        self.bytes_waiting[ticket.team] -= ticket.size
         if not self.waiting[ticket.team]:
-            del self.waiting[ticket.team]
+            del self.waiting[ticket.team], self.bytes_waiting[ticket.team]
 
     def release(self, slot: Slot, now: float) -> list[Ticket]:
         """Give a slot back and return the calls whose turn it is now, slots in hand. Twice is once."""

@@ -56,8 +56,9 @@ def services_of(request: Request[Any, Any, Any]) -> Services:
 
 async def read_call(request: Request[Any, Any, Any], kind: type[T], endpoint: str) -> Call:
     """Decode a request's body as ``kind`` and return the call that it makes. Raises BadRequest and its kin."""
-    asked, extra = decode_with_extra(await request.body(), kind)
-    return call_of(request, asked, extra, endpoint)
+    body = await request.body()
+    asked, extra = decode_with_extra(body, kind)
+    return call_of(request, asked, extra, endpoint, len(body))
 
 
 def call_of(
@@ -65,9 +66,13 @@ def call_of(
     asked: Any,
     extra: dict[str, Any],
     endpoint: str,
+    size: int,
     native: MessagesRequest | None = None,
 ) -> Call:
-    """Return the call that a decoded request makes; ``extra`` are its fields unknown to us. Raises BadRequest."""
+    """Return the call that a decoded request of ``size`` bytes makes; ``extra`` are its fields unknown to us.
+
+    Raises BadRequest.
+    """
     services = services_of(request)
     caller: Caller = request.scope["state"]["caller"]
     options = read_options(request.headers, extra)
@@ -90,6 +95,7 @@ def call_of(
         ),
         priority=options.priority,
         extra=extra,
+        size=size,
         client_request_id=request.scope["state"].get("client_request_id"),
         idempotency_key=read_idempotency_key(request.headers),
         created_at=services.clock.now(),

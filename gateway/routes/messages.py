@@ -20,11 +20,12 @@ from protocol.messages import CountRequest, MessagesRequest
 @post("/v1/messages", guards=[team_guard], status_code=200, summary="Answer a conversation, in Anthropic's shapes")
 async def create_message(request: Request[Any, Any, Any]) -> ASGIApp:
     """Answer the last turn of a conversation, whole or as a stream of events."""
-    asked, extra = decode_with_extra(await request.body(), MessagesRequest)
+    body = await request.body()
+    asked, extra = decode_with_extra(body, MessagesRequest)
     check_message(asked)
     if asked.top_k is not None:
         extra["top_k"] = asked.top_k  # our own engine knows it; it has no place in a chat completion
-    call = call_of(request, asked.as_chat(), extra, "messages", native=asked)
+    call = call_of(request, asked.as_chat(), extra, "messages", len(body), native=asked)
     return ReplyResponse(services_of(request), call, MessagesDialect(asked.model, call.request_id))
 
 

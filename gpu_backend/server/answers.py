@@ -91,9 +91,9 @@ class InferenceResponse:
 
 
 class Pulse:
-    """Says a comment on a stream that is silent while the engine's process still reports: the reply waits and is not lost.
+    """Says a comment on a stream that is silent while the engine's process still reports: its reply is not lost.
 
-    Whoever reads the stream can so tell within seconds a replica that stands still from one that is busy. Stop it.
+    Whoever reads the stream can tell within seconds a replica that stands still from one that is busy. Stop it.
     """
 
     def __init__(self, send: Any, engine: EngineClient) -> None:

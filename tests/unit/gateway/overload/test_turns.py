@@ -9,10 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.overload.turns import AGES_AFTER, EVERY, FIRST_GUESS, LAGS, OVERTIME_EVERY, Room, Slot, Ticket, Turns
+from gateway.overload.turns import (
+    AGES_AFTER,
+    EVERY,
+    FIRST_GUESS,
+    LAGS,
+    MOST_BYTES,
+    OVERTIME_EVERY,
+    Room,
+    Slot,
+    Ticket,
+    Turns,
+)
 
 WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.5, "d": 0.25}
 PER_TEAM = 5
+SIZE = MOST_BYTES // 3 - 1  # bytes of the larger requests: three of a team's may wait
 WAIT = 10.0
 teams = st.sampled_from(sorted(WEIGHTS))
 priorities = st.sampled_from(sorted(LAGS))
@@ -32,17 +44,23 @@ class TurnsMachine(RuleBasedStateMachine):
         self.waiting: list[Ticket] = []
         self.gone: list[Ticket] = []
 
-    @rule(team=teams, priority=priorities, is_batch=st.booleans(), wanted=st.sampled_from([(0,), (1,), (0, 1), (1, 0)]))
-    def come(self, team: str, priority: str, is_batch: bool, wanted: tuple[int, ...]) -> None:
+    @rule(
+        team=teams,
+        priority=priorities,
+        is_batch=st.booleans(),
+        wanted=st.sampled_from([(0,), (1,), (0, 1), (1, 0)]),
+        size=st.sampled_from([0, 0, SIZE]),
+    )
+    def come(self, team: str, priority: str, is_batch: bool, wanted: tuple[int, ...], size: int) -> None:
         """A call takes the first free slot of its route, else waits, else is refused."""
         rooms = [self.rooms[place] for place in wanted]
         free = next((room for room in rooms if room.has_free), None)
         if free is not None:
             self.held.append(free.give(team, WEIGHTS[team], is_batch, self.now))
             return
-        before = self.turns.waiting[team]
-        ticket = self.turns.join(team, WEIGHTS[team], is_batch, priority, rooms, self.now)
-        assert (ticket is None) == (before == PER_TEAM)
+        before = [ticket.size for ticket in self.waiting if ticket.team == team]
+        ticket = self.turns.join(team, WEIGHTS[team], is_batch, priority, rooms, self.now, size)
+        assert (ticket is None) == (len(before) == PER_TEAM or sum(before) + size > MOST_BYTES)
         if ticket is not None:
             self.waiting.append(ticket)
 
