@@ -51,18 +51,6 @@ def ask(house: House, **more: Any) -> httpx.Response:
         return client.post("/v1/chat/completions", json={**ASK, **more})
 
 
-def row_of(house: House, answer: httpx.Response) -> dict[str, Any]:
-    """Return the usage record of a call, which is there within two seconds."""
-    deadline = time.monotonic() + 2
-    with house.client(house.admin_key) as admin:
-        while True:
-            found = admin.get(f"/admin/usage-records/{answer.headers['x-request-id']}")
-            if found.status_code == 200:
-                return found.json()
-            assert time.monotonic() < deadline, found.text
-            time.sleep(0.02)
-
-
 @pytest.mark.parametrize(
     ("script", "status", "code"),
     [
@@ -80,7 +68,7 @@ def test_a_fault_before_the_first_token_has_an_honest_status(
     upstream.script(script)
     answer = ask(house, stream=stream)
     error = answer.json()["error"]
-    row = row_of(house, answer)
+    row = house.record_of(answer)
 
     if ASK["model"] == "claude" and code == "invalid_value":
         code = None  # Anthropic's errors have no codes of that kind
@@ -93,7 +81,7 @@ def test_a_stream_ends_at_its_total_deadline(house: House, upstream: ScriptedUps
     """Tokens that keep dripping keep nobody past `timeouts.total`: an error chunk says so, what came is charged."""
     upstream.script("tokens=40,pace=0.25")
     answer = ask(house, stream=True)
-    row = row_of(house, answer)
+    row = house.record_of(answer)
 
     assert "[DONE]" not in answer.text and '"upstream_timeout"' in answer.text
     assert row["status"] == "interrupted" and 3 <= row["output_tokens"] < 40
@@ -103,7 +91,7 @@ def test_an_answer_without_usage_is_charged_by_what_was_seen(house: House, upstr
     """An upstream that counts nothing is counted by its pieces: never zero tokens, never free."""
     upstream.script("usage=none,tokens=7")
     answer = ask(house, stream=True, stream_options={"include_usage": True})
-    row = row_of(house, answer)
+    row = house.record_of(answer)
 
     assert (row["status"], row["output_tokens"]) == ("answered", 7)
     assert row["input_tokens"] > 0 and row["cost_usd"] > 0
@@ -129,7 +117,7 @@ def test_a_client_that_leaves_closes_its_upstream(
 
     assert closed is not None and closed - left < 0.2
     if stream:
-        row = row_of(house, answer)
+        row = house.record_of(answer)
         assert row["status"] == "interrupted"
         assert 1 <= row["output_tokens"] <= upstream.requests[-1].tokens_sent + 1
 

@@ -100,17 +100,6 @@ def breaker_of(house: House, region: str, model: str = "small", provider: str = 
     raise AssertionError(f"no breaker of {model} at {region}")
 
 
-def row_of(house: House, answer: httpx.Response) -> dict[str, Any]:
-    deadline = time.monotonic() + 10
-    with house.client(house.admin_key) as admin:
-        while True:
-            found = admin.get(f"/admin/usage-records/{answer.headers['x-request-id']}")
-            if found.status_code == 200:
-                return found.json()
-            assert time.monotonic() < deadline, found.text
-            time.sleep(0.02)
-
-
 # script, its outcome's name, does it count against the endpoint, what a client sees when there is nowhere else to go,
 # after how many attempts at the one endpoint
 FAULTS = [
@@ -150,11 +139,11 @@ def test_each_fault_before_the_first_token(
     """With another region its answer comes; with none an honest status; the breaker counts what is the endpoint's."""
     us.script(script)
     answer = ask(front, stream=True)
-    row = row_of(front, answer)
+    row = front.record_of(answer)
     counted = breaker_of(front, "us")["failures"]
     eu.script(script)
     refused = ask(front, stream=True, model="spare")
-    attempts = row_of(front, refused)["attempts"]
+    attempts = front.record_of(refused)["attempts"]
 
     assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n")
     assert {attempt["outcome"] for attempt in row["attempts"][:-1]} == {outcome}
@@ -191,7 +180,7 @@ def test_a_dead_region_is_left_alone(front: House, us: ScriptedUpstream, eu: Scr
     assert {answer.status_code for answer in answers} == {200}
     assert opened["state"] == "open" and opened["retry_at"] and "failed" in opened["reason"]
     assert asked < 12 and len(us.requests) == asked
-    assert [attempt["outcome"] for attempt in row_of(front, later)["attempts"]] == ["ok"]
+    assert [attempt["outcome"] for attempt in front.record_of(later)["attempts"]] == ["ok"]
 
 
 def test_a_region_that_is_well_again_is_found(front: House, us: ScriptedUpstream, eu: ScriptedUpstream) -> None:
@@ -347,7 +336,7 @@ def test_a_field_that_an_upstream_does_not_know_is_left_out(front: House, eu: Sc
         eu.script(f"unknown={field}")
         answers = [ask(front, model="odd", stream=True, max_tokens=50) for _ in range(3)]
         bodies = [request.body or {} for request in eu.requests]
-        rows = [row_of(front, answer) for answer in answers]
+        rows = [front.record_of(answer) for answer in answers]
 
         assert all(answer.text.endswith("data: [DONE]\n\n") for answer in answers)
         assert [field in body for body in bodies] == [True, False, False, False]

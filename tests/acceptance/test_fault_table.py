@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -90,7 +89,7 @@ def test_fault(house: House, upstream: ScriptedUpstream, row: Row) -> None:
         answers = list(pool.map(play, pairs))
     for answer, (client, _, streams) in zip(answers, pairs, strict=True):
         check_answer(answer, client, row, streams=streams)
-        check_books(row_of(house, answer), row, streams=streams)
+        check_books(house.record_of(answer), row, streams=streams)
 
 
 def ask(house: House, client: str, model: str, streams: bool) -> httpx.Response:
@@ -140,14 +139,3 @@ def finish_of(event: dict[str, Any]) -> bool:
     return event.get("type") == "message_delta" or any(
         choice.get("finish_reason") for choice in event.get("choices", ())
     )
-
-
-def row_of(house: House, answer: httpx.Response) -> dict[str, Any]:
-    deadline = time.monotonic() + 10
-    with house.client(house.admin_key) as admin:
-        while True:
-            found = admin.get(f"/admin/usage-records/{answer.headers['x-request-id']}")
-            if found.status_code == 200:
-                return found.json()
-            assert time.monotonic() < deadline, found.text
-            time.sleep(0.02)

@@ -134,12 +134,6 @@ def a_team(house: House, **limits: int) -> str:
     return key
 
 
-def row_of(house: House, answer: httpx.Response) -> dict[str, Any]:
-    with house.client(house.admin_key) as admin:
-        until(lambda: admin.get(f"/admin/usage-records/{answer.headers['x-request-id']}").status_code == 200)
-        return admin.get(f"/admin/usage-records/{answer.headers['x-request-id']}").json()
-
-
 def test_calls_beyond_the_slots_wait_for_their_turn(house: House, upstream: ScriptedUpstream) -> None:
     """All are answered, never more at once than there are slots; the wait is told, and is not our overhead."""
     upstream.script("tokens=2,pace=0.15", model="tight")
@@ -150,7 +144,7 @@ def test_calls_beyond_the_slots_wait_for_their_turn(house: House, upstream: Scri
     )
     at_once = [sum(step for _, step in moments[: place + 1]) for place in range(len(moments))]
     waited = [answer for answer in answers if "x-tollgate-queue-ms" in answer.headers]
-    row = row_of(house, waited[0])
+    row = house.record_of(waited[0])
 
     assert [answer.status_code for answer in answers] == [200] * 5
     assert max(at_once) <= SLOTS

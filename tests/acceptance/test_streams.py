@@ -84,7 +84,7 @@ def test_what_fails_after_a_comment_says_so_in_the_stream(slow_house: House, ups
     upstream.script("hang-before-headers")
     with slow_house.client() as client:
         answer = client.post("/v1/chat/completions", json=ASK)
-        row = record(slow_house, answer)
+        row = slow_house.record_of(answer)
 
     lines = lines_of(answer)
     assert answer.status_code == 200 and set(lines[:-1]) == {": keep-alive"}
@@ -142,13 +142,3 @@ def in_flight(house: House) -> float:
             if line.startswith("tollgate_calls_in_flight"):
                 return float(line.rpartition(" ")[2])
     raise AssertionError("no such metric")
-
-
-def record(house: House, answer: httpx.Response) -> dict[str, Any]:
-    """Return a call's usage record, which is there within two seconds."""
-    deadline = time.monotonic() + 2
-    with house.client(house.admin_key) as admin:
-        while (found := admin.get(f"/admin/usage-records/{answer.headers['x-request-id']}")).status_code != 200:
-            assert time.monotonic() < deadline, found.text
-            time.sleep(0.02)
-    return found.json()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import uvicorn
@@ -50,6 +51,17 @@ class House:
         """Return a client that calls with ``key``, the team's unless said otherwise."""
         headers = {"authorization": f"Bearer {key or self.team_key}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=30, **more)  # type: ignore[arg-type]
+
+    def record_of(self, answer: httpx.Response) -> dict[str, Any]:
+        """Return the usage record of a call as the admin route shows it; it is there soon after the answer."""
+        deadline = time.monotonic() + 10
+        with self.client(self.admin_key) as admin:
+            while True:
+                found = admin.get(f"/admin/usage-records/{answer.headers['x-request-id']}")
+                if found.status_code == 200:
+                    return dict(found.json())
+                assert time.monotonic() < deadline, found.text
+                time.sleep(0.02)
 
     def reset_breakers(self) -> None:
         """Forget what upstreams did: close every breaker, and use every key again."""
