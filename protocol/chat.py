@@ -22,7 +22,11 @@ class CacheControl(Struct, frozen=True, omit_defaults=True):
     """Marks the end of a prefix that shall be cached. Only five minutes are priced, so an hour is refused."""
 
     type: Literal["ephemeral"]
-    ttl: Literal["5m"] | None = None
+    ttl: Literal["5m", "1h"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.ttl == "1h":
+            raise ValueError("a cache of an hour has no price here; leave 'ttl' out, or say 5m")
 
 
 class TextPart(Struct, frozen=True, tag="text", omit_defaults=True):
