@@ -9,7 +9,7 @@ import time
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Generate
-from gpu_backend.engine.plan import StepPlan, StepResult
+from gpu_backend.engine.plan import AtOnce, StepPlan, StepResult
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.sequence import SamplingParams
 
@@ -18,7 +18,7 @@ PROMPT = 512
 STEPS = 400
 
 
-class NoDevice:
+class NoDevice(AtOnce):
     """Answers every step at once with the same token."""
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -36,9 +36,9 @@ def measure(num_waiting: int, num_tenants: int) -> tuple[float, float]:
     scheduling, whole = [], []
     schedule = loop.scheduler.schedule
 
-    def timed() -> StepPlan:
+    def timed(may_preempt: bool = True) -> StepPlan | None:
         before = time.thread_time()
-        plan = schedule()
+        plan = schedule(may_preempt)
         scheduling.append(time.thread_time() - before)
         return plan
 

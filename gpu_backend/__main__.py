@@ -82,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-waiting", type=int, default=front["max_waiting"].default, metavar="N", help="requests in the queue")
     add("--drain-seconds", type=float, default=front["drain_seconds"].default, metavar="S", help="after SIGTERM")
     add("--num-threads", type=int, metavar="N", help="of torch on the CPU; torch's own choice if not given")
+    overlaps = "launch a step before the last one's tokens are known; on a GPU if not given"
+    add("--async-scheduling", action=argparse.BooleanOptionalAction, help=overlaps)
     add("--instance-id", metavar="ID", help="name in /load, before a suffix for each start; host and port if not given")
     return parser
 
@@ -104,6 +106,7 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Fr
         num_threads=options.num_threads,
         speculative_method=options.speculative_method,
         num_speculative_tokens=options.num_speculative_tokens,
+        async_scheduling=options.async_scheduling,
     )
     return FrontSettings(
         engine=engine,

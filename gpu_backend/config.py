@@ -43,6 +43,7 @@ class EngineConfig:
     speculative_method: str = "off"  # ngram: the tokens that followed the same text before are guessed and verified
     num_speculative_tokens: int = 4  # guesses for one sequence in one step, at most
     num_threads: int | None = None  # of torch on the CPU; None: torch's own choice
+    async_scheduling: bool | None = None  # launch a step before the last one's tokens are known; None: on a GPU
 
     def __post_init__(self) -> None:
         _one_of("device", self.device, DEVICES)

@@ -13,15 +13,18 @@ import torch
 from torch import Tensor
 
 from gpu_backend.engine.grammar import apply_constraints
-from gpu_backend.engine.plan import SequenceStep
+from gpu_backend.engine.plan import UNKNOWN, SequenceStep
 from gpu_backend.engine.upload import upload
 
 
-def adjust(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
-    """Change ``logits`` (rows, vocab), float32, in place as each row's step asks; other rows are not touched."""
+def adjust(logits: Tensor, steps: Sequence[SequenceStep], last_tokens: Tensor | None = None) -> None:
+    """Change ``logits`` (rows, vocab), float32, in place as each row's step asks; other rows are not touched.
+
+    ``last_tokens`` (rows,) are the last of each step's, on the device: needed where a step says ``UNKNOWN``.
+    """
     _add_bias(logits, steps)
     _forbid_early_ends(logits, steps)
-    _penalise(logits, steps)
+    _penalise(logits, steps, last_tokens)
     if any(step.constraint is not None for step in steps):
         apply_constraints(logits, [(i, step.constraint) for i, step in enumerate(steps) if step.constraint is not None])
 
@@ -48,7 +51,7 @@ def _forbid_early_ends(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
         logits.index_put_((where[:, 0], where[:, 1]), torch.full((), -torch.inf, device=logits.device))
 
 
-def _penalise(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
+def _penalise(logits: Tensor, steps: Sequence[SequenceStep], last_tokens: Tensor | None) -> None:
     rows = [row for row, step in enumerate(steps) if step.sampling.penalises_reply]
     if not rows:
         return
@@ -58,6 +61,10 @@ def _penalise(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
     ]
     repetition, frequency, presence = upload(wishes, logits.device, logits.dtype).t()[:, :, None]
     counts = _count([step.generated for step in asking], logits)
+    unknown = [i for i, step in enumerate(asking) if step.token_ids[-1] == UNKNOWN]
+    if unknown and last_tokens is not None:
+        where = upload([unknown, [rows[i] for i in unknown]], logits.device, torch.long)
+        counts.index_put_((where[0], last_tokens[where[1]]), torch.ones((), device=logits.device), accumulate=True)
     places = upload(rows, logits.device, torch.long)
     part = logits.index_select(0, places)
     if any(step.sampling.penalises_prompt for step in asking):

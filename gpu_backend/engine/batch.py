@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_backend.engine.plan import SequenceStep, StepPlan
+from gpu_backend.engine.plan import UNKNOWN, SequenceStep, StepPlan
 from gpu_backend.kernels.grouping import AttentionGroup, Grouping, by_shape, integers
 
 
@@ -24,6 +24,8 @@ class Batch:
     fresh_blocks: Tensor | None  # partly written in this step, and never before by their owner
     samplers: tuple[SequenceStep, ...]  # sequences that get a next token
     sample_rows: Tensor | None  # the rows of each one's last known token and guesses; None: all rows, in order
+    sampled_to: Tensor  # where in the table of last tokens each one's is kept
+    unknown: tuple[Tensor, Tensor] | None  # rows whose token is in that table, and where
     poolers: tuple[tuple[SequenceStep, slice], ...]  # embeddings, with their rows
     scorers: tuple[tuple[SequenceStep, slice], ...]  # sequences with prompt tokens to score, with these rows
 
@@ -40,11 +42,17 @@ def build_batch(plan: StepPlan, grouping: Grouping, device: torch.device) -> Bat
     fresh: list[int] = []
     samplers: list[SequenceStep] = []
     sample_rows: list[int] = []
+    unknown: tuple[list[int], list[int]] = ([], [])
     poolers: list[tuple[SequenceStep, slice]] = []
     scorers: list[tuple[SequenceStep, slice]] = []
     for step in steps:
         first_row = len(token_ids)
-        token_ids += step.token_ids
+        if step.token_ids[0] == UNKNOWN:
+            unknown[0].append(first_row)
+            unknown[1].append(step.row)
+            token_ids.append(0)
+        else:
+            token_ids += step.token_ids
         positions += range(step.start, step.start + len(step.token_ids))
         slots += _slots(step, grouping.block_size)
         if _ends_in_fresh_block(step, grouping.block_size):
@@ -66,6 +74,8 @@ def build_batch(plan: StepPlan, grouping: Grouping, device: torch.device) -> Bat
         groups=grouping.groups([query_lens[i] for i in order], where, [step.block_table for step in steps]),
         fresh_blocks=integers(fresh, device) if fresh else None,
         samplers=tuple(samplers),
+        sampled_to=integers([step.row for step in samplers], device),
+        unknown=(integers(unknown[0], device), integers(unknown[1], device)) if unknown[0] else None,
         sample_rows=None if len(sample_rows) == len(token_ids) else integers(sample_rows, device),
         poolers=tuple(poolers),
         scorers=tuple(scorers),

@@ -1,13 +1,14 @@
 # One engine step: the scheduler picks sequences and gives them room, the runner computes, the sequences accept what
-# they were given, finished ones leave, and the tokens go out as events.
+# they were given, finished ones leave, and the tokens go out as events. On a device that works by itself a step is
+# launched before the results of the one before are read, so that it never waits for the host.
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count, islice
-from typing import Protocol
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.arrival import refuse_on_arrival
@@ -27,7 +28,7 @@ from gpu_backend.engine.messages import (
     NewTokens,
     Timings,
 )
-from gpu_backend.engine.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
+from gpu_backend.engine.plan import Launched, SequenceStep, StepPlan, StepResult, StepRunner, TokenLogprob
 from gpu_backend.engine.prefix_hashes import shared_hashes
 from gpu_backend.engine.requests import Limits, find_problem, make_sequences, refusal
 from gpu_backend.engine.scheduler import Scheduler
@@ -38,12 +39,14 @@ PATIENCE = 0.005  # seconds that an idle loop waits for a grammar
 FAILURES_IN_A_ROW = 3  # steps that may raise before the device is given up
 
 
-class StepRunner(Protocol):
-    """Computes step plans; the real one is ``runner.Runner``."""
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A step whose result is to be read."""
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Compute one step."""
-        ...
+    plan: StepPlan
+    step: Launched
+    planned: float  # clock readings
+    launched: float
 
 
 class EngineLoop:
@@ -56,6 +59,9 @@ class EngineLoop:
     pass over all of them, and nothing measures apart what a prompt's token and a decode took of it. So prompt tokens
     pay like decodes, tokens found in the prefix cache pay nothing, and what a preempted sequence computes again it pays
     again. The shares of all sequences, whatever became of them, add up to the busy seconds of the load report.
+
+    Where steps overlap, a stop token is known when the next step is launched already: what that computes for a reply
+    that has ended is dropped, and its time belongs to the others in the step; without others the device was idle.
     """
 
     def __init__(
@@ -89,10 +95,14 @@ class EngineLoop:
         self._draining = False
         self._drained = False
         self._failures = 0
+        # Guesses follow the last token, so they wait for it.
+        overlaps = runner.is_asynchronous if config.async_scheduling is None else config.async_scheduling
+        self._overlaps = overlaps and self.scheduler.speculator is None
+        self._due: _Due | None = None
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.scheduler.has_work() or bool(self._grammars)
+        return self.scheduler.has_work() or self._due is not None or bool(self._grammars)
 
     def load(self) -> LoadReport:
         """Describe the engine's state."""
@@ -116,20 +126,46 @@ class EngineLoop:
         """Schedule, run, accept; return what to tell whom. Raises what the runner raised once it fails repeatedly."""
         started = self._clock()
         answers = self._take_compiled()
-        if not self.scheduler.has_work():
-            return [*answers, *self._drain_if_empty()]
-        return [*answers, *self._compute(started)]
+        return [*answers, *self._compute(started), *self._drain_if_empty()]
 
     def _compute(self, started: float) -> list[Event]:
-        plan = self.scheduler.schedule()
-        handed_over = self._clock()
+        events: list[Event] = []
+        plan = self.scheduler.schedule(may_preempt=self._due is None)
+        if plan is None:
+            events += self._settle()
+            plan = self.scheduler.schedule()
+            assert plan is not None, "somebody gives way when nothing is due"
+        launched = self._clock()
+        failure: Exception | None = None
+        step: Launched | None = None
         try:
-            result = self.runner.run(plan)
+            step = self.runner.launch(plan) if plan.sequences or plan.copies else None
         except Exception as error:
-            self._share_failed_step(plan, self._clock() - handed_over)
-            return self._survive(plan, error)
+            failure = error
+        # While the device computes, the tokens of the step before reach whoever waits for them, and their grammars.
+        events += self._settle()
+        if step is not None:
+            self._due = _Due(plan, step, started, launched)
+            try:
+                step.sample()
+            except Exception as error:
+                failure = error
+        if failure is not None:
+            self._due = None
+            return [*events, *self._survive(plan, failure, launched)]
+        return events if self._overlaps else [*events, *self._settle()]
+
+    def _settle(self) -> list[Event]:
+        """Read the result that is due, if one is."""
+        due, self._due = self._due, None
+        if due is None:
+            return []
+        try:
+            result = due.step.result()
+        except Exception as error:
+            return self._survive(due.plan, error, due.launched)
         self._failures = 0
-        return [*self._accept(plan, result, started), *self._drain_if_empty()]
+        return list(self._accept(due.plan, result, due.planned))
 
     def _take(self, command: Generate | Embed) -> list[Event]:
         if self._draining:
@@ -161,23 +197,31 @@ class EngineLoop:
 
     def _accept(self, plan: StepPlan, result: StepResult, started: float) -> Iterator[Event]:
         now = self._clock()
-        seconds_per_token = result.seconds / plan.num_tokens
-        self._meter.count_step(plan.num_tokens, len(result.token_ids), result.seconds)
+        staying = self._staying(plan)
+        num_tokens = sum(len(step.token_ids) for step, _ in staying)
+        seconds_per_token = result.seconds / max(1, num_tokens)
+        gains = result.counts or (1,) * len(result.token_ids)
+        samplers = [step.sequence_id for step in plan.sequences if step.samples]
+        gained = sum(gain for gain, id_ in zip(gains, samplers, strict=True) if self.scheduler.is_running(id_))
+        self._meter.count_step(plan.num_tokens, gained, seconds_per_token * num_tokens)
         tokens = iter(result.token_ids)
         logprobs = iter(result.logprobs or (None,) * len(result.token_ids))
         pooled = iter(result.pooled)
         scored = iter(result.scored)
-        counts = iter(result.counts or (1,) * len(result.token_ids))
+        counts = iter(gains)
         for step in plan.sequences:
+            gain = next(counts) if step.samples else 0
+            new, new_logprobs = tuple(islice(tokens, gain)), tuple(islice(logprobs, gain))
+            hidden_sum = next(pooled) if step.pools else ()
+            scores = next(scored) if step.targets else ()
+            if not self.scheduler.is_running(step.sequence_id):
+                continue
             sequence = self.scheduler.running(step.sequence_id)
             if sequence.admitted is None:
                 sequence.admitted = started
             sequence.gpu_seconds += seconds_per_token * len(step.token_ids)
-            gained = next(counts) if step.samples else 0
-            new, new_logprobs = tuple(islice(tokens, gained)), tuple(islice(logprobs, gained))
-            hidden_sum = next(pooled) if step.pools else ()
-            if step.targets:  # what was scored before a preemption is not reported again
-                sequence.prompt_scores += next(scored)[len(sequence.prompt_scores) - step.start :]
+            if scores:  # what was scored before a preemption is not reported again
+                sequence.prompt_scores += scores[len(sequence.prompt_scores) - step.start :]
             if step.sequence_id in result.failed:
                 self.scheduler.distrust(sequence)
                 problem = "the model's numbers for this request are not finite; change the prompt"
@@ -188,7 +232,7 @@ class EngineLoop:
             elif step.samples:
                 yield from self._accept_tokens(sequence, step, new, new_logprobs, now)
             else:
-                self.scheduler.advance(sequence, len(step.token_ids))
+                self.scheduler.advance(sequence, step.start + len(step.token_ids))
 
     def _accept_tokens(
         self,
@@ -200,6 +244,7 @@ class EngineLoop:
     ) -> Iterator[Event]:
         if step.num_proposed and self.scheduler.speculator is not None:
             self.scheduler.speculator.learn(sequence, step, len(token_ids))
+        sequence.num_awaited -= 1
         reason: FinishReason | None = None
         problem: str | None = None
         taken = 0
@@ -208,13 +253,16 @@ class EngineLoop:
             if constraint is not None and (problem := constraint.accept((token,))):
                 break
             taken += 1
-            reason = sequence.append(token, self._limits.max_model_len)
+            reason = sequence.append(token)
             if constraint is not None and constraint.is_complete:
                 reason = FinishReason.STOP
             if reason is not None:
                 break
         # The last token is known, but not computed; without any, nothing that the step computed counts.
-        self.scheduler.advance(sequence, step.num_known + taken - 1 if taken else 0)
+        end = step.start + (step.num_known + taken - 1 if taken else 0)
+        if step.num_proposed:
+            sequence.num_computed = end
+        self.scheduler.advance(sequence, end)
         if taken:
             yield self._new_tokens(sequence, token_ids[:taken], logprobs[:taken], reason, now)
         if problem:
@@ -248,8 +296,9 @@ class EngineLoop:
         """Add a chunk's hidden states to an embedding; with the last chunk, pool and normalise them."""
         so_far = sequence.hidden_sum or [0.0] * len(hidden_sum)
         sequence.hidden_sum = [a + b for a, b in zip(so_far, hidden_sum, strict=True)]
-        if sequence.remaining > len(step.token_ids):
-            self.scheduler.advance(sequence, len(step.token_ids))
+        end = step.start + len(step.token_ids)
+        if end < sequence.num_prompt:
+            self.scheduler.advance(sequence, end)
             return
         # The mean's divisor cancels out against the norm.
         length = math.hypot(*sequence.hidden_sum) or 1.0
@@ -285,23 +334,30 @@ class EngineLoop:
             gpu_seconds=sequence.gpu_seconds,
         )
 
-    def _share_failed_step(self, plan: StepPlan, seconds: float) -> None:
-        """Book the time of a step that raised: its sequences used the device, whatever they got for it."""
-        self._meter.count_failed_step(seconds)
-        for step in plan.sequences:
-            self.scheduler.running(step.sequence_id).gpu_seconds += seconds / plan.num_tokens * len(step.token_ids)
+    def _staying(self, plan: StepPlan) -> list[tuple[SequenceStep, Sequence]]:
+        """Return the sequences of a step that have not ended since it was planned."""
+        steps = [step for step in plan.sequences if self.scheduler.is_running(step.sequence_id)]
+        return [(step, self.scheduler.running(step.sequence_id)) for step in steps]
 
-    def _survive(self, plan: StepPlan, error: Exception) -> list[Event]:
-        """Fail the sequences of a step that raised, and go on; a device that keeps failing is given up."""
+    def _survive(self, plan: StepPlan, error: Exception, launched: float) -> list[Event]:
+        """Fail the sequences of a step that raised, and go on; a device that keeps failing is given up.
+
+        Its sequences used the device, whatever they got for it, so its time is booked.
+        """
+        seconds = self._clock() - launched
+        staying = self._staying(plan)
+        num_tokens = sum(len(step.token_ids) for step, _ in staying)
+        self._meter.count_failed_step(seconds if staying else 0.0)
+        for step, sequence in staying:
+            sequence.gpu_seconds += seconds / num_tokens * len(step.token_ids)
         self._failures += 1
         if self._failures >= FAILURES_IN_A_ROW:
             raise RuntimeError(f"{self._failures} steps in a row failed") from error
         problem = f"the engine could not compute this request ({type(error).__name__}: {error}); try again"
-        failed = [self.scheduler.running(step.sequence_id) for step in plan.sequences]
         self.blocks.distrust_copies(plan.copies)
-        for sequence in failed:
+        for _, sequence in staying:
             self.scheduler.distrust(sequence)
-        return [*(self._finish(sequence, FinishReason.ERROR, problem) for sequence in failed), *self._drain_if_empty()]
+        return [self._finish(sequence, FinishReason.ERROR, problem) for _, sequence in staying]
 
     def _drain_if_empty(self) -> list[Event]:
         if not self._draining or self._drained or self.has_work():

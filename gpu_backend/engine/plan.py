@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gpu_backend.engine.sequence import SamplingParams
 
 if TYPE_CHECKING:
     from gpu_backend.engine.grammar import Constraint
+
+UNKNOWN = -1  # in place of a token that is still being sampled: the last one of the sequence's row, on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,9 @@ class SequenceStep:
     ``block_table[i]`` is the KV block that holds positions ``i * block_size`` to ``(i + 1) * block_size - 1``; it
     covers every position up to and including the last one computed here. ``samples`` is true when the last token's
     logits are to be turned into the sequence's next token: always for a decode, and for the last chunk of a prefill.
+
+    A step may be planned before the tokens of the one before are known: the token is ``UNKNOWN`` then, and so it is
+    missing in ``generated``. ``row`` is the sequence's place among those that run, for as long as it runs.
     """
 
     sequence_id: int
@@ -36,6 +41,7 @@ class SequenceStep:
     targets: tuple[int, ...] = ()  # prompt tokens to score: each follows the one at its place in ``token_ids``
     constraint: Constraint | None = None  # knows which tokens may come next; None: all
     num_proposed: int = 0  # tokens at the end of ``token_ids`` that are guesses; each place before one is sampled too
+    row: int = 0
 
     @property
     def num_known(self) -> int:
@@ -102,3 +108,57 @@ class StepResult:
     pooled: tuple[tuple[float, ...], ...] = ()
     scored: tuple[tuple[TokenLogprob, ...], ...] = ()  # the targets of each sequence that has any, in the plan's order
     counts: tuple[int, ...] = ()  # of ``token_ids`` and ``logprobs``, for each sequence that ``samples``
+
+
+class Launched(Protocol):
+    """A step that is under way."""
+
+    def sample(self) -> None:
+        """Sample what is not sampled yet: replies whose grammar had to hear of the step before. Call it once."""
+        ...
+
+    def result(self) -> StepResult:
+        """Wait for the step. Raises what went wrong on the device."""
+        ...
+
+
+class StepRunner(Protocol):
+    """Computes step plans; the real one is ``runner.Runner``.
+
+    Steps are computed in the order of their launches. ``is_asynchronous`` says whether ``launch`` comes back before the
+    step is computed, so that there is something to gain by launching a step before the last one's result is read.
+    """
+
+    is_asynchronous: bool
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin to compute a step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A step that was computed at once."""
+
+    outcome: StepResult
+
+    def sample(self) -> None:
+        """Do nothing: the tokens are there."""
+
+    def result(self) -> StepResult:
+        """Return the outcome."""
+        return self.outcome
+
+
+class AtOnce:
+    """A runner that computes a step when it is launched: all of it is ``run``."""
+
+    is_asynchronous = False
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute one step."""
+        raise NotImplementedError
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Compute a step."""
+        return Computed(self.run(plan))

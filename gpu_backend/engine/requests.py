@@ -87,17 +87,18 @@ def refusal(request: Generate | Embed, problem: str, *, is_bad_grammar: bool = F
 def make_sequences(request: Generate | Embed, limits: Limits, ids: Iterator[int], now: float) -> list[Sequence]:
     """Make the sequences of a request, one per reply, with the model's end tokens among their stop tokens."""
     if isinstance(request, Embed):
-        return [_sequence(request, SamplingParams(max_tokens=0), next(ids), now)]
+        return [_sequence(request, SamplingParams(max_tokens=0), limits.max_model_len, next(ids), now)]
     sampling = request.sampling
     if not sampling.ignore_eos:
         sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | limits.eos_token_ids)
-    replies = [_sequence(request, sampling, next(ids), now, index) for index in range(request.n)]
+    limit = min(len(request.prompt_token_ids) + sampling.max_tokens, limits.max_model_len)
+    replies = [_sequence(request, sampling, limit, next(ids), now, index) for index in range(request.n)]
     replies[0].token_ids.extend(request.resume_token_ids)
     return replies
 
 
 def _sequence(
-    request: Generate | Embed, sampling: SamplingParams, sequence_id: int, now: float, reply_index: int = 0
+    request: Generate | Embed, sampling: SamplingParams, limit: int, sequence_id: int, now: float, reply_index: int = 0
 ) -> Sequence:
     return Sequence(
         sequence_id=sequence_id,
@@ -105,6 +106,7 @@ def _sequence(
         prompt_token_ids=request.prompt_token_ids,
         sampling=sampling,
         arrived=now,
+        limit=limit,
         reply_index=reply_index,
         tenant=request.tenant,
         weight=request.weight,

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
-from torch import Tensor
 
 from gpu_backend.config import EngineConfig
-from gpu_backend.engine.batch import Batch, build_batch
+from gpu_backend.engine.batch import build_batch
+from gpu_backend.engine.device_step import DeviceStep, Timer
 from gpu_backend.engine.host_cache import HostCache
-from gpu_backend.engine.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
-from gpu_backend.engine.sampler import report_logprobs, sample
+from gpu_backend.engine.plan import Computed, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.sequence import SamplingParams
-from gpu_backend.engine.verification import num_gained, rows_of
 from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.models.config import ModelConfig, UnsupportedModel
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import Checkpoint, RandomWeights
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-ROWS_TO_SCORE = 128  # logits of so many positions exist at once where a prompt is scored
 GPU_WORKSPACE_BYTES = 1024**3  # activations and logits of a full step
 
 
@@ -53,6 +48,8 @@ class Runner:
                 dtype=self.dtype,
                 device=self.device,
             )
+            # The token sampled last for each row of the scheduler's; a step may be launched before the host knows it.
+            self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.long, device=self.device)
             self.num_host_blocks = config.host_kv_bytes // self._block_bytes
             self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
             self.max_model_len = _possible_length(config, wished, self.num_blocks * self.block_size)
@@ -65,37 +62,36 @@ class Runner:
                 window=max(self.model_config.windows),
             )
 
-    @torch.inference_mode()
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the device computes while the host goes on."""
+        return self.device.type == "cuda"
+
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a step: store its keys and values, and return a token for each sequence that samples."""
-        started = time.perf_counter()
+        """Compute a step from beginning to end."""
+        step = self.launch(plan)
+        step.sample()
+        return step.result()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin a step: its keys and values get stored, and a token is sampled for each sequence that asks for one."""
+        timer = Timer(self.device)
         self._host_cache.make(plan.copies)
+        if not plan.sequences:
+            return Computed(StepResult(plan.step, (), 0.0))
         batch = build_batch(plan, self._grouping, self.device)
+        if batch.unknown is not None:
+            rows, places = batch.unknown
+            batch.token_ids.index_copy_(0, rows, self._last_tokens.index_select(0, places))
         if batch.fresh_blocks is not None:
             # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
             self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
         hidden = self._model.hidden_states(batch, self.kv_cache)
-        tokens, logprobs, failed = self._sample(batch, hidden)
-        failed |= _not_finite(batch, hidden)
-        if retracted := [step for step in batch.samplers if step.num_proposed and step.sequence_id in failed]:
-            self._retract(batch, retracted)
-            failed -= {step.sequence_id for step in retracted}
-            for step in retracted:
-                tokens[step.sequence_id] = logprobs[step.sequence_id] = ()
-        pooled = {step.sequence_id: hidden[rows].float().sum(0) for step, rows in batch.poolers}
-        scored = {step.sequence_id: self._score(step, hidden[rows]) for step, rows in batch.scorers}
-        samplers = [step.sequence_id for step in plan.sequences if step.samples]
-        guessed = any(step.num_proposed for step in batch.samplers)
-        return StepResult(
-            step=plan.step,
-            token_ids=tuple(token for id_ in samplers for token in tokens[id_]),
-            logprobs=tuple(logprob for id_ in samplers for logprob in logprobs[id_]) if any(logprobs.values()) else (),
-            counts=tuple(len(tokens[id_]) for id_ in samplers) if guessed else (),
-            failed=frozenset(failed),
-            pooled=tuple(tuple(pooled[step.sequence_id].tolist()) for step in plan.sequences if step.pools),
-            scored=tuple(scored[step.sequence_id] for step in plan.sequences if step.targets),
-            seconds=time.perf_counter() - started,
-        )
+        step = DeviceStep(plan, batch, self._model, hidden, self.kv_cache, self._last_tokens, timer)
+        if not any(sampler.constraint for sampler in batch.samplers):
+            step.sample()
+        return step
 
     def warm_up(self) -> None:
         """Compute a prefill and a decode of no request, so that the first one does not wait for libraries to get ready.
@@ -112,45 +108,6 @@ class Runner:
     def _block_bytes(self) -> int:
         return self.model_config.kv_floats_per_token * self.block_size * self.dtype.itemsize
 
-    def _sample(
-        self, batch: Batch, hidden: Tensor
-    ) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprob | None, ...]], set[int]]:
-        """Return tokens and log-probabilities by sequence id, and the ids of those whose logits are not finite."""
-        if not batch.samplers:
-            return {}, {}, set()
-        rows = hidden if batch.sample_rows is None else hidden.index_select(0, batch.sample_rows)
-        sampled = sample(self._model.logits(rows), [row for step in batch.samplers for row in rows_of(step)])
-        asked = any(step.sampling.logprobs is not None for step in batch.samplers)
-        tokens: dict[int, tuple[int, ...]] = {}
-        logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
-        failed: set[int] = set()
-        first = 0
-        for step in batch.samplers:
-            count = num_gained(step, sampled.token_ids[first : first + step.num_proposed + 1])
-            tokens[step.sequence_id] = tuple(sampled.token_ids[first : first + count])
-            if asked:
-                logprobs[step.sequence_id] = tuple(sampled.logprobs[first : first + count])
-            if not all(sampled.finite[first : first + count]):
-                failed.add(step.sequence_id)
-            first += step.num_proposed + 1
-        return tokens, logprobs, failed
-
-    def _retract(self, batch: Batch, steps: list[SequenceStep]) -> None:
-        """Put zeros where these steps wrote keys and values: what is not a number would spoil all that comes later."""
-        where = batch.slots.split([len(step.token_ids) for step in batch.steps])
-        ids = {step.sequence_id for step in steps}
-        slots = torch.cat([own for step, own in zip(batch.steps, where, strict=True) if step.sequence_id in ids])
-        self.kv_cache.flatten(1, 2).index_fill_(1, slots, 0)
-
-    def _score(self, step: SequenceStep, hidden: Tensor) -> tuple[TokenLogprob, ...]:
-        """Return the log-probability of each target, some rows at a time: all logits of a long prompt have no room."""
-        scores: list[TokenLogprob] = []
-        targets = torch.tensor(step.targets, device=self.device)
-        for rows, own in zip(hidden.split(ROWS_TO_SCORE), targets.split(ROWS_TO_SCORE), strict=True):
-            counts = [step.sampling.prompt_logprobs or 0] * len(own)
-            scores += report_logprobs(self._model.logits(rows).log_softmax(-1), own, counts)
-        return tuple(scores)
-
     def _affordable_blocks(self, config: EngineConfig, max_model_len: int) -> int:
         """Return how many blocks fit the memory; on the CPU no more than all sequences at full length need."""
         block_bytes = self._block_bytes
@@ -162,18 +119,6 @@ class Runner:
         if room < block_bytes:
             raise UnsupportedModel("the device has no memory left for a KV cache; raise gpu_memory_share or free some")
         return room // block_bytes
-
-
-def _not_finite(batch: Batch, hidden: Tensor) -> set[int]:
-    """Return the ids of sequences that have a hidden state which is not a number, before anyone shares their blocks.
-
-    Even positions before the fault are lost: what is not a number stays so when it is masked.
-    """
-    finite = torch.isfinite(hidden.float().sum(-1))
-    if bool(finite.all()):
-        return set()
-    lens = [len(step.token_ids) for step in batch.steps]
-    return {step.sequence_id for step, rows in zip(batch.steps, finite.split(lens), strict=True) if not rows.all()}
 
 
 def _choose_device(name: str) -> torch.device:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpu_backend.engine.adjustments import adjust
 from gpu_backend.engine.plan import SequenceStep, TokenLogprob
+from gpu_backend.engine.upload import upload
 
 GREEDY_BELOW = 1e-5  # a lower temperature than this means the most likely token
 PHILOX_ROUNDS = 7  # the fewest that pass BigCrush (Salmon et al. 2011, table 2)
@@ -18,30 +19,50 @@ LOW_32 = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """What is reported about some tokens, still on the device, and how many alternatives each of them asks for."""
+
+    own: Tensor  # (tokens,)
+    top: Tensor  # (tokens, most alternatives), the likeliest first
+    top_ids: Tensor
+    counts: tuple[int, ...]
+
+    def read(self) -> list[TokenLogprob]:
+        """Return them as plain numbers, one for each token."""
+        rows = zip(self.counts, self.own.tolist(), self.top_ids.tolist(), self.top.tolist(), strict=True)
+        return [TokenLogprob(own, tuple(zip(ids[:n], values[:n], strict=True))) for n, own, ids, values in rows]
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """One token per row; ``finite[i]`` is false where row i had no usable numbers, and its token means nothing."""
 
-    token_ids: list[int]
-    finite: list[bool]
-    logprobs: list[TokenLogprob | None]
+    token_ids: Tensor
+    finite: Tensor
+    logprobs: Logprobs | None  # of the rows that asked for them, in their order
 
 
-def sample(logits: Tensor, steps: Sequence[SequenceStep]) -> Sampled:
-    """Choose the next token of each step from its row of ``logits`` (rows, vocab), float32, which are used up."""
+def sample(logits: Tensor, steps: Sequence[SequenceStep], last_tokens: Tensor | None = None) -> Sampled:
+    """Choose the next token of each step from its row of ``logits`` (rows, vocab), float32, which are used up.
+
+    ``last_tokens`` (rows,) are the last of each step's, on the device: needed where a step says ``UNKNOWN``.
+    """
     finite = torch.isfinite(logits.sum(-1))
     scored = [row for row, step in enumerate(steps) if step.sampling.logprobs is not None]
-    own_logprobs = logits[scored].log_softmax(-1) if scored else None
-    adjust(logits, steps)
+    which = upload(scored, logits.device, torch.long)
+    own_logprobs = logits.index_select(0, which).log_softmax(-1) if scored else None
+    adjust(logits, steps, last_tokens)
     chosen = logits.argmax(-1)
     warm = [row for row, step in enumerate(steps) if step.sampling.temperature >= GREEDY_BELOW]
     if warm:
-        chosen[warm] = _sample_warm(logits if len(warm) == len(steps) else logits[warm], [steps[row] for row in warm])
-    logprobs: list[TokenLogprob | None] = [None] * len(steps)
+        rows = upload(warm, logits.device, torch.long)
+        part = logits if len(warm) == len(steps) else logits.index_select(0, rows)
+        chosen.index_copy_(0, rows, _sample_warm(part, [steps[row] for row in warm]))
+    logprobs = None
     if own_logprobs is not None:
         counts = [steps[row].sampling.logprobs or 0 for row in scored]
-        for row, report in zip(scored, report_logprobs(own_logprobs, chosen[scored], counts), strict=True):
-            logprobs[row] = report
-    return Sampled(chosen.tolist(), finite.tolist(), logprobs)
+        logprobs = report_logprobs(own_logprobs, chosen.index_select(0, which), counts)
+    return Sampled(chosen, finite, logprobs)
 
 
 def _sample_warm(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
@@ -49,7 +70,7 @@ def _sample_warm(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
 
     Of the tokens, top-k, then top-p of the rest, then min-p may exclude some, but never the likeliest.
     """
-    temperatures = torch.tensor([[step.sampling.temperature] for step in steps], device=logits.device)
+    temperatures = upload([[step.sampling.temperature] for step in steps], logits.device, torch.float32)
     scaled = logits / temperatures
     _exclude_by_top_k(scaled, steps)
     scores = gumbel_noise(steps, logits.shape[-1], logits.device).add_(scaled)
@@ -102,17 +123,13 @@ def _draw_by_top_p(scores: Tensor, logits: Tensor, steps: Sequence[SequenceStep]
         scores.masked_fill_(probabilities <= own, -torch.inf)
 
 
-def report_logprobs(logprobs: Tensor, tokens: Tensor, counts: Sequence[int]) -> list[TokenLogprob]:
+def report_logprobs(logprobs: Tensor, tokens: Tensor, counts: Sequence[int]) -> Logprobs:
     """Return each row's log-probability of its token, with as many of the likeliest beside it as ``counts`` says.
 
     ``logprobs`` (rows, vocab) are what the model itself thought, before bias, penalties, temperature and filters.
     """
-    own = logprobs.gather(-1, tokens[:, None])[:, 0].tolist()
     top = logprobs.topk(min(max(counts), logprobs.shape[-1]), dim=-1)
-    return [
-        TokenLogprob(logprob, tuple(zip(ids[:count], values[:count], strict=True)))
-        for count, logprob, ids, values in zip(counts, own, top.indices.tolist(), top.values.tolist(), strict=True)
-    ]
+    return Logprobs(logprobs.gather(-1, tokens[:, None])[:, 0], top.values, top.indices, tuple(counts))
 
 
 def gumbel_noise(steps: Sequence[SequenceStep], vocab_size: int, device: torch.device) -> Tensor:
@@ -125,7 +142,7 @@ def gumbel_noise(steps: Sequence[SequenceStep], vocab_size: int, device: torch.d
         [s.start + len(s.token_ids), s.reply_index, s.sampling.seed & LOW_32, s.sampling.seed >> 32 & LOW_32]
         for s in steps
     ]
-    position, reply, key_low, key_high = torch.tensor(columns, device=device).t()[:, :, None]
+    position, reply, key_low, key_high = upload(columns, device, torch.long).t()[:, :, None]
     quads = torch.arange(-(-vocab_size // 4), device=device)[None]
     words = philox((quads, position, reply, torch.zeros_like(reply)), (key_low, key_high), PHILOX_ROUNDS)
     bits = torch.stack(words, dim=-1).view(len(steps), -1)[:, :vocab_size]

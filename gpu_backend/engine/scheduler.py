@@ -13,7 +13,7 @@ from gpu_backend.config import EngineConfig
 from gpu_backend.engine.admission import Admission
 from gpu_backend.engine.blocks import BlockManager
 from gpu_backend.engine.budget import StepBudget
-from gpu_backend.engine.plan import SequenceStep, StepPlan
+from gpu_backend.engine.plan import UNKNOWN, SequenceStep, StepPlan
 from gpu_backend.engine.prefix_hashes import extend_hashes
 from gpu_backend.engine.sequence import Sequence
 from gpu_backend.engine.speculation import Speculator
@@ -44,6 +44,7 @@ class Scheduler:
         self._max_seqs = config.max_num_seqs
         self._prefix_caching = config.prefix_caching
         self._running: dict[int, Sequence] = {}  # in the order of admission
+        self._rows = list(range(config.max_num_seqs))  # that nobody has
         self._by_request: dict[str, list[Sequence]] = {}
         self._step = 0
 
@@ -64,6 +65,10 @@ class Scheduler:
     def running(self, sequence_id: int) -> Sequence:
         """Return the running sequence of that id."""
         return self._running[sequence_id]
+
+    def is_running(self, sequence_id: int) -> bool:
+        """Whether a sequence has blocks: one that has ended, or waits, has none."""
+        return sequence_id in self._running
 
     def add(self, replies: list[Sequence]) -> None:
         """Queue all replies of one request. The first computes the prompt; the others then share its full blocks."""
@@ -89,6 +94,7 @@ class Scheduler:
         if self._running.pop(sequence.sequence_id, None) is not None:
             self.blocks.release(sequence.block_table)
             sequence.block_table = []
+            self._rows.append(sequence.row)
             self.admission.leave(sequence)
         elif leader := self._leader_of(sequence):
             leader.followers.remove(sequence)
@@ -96,18 +102,27 @@ class Scheduler:
             self.admission.remove(sequence)
         self._promote(sequence)
 
-    def schedule(self) -> StepPlan:
-        """Choose what the next step computes, and give it room. The plan is empty only if there is no work."""
-        self._step += 1
-        for sequence in self.admission.who_yields(self._running.values()):
+    def schedule(self, may_preempt: bool = True) -> StepPlan | None:
+        """Choose what the next step computes, and give it room. The plan is empty if there is nothing to compute.
+
+        A planned step counts as computed. Where results of earlier ones are due, nobody ``may_preempt``: then None says
+        that somebody must give way first, and is to be asked for again when all tokens are known.
+        """
+        yielding = self.admission.who_yields(self._running.values())
+        if yielding and not may_preempt:
+            return None
+        for sequence in yielding:
             self._preempt(sequence)
         preemptions = self.num_preemptions
         block_size = self.blocks.block_size
         for sequence in list(self._running.values()):
-            if len(sequence.block_table) * block_size <= sequence.num_computed:
-                self._make_room(sequence)
-        steps = [self._share(sequence, 1) for sequence in self._running.values() if sequence.remaining == 1]
-        prompts = [sequence for sequence in self._running.values() if sequence.remaining > 1]
+            is_full = len(sequence.block_table) * block_size <= sequence.num_computed
+            if is_full and sequence.can_go_on and not self._make_room(sequence, may_preempt):
+                return None
+        self._step += 1
+        ready = [sequence for sequence in self._running.values() if sequence.can_go_on]
+        steps = [self._share(sequence, 1) for sequence in ready if sequence.remaining == 1]
+        prompts = [sequence for sequence in ready if sequence.remaining > 1]
         long = [sequence for sequence in prompts if sequence.remaining > self._config.max_num_batched_tokens]
         budget = StepBudget(self._config, self._config.step_cost, steps, bool(long))
         steps += [self._share(s, n) for s in prompts if s not in long and (n := budget.take(s))]
@@ -121,14 +136,13 @@ class Scheduler:
             steps = self.speculator.extend(steps, self._running, self.blocks)
         return StepPlan(self._step, tuple(steps), self.blocks.take_copies())
 
-    def advance(self, sequence: Sequence, num_tokens: int) -> None:
-        """Book that a step computed that many tokens of a running sequence; full blocks can be found from now on."""
-        sequence.num_computed += num_tokens
+    def advance(self, sequence: Sequence, end: int) -> None:
+        """Book that a running sequence's first ``end`` tokens are computed; full blocks can be found from now on."""
         if self.speculator is not None:
             self._give_back(sequence)
         if not sequence.pools:
-            self._publish(sequence)
-        if sequence.followers and sequence.num_computed >= sequence.num_prompt:
+            self._publish(sequence, end)
+        if sequence.followers and end >= sequence.num_prompt:
             self.admission.add_first(sequence.followers)
             sequence.followers = []
 
@@ -150,8 +164,9 @@ class Scheduler:
         for sequence in self._running.values():
             covered = len(sequence.block_table) * self.blocks.block_size
             assert covered >= sequence.num_computed, "a sequence was computed beyond its blocks"
-            assert sequence.remaining >= 1, "a running sequence has nothing to compute"
-        assert len(self._running) <= self._max_seqs
+            assert sequence.remaining >= (0 if sequence.pools else 1), "a running sequence has nothing to compute"
+        rows = [*self._rows, *(sequence.row for sequence in self._running.values())]
+        assert sorted(rows) == list(range(self._max_seqs)), "a row is lost, or belongs to two"
         queued = list(self._queued())
         assert all(s.num_computed == 0 and not s.block_table for s in queued), "a waiting sequence holds blocks"
         everyone = sorted(s.sequence_id for s in chain(self._running.values(), queued))
@@ -162,10 +177,13 @@ class Scheduler:
     def _share(self, sequence: Sequence, num_tokens: int) -> SequenceStep:
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
         sampling = sequence.sampling
-        samples = end == len(sequence.token_ids) and not sequence.pools
+        samples = end == len(sequence.token_ids) + sequence.num_awaited and not sequence.pools
+        sequence.num_computed = end
+        token_ids = (UNKNOWN,) if sequence.num_awaited else tuple(sequence.token_ids[start:end])
+        sequence.num_awaited += samples
         return SequenceStep(
             sequence_id=sequence.sequence_id,
-            token_ids=tuple(sequence.token_ids[start:end]),
+            token_ids=token_ids,
             start=start,
             block_table=tuple(sequence.block_table[: self.blocks.blocks_for(end)]),
             samples=samples,
@@ -177,6 +195,7 @@ class Scheduler:
             targets=() if sequence.unscored_from is None else sequence.prompt_token_ids[start + 1 : end + 1],
             constraint=sequence.constraint if samples else None,
             generated=sequence.generated() if samples and sampling.penalises_reply else b"",
+            row=sequence.row,
         )
 
     def _give_back(self, sequence: Sequence) -> None:
@@ -186,17 +205,22 @@ class Scheduler:
             self.blocks.release(sequence.block_table[needed:])
             del sequence.block_table[needed:]
 
-    def _make_room(self, sequence: Sequence) -> None:
-        """Give a decode the block its next token needs, at somebody's cost, which may be its own."""
+    def _make_room(self, sequence: Sequence, may_preempt: bool) -> bool:
+        """Give a decode the block its next token needs, at somebody's cost, which may be its own, if that may be."""
         while sequence.sequence_id in self._running:
             block = self.blocks.allocate_block(sequence.tenant)
             if block is not None:
                 sequence.block_table.append(block)
-                return
+                return True
+            if not may_preempt:
+                return False
             self._preempt(self.admission.who_gives_way(self._running.values()))
+        return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        assert not sequence.num_awaited, "a sequence gives way while its next token is under way"
         del self._running[sequence.sequence_id]
+        self._rows.append(sequence.row)
         self.blocks.release(sequence.block_table)
         sequence.restart()
         self.admission.put_back(sequence)
@@ -227,6 +251,7 @@ class Scheduler:
             self.admission.refuse(sequence)
             return None
         self._running[sequence.sequence_id] = sequence
+        sequence.row = self._rows.pop()
         sequence.block_table = list(allocation.block_table)
         sequence.num_computed = allocation.num_cached * self.blocks.block_size
         sequence.num_published = allocation.num_cached
@@ -247,8 +272,8 @@ class Scheduler:
             self.prompt_tokens_seen += sequence.num_prompt
             self.prompt_tokens_found += sequence.cached_tokens
 
-    def _publish(self, sequence: Sequence) -> None:
-        full = sequence.num_computed // self.blocks.block_size
+    def _publish(self, sequence: Sequence, end: int) -> None:
+        full = end // self.blocks.block_size
         if full > sequence.num_published:
             self._extend_hashes(sequence)
             for index in range(sequence.num_published, full):

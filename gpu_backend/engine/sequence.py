@@ -80,7 +80,8 @@ class Sequence:
     """One reply, or one prompt to embed: its tokens, its blocks, and the clock readings its timings come from.
 
     The scheduler owns it. ``token_ids`` are the prompt and what was generated; the KV of the first ``num_computed`` of
-    them lies in ``block_table``. Clock readings are seconds of one monotonic clock.
+    them lies in ``block_table``, or will when the steps that are planned are computed. ``num_awaited`` tokens more are
+    being sampled by these. Clock readings are seconds of one monotonic clock.
     """
 
     sequence_id: int
@@ -88,6 +89,7 @@ class Sequence:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     arrived: float
+    limit: int  # tokens, prompt and reply together, at which it ends at the latest
     reply_index: int = 0
     tenant: str = ""
     weight: float = 1.0
@@ -95,6 +97,8 @@ class Sequence:
     pools: bool = False  # an embedding: hidden states are summed, nothing is sampled
     token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_awaited: int = 0
+    row: int = 0  # its place among those that run
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as known
     num_published: int = 0  # leading blocks that others may find by hash
@@ -129,8 +133,15 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that are known but not computed yet: 1 for a running decode."""
-        return len(self.token_ids) - self.num_computed
+        """Tokens that are known, or will be, but are in no step yet: 1 for a running decode."""
+        return len(self.token_ids) + self.num_awaited - self.num_computed
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether there is something to plan for it: a token that may be its last is waited for."""
+        if self.num_awaited:
+            return len(self.token_ids) + self.num_awaited < self.limit
+        return len(self.token_ids) > self.num_computed
 
     @property
     def unscored_from(self) -> int | None:
@@ -145,12 +156,12 @@ class Sequence:
         self._generated.extend(self.token_ids[self.num_prompt + len(self._generated) :])
         return self._generated.tobytes()
 
-    def append(self, token_id: int, max_model_len: int) -> FinishReason | None:
+    def append(self, token_id: int) -> FinishReason | None:
         """Take the next token; return why the sequence ends with it, or None."""
         self.token_ids.append(token_id)
         if token_id in self.sampling.stop_token_ids:
             return FinishReason.STOP
-        if self.num_generated >= self.sampling.max_tokens or len(self.token_ids) >= max_model_len:
+        if len(self.token_ids) >= self.limit:
             return FinishReason.LENGTH
         return None
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpu_backend.engine.upload import upload
+
 # A group may be padded by a quarter, or by about as much work as another call costs.
 WASTE_SHARE = 0.25
 WASTE_ALLOWED = 64  # query rows × blocks
@@ -125,7 +127,7 @@ def integers(values: list[int], device: torch.device) -> Tensor:
     """Return an int64 tensor; several times faster than ``torch.tensor`` for a long list."""
     if not values:
         return torch.empty(0, dtype=torch.long, device=device)
-    return torch.frombuffer(array("q", values), dtype=torch.long).to(device)
+    return upload(torch.frombuffer(array("q", values), dtype=torch.long), device, torch.long)
 
 
 def _group_ends(query_lens: Sequence[int], block_tables: Sequence[Sequence[int]]) -> list[int]:

@@ -11,7 +11,7 @@ from gpu_backend.config import EngineConfig
 from gpu_backend.engine.cost import StepCost, plan_work
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Event, Generate, NewTokens, Refused
-from gpu_backend.engine.plan import StepPlan, StepResult
+from gpu_backend.engine.plan import AtOnce, StepPlan, StepResult
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.sequence import FinishReason, SamplingParams
 from gpu_backend.simulate.traces import TraceRequest
@@ -46,7 +46,7 @@ class StepLog:
     stretches: array[float] = field(default_factory=lambda: array("d"))  # step over its decodes alone, if it has both
 
 
-class VirtualRunner:
+class VirtualRunner(AtOnce):
     """Computes nothing: a step takes what ``cost`` predicts, and a reply ends at the length that its seed names."""
 
     def __init__(self, cost: StepCost) -> None:

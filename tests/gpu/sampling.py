@@ -49,7 +49,7 @@ def draws(setting: Setting) -> str:
         vocab = setting.dice.choice((50, 1001, 32_000))
         logits = setting.randn(len(WISHES), vocab).float() * setting.dice.choice((0.5, 2.0, 6.0))
         steps = [_step(setting, wish) for wish in WISHES]
-        tokens = sample(logits.clone(), steps).token_ids
+        tokens = sample(logits.clone(), steps).token_ids.tolist()
         random_part = gumbel_noise(steps, vocab, CPU).double()
         for row, (token, step) in enumerate(zip(tokens, steps, strict=True)):
             scores = _scores_by_definition(logits[row].cpu().double(), step.sampling, random_part[row])

@@ -15,7 +15,7 @@ from gpu_backend.engine.grammar import GrammarCompiler
 from gpu_backend.engine.grammar_queue import GrammarQueue
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Command, Embedding, Event, Generate, NewTokens
-from gpu_backend.engine.plan import StepPlan, StepResult
+from gpu_backend.engine.plan import UNKNOWN, AtOnce, StepPlan, StepResult
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sequence import FinishReason, SamplingParams, Sequence
@@ -36,7 +36,7 @@ class Answer:
     vector: tuple[float, ...] = ()
 
 
-class CountingRunner:
+class CountingRunner(AtOnce):
     """Computes nothing: a sequence's next token is a hash of the tokens it sees, gathered through its block table.
 
     Like a real KV cache it remembers what was written to which slot, so a wrong table or a stolen block shows as a
@@ -48,6 +48,7 @@ class CountingRunner:
         self._block_size = block_size
         self._slots: dict[int, int] = {}
         self._host_slots: dict[int, int] = {}
+        self._sampled: dict[int, int] = {}  # by row
 
     def run(self, plan: StepPlan) -> StepResult:
         """Write the step's tokens to their slots, then read every sampling sequence's context back."""
@@ -58,6 +59,7 @@ class CountingRunner:
                 goal[copy.target * self._block_size + i] = origin[copy.source * self._block_size + i]
         for step in plan.sequences:
             for position, token in enumerate(step.token_ids, step.start):
+                token = self._sampled[step.row] if token == UNKNOWN else token
                 self._slots[self._slot(step.block_table, position)] = token
         tokens: list[int] = []
         counts: list[int] = []
@@ -68,6 +70,7 @@ class CountingRunner:
                 sampled = [next_token(context[:i]) for i in range(end - step.num_proposed, end + 1)]
                 counts.append(num_gained(step, sampled))
                 tokens += sampled[: counts[-1]]
+                self._sampled[step.row] = tokens[-1]
         pooled = tuple(
             (float(sum(step.token_ids)), float(len(step.token_ids))) for step in plan.sequences if step.pools
         )

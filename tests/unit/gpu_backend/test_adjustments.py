@@ -128,10 +128,11 @@ def test_logprobs_are_those_before_any_adjustment() -> None:
 
     sampled = sample(logits.clone(), [step(sampling, [1], [])])
 
-    assert sampled.token_ids == [9]
-    assert sampled.logprobs[0] is not None
-    assert sampled.logprobs[0].logprob == pytest.approx(logits.log_softmax(-1)[0, 9].item())
-    assert [id_ for id_, _ in sampled.logprobs[0].top] == logits[0].topk(2).indices.tolist()
+    assert sampled.token_ids.tolist() == [9]
+    assert sampled.logprobs is not None
+    (report,) = sampled.logprobs.read()
+    assert report.logprob == pytest.approx(logits.log_softmax(-1)[0, 9].item())
+    assert [id_ for id_, _ in report.top] == logits[0].topk(2).indices.tolist()
 
 
 def test_numbers_that_are_not_finite_are_still_seen() -> None:
@@ -140,4 +141,4 @@ def test_numbers_that_are_not_finite_are_still_seen() -> None:
     logits[1, 5] = float("nan")
     sampling = replace(PLAIN, min_tokens=5, stop_token_ids=frozenset({3}))
 
-    assert sample(logits, [step(sampling, [1], []), step(sampling, [1], [])]).finite == [True, False]
+    assert sample(logits, [step(sampling, [1], []), step(sampling, [1], [])]).finite.tolist() == [True, False]

@@ -1,0 +1,182 @@
+# A step that the device computes. What the host will read of it is copied to pinned memory behind the computation, so
+# that the copies of one step are read while the next one runs.
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from gpu_backend.engine.batch import Batch
+from gpu_backend.engine.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
+from gpu_backend.engine.sampler import Logprobs, report_logprobs, sample
+from gpu_backend.engine.upload import upload
+from gpu_backend.engine.verification import num_gained, rows_of
+from gpu_backend.models.layers import Decoder
+
+ROWS_TO_SCORE = 128  # logits of so many positions exist at once where a prompt is scored
+
+
+class Timer:
+    """Measures the device's seconds between its making and ``stop``; on the CPU, which waits for itself, the host's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._begin, self._end = (_event() for _ in range(2)) if device.type == "cuda" else (None, None)
+        self._seconds = -time.perf_counter()
+        if self._begin is not None:
+            self._begin.record()
+
+    def stop(self) -> None:
+        """Mark the end of the work."""
+        self._seconds += time.perf_counter()
+        if self._end is not None:
+            self._end.record()
+
+    def wait(self) -> float:
+        """Wait for the end, and return the seconds."""
+        if self._begin is None or self._end is None:
+            return self._seconds
+        self._end.synchronize()
+        return self._begin.elapsed_time(self._end) / 1e3
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
+
+
+class DeviceStep:
+    """One launched step: ``hidden`` (tokens, width) are its final hidden states, still being computed."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        batch: Batch,
+        model: Decoder,
+        hidden: Tensor,
+        kv_cache: Tensor,
+        last_tokens: Tensor,
+        timer: Timer,
+    ) -> None:
+        self._plan = plan
+        self._batch = batch
+        self._model = model
+        self._hidden = hidden
+        self._kv_cache = kv_cache
+        self._last_tokens = last_tokens
+        self._timer = timer
+        self._is_sampled = False
+
+    @torch.inference_mode()
+    def sample(self) -> None:
+        """Launch what follows the model: tokens, scores and sums, and their copies to the host. Once is enough."""
+        if self._is_sampled:
+            return
+        self._is_sampled = True
+        batch, hidden = self._batch, self._hidden
+        self._finite = to_host(torch.isfinite(hidden.float().sum(-1)))
+        if batch.samplers:
+            rows, last = hidden, batch.token_ids
+            if batch.sample_rows is not None:
+                rows, last = (some.index_select(0, batch.sample_rows) for some in (rows, last))
+            places = [place for step in batch.samplers for place in rows_of(step)]
+            sampled = sample(self._model.logits(rows), places, last)
+            if len(places) == len(batch.samplers):  # which guesses hold is for the host to say
+                self._last_tokens.index_copy_(0, batch.sampled_to, sampled.token_ids)
+            self._tokens, self._usable = to_host(sampled.token_ids), to_host(sampled.finite)
+            self._logprobs = _to_host(sampled.logprobs) if sampled.logprobs else None
+        self._pooled = {step.sequence_id: to_host(hidden[rows].float().sum(0)) for step, rows in batch.poolers}
+        self._scored = {step.sequence_id: self._score(step, hidden[rows]) for step, rows in batch.scorers}
+        self._timer.stop()
+
+    def result(self) -> StepResult:
+        """Wait for the copies, and read them."""
+        seconds = self._timer.wait()
+        plan, batch = self._plan, self._batch
+        tokens, logprobs, failed = self._gained()
+        failed |= self._not_finite()
+        if retracted := [step for step in batch.samplers if step.num_proposed and step.sequence_id in failed]:
+            self._retract(retracted)
+            failed -= {step.sequence_id for step in retracted}
+            for step in retracted:
+                tokens[step.sequence_id] = logprobs[step.sequence_id] = ()
+        samplers = [step.sequence_id for step in plan.sequences if step.samples]
+        guessed = any(step.num_proposed for step in batch.samplers)
+        return StepResult(
+            step=plan.step,
+            token_ids=tuple(token for id_ in samplers for token in tokens[id_]),
+            logprobs=tuple(logprob for id_ in samplers for logprob in logprobs[id_]) if any(logprobs.values()) else (),
+            counts=tuple(len(tokens[id_]) for id_ in samplers) if guessed else (),
+            failed=frozenset(failed),
+            pooled=tuple(tuple(self._pooled[step.sequence_id].tolist()) for step in plan.sequences if step.pools),
+            scored=tuple(
+                tuple(score for part in self._scored[step.sequence_id] for score in part.read())
+                for step in plan.sequences
+                if step.targets
+            ),
+            seconds=seconds,
+        )
+
+    def _gained(self) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprob | None, ...]], set[int]]:
+        """Return tokens and log-probabilities by sequence id, and the ids of those whose logits are not finite."""
+        tokens: dict[int, tuple[int, ...]] = {}
+        logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
+        failed: set[int] = set()
+        if not self._batch.samplers:
+            return tokens, logprobs, failed
+        sampled, usable = self._tokens.tolist(), self._usable.tolist()
+        reports = iter(self._logprobs.read() if self._logprobs is not None else ())
+        first = 0
+        for step in self._batch.samplers:
+            places = step.num_proposed + 1
+            count = num_gained(step, sampled[first : first + places])
+            tokens[step.sequence_id] = tuple(sampled[first : first + count])
+            if self._logprobs is not None:
+                asks = step.sampling.logprobs is not None
+                own = tuple(islice(reports, places)) if asks else (None,) * count
+                logprobs[step.sequence_id] = own[:count]
+            if not all(usable[first : first + count]):
+                failed.add(step.sequence_id)
+            first += places
+        return tokens, logprobs, failed
+
+    @torch.inference_mode()
+    def _retract(self, steps: list[SequenceStep]) -> None:
+        """Put zeros where these steps wrote keys and values: what is not a number would spoil all that comes later."""
+        where = self._batch.slots.split([len(step.token_ids) for step in self._batch.steps])
+        ids = {step.sequence_id for step in steps}
+        slots = torch.cat([own for step, own in zip(self._batch.steps, where, strict=True) if step.sequence_id in ids])
+        self._kv_cache.flatten(1, 2).index_fill_(1, slots, 0)
+
+    def _score(self, step: SequenceStep, hidden: Tensor) -> list[Logprobs]:
+        """Return the log-probability of each target, some rows at a time: all logits of a long prompt have no room."""
+        targets = upload(step.targets, hidden.device, torch.long)
+        wanted = step.sampling.prompt_logprobs or 0
+        parts = zip(hidden.split(ROWS_TO_SCORE), targets.split(ROWS_TO_SCORE), strict=True)
+        return [
+            _to_host(report_logprobs(self._model.logits(rows).log_softmax(-1), own, [wanted] * len(own)))
+            for rows, own in parts
+        ]
+
+    def _not_finite(self) -> set[int]:
+        """Return who has a hidden state which is not a number, before anyone shares their blocks.
+
+        Even positions before the fault are lost: what is not a number stays so when it is masked.
+        """
+        if bool(self._finite.all()):
+            return set()
+        steps = self._batch.steps
+        parts = self._finite.split([len(step.token_ids) for step in steps])
+        return {step.sequence_id for step, rows in zip(steps, parts, strict=True) if not rows.all()}
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Return a copy in pinned memory, which is complete when the device has come so far; on the CPU the same tensor."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _to_host(logprobs: Logprobs) -> Logprobs:
+    return Logprobs(to_host(logprobs.own), to_host(logprobs.top), to_host(logprobs.top_ids), logprobs.counts)
