@@ -23,7 +23,9 @@ class Timer:
     """Measures the device's seconds between its making and ``stop``; on the CPU, which waits for itself, the host's."""
 
     def __init__(self, device: torch.device) -> None:
-        self._begin, self._end = (_event() for _ in range(2)) if device.type == "cuda" else (None, None)
+        on_gpu = device.type == "cuda"
+        self._begin = torch.cuda.Event(enable_timing=True) if on_gpu else None
+        self._end = torch.cuda.Event(enable_timing=True) if on_gpu else None
         self._seconds = -time.perf_counter()
         if self._begin is not None:
             self._begin.record()
@@ -40,10 +42,6 @@ class Timer:
             return self._seconds
         self._end.synchronize()
         return self._begin.elapsed_time(self._end) / 1e3
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)
 
 
 class DeviceStep:

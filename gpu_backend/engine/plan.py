@@ -129,7 +129,10 @@ class StepRunner(Protocol):
     step is computed, so that there is something to gain by launching a step before the last one's result is read.
     """
 
-    is_asynchronous: bool
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether ``launch`` comes back early."""
+        ...
 
     def launch(self, plan: StepPlan) -> Launched:
         """Begin to compute a step."""
