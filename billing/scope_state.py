@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -45,14 +45,22 @@ class ScopeState(Struct, frozen=True, array_like=True):
 
 def remaining(request: HoldRequest, states: Sequence[ScopeState]) -> tuple[Remaining | None, Remaining | None]:
     """Return the tightest request and token limits per minute, for the x-ratelimit headers."""
-    tightest: dict[LimitName, Remaining] = {}
-    for scope, state in zip(request.scopes, states, strict=True):
-        for limit, cap, _ in demands(scope, request):
-            if limit in MINUTES:
-                left = max(0, cap - state.used_and_held(limit)[0])
-                if limit not in tightest or left < tightest[limit].remaining:
-                    tightest[limit] = Remaining(cap, left, 60.0 if left < cap else 0.0)
-    return tightest.get(LimitName.REQUESTS_PER_MINUTE), tightest.get(LimitName.TOKENS_PER_MINUTE)
+    limits = [scope.limits for scope in request.scopes]
+    return (
+        _tightest(
+            (one.requests_per_minute, state.requests_per_minute) for one, state in zip(limits, states, strict=True)
+        ),
+        _tightest((one.tokens_per_minute, state.tokens_per_minute) for one, state in zip(limits, states, strict=True)),
+    )
+
+
+def _tightest(limits: Iterable[tuple[int | None, int]]) -> Remaining | None:
+    """Return what is left where least is left, of pairs of cap and what is used."""
+    left = [(max(0, cap - used), cap) for cap, used in limits if cap is not None]
+    if not left:
+        return None
+    least, cap = min(left)
+    return Remaining(cap, least, 60.0 if least < cap else 0.0)
 
 
 def refusal(request: HoldRequest, states: Sequence[ScopeState], refusals: Sequence[Sequence[int]]) -> RefusedHold:

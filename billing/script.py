@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import re
 from typing import Any
 
 import hiredis
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
+
+from billing.redis_line import Line
 
 MOST = 128  # calls in one trip
 LATE = 1.2  # deadlines; a timer that rings later than this tells of a busy process, not of a silent Redis
@@ -20,7 +20,8 @@ LATE = 1.2  # deadlines; a timer that rings later than this tells of a busy proc
 UNREACHABLE = (RedisError, OSError, TimeoutError)  # what a call may raise
 # Errors of a Redis that cannot serve now and may later. Any other error is about the command alone.
 NOT_NOW = re.compile(
-    r"(^|-)(OOM|READONLY|LOADING|MISCONF|BUSY|NOSCRIPT|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS|NOAUTH|MOVED|ASK)\b"
+    r"(^|-)(OOM|READONLY|LOADING|MISCONF|BUSY|NOSCRIPT|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS|NOAUTH|WRONGPASS|NOPERM"
+    r"|MOVED|ASK)\b|^ERR max number of clients"
 )
 
 
@@ -29,17 +30,39 @@ def is_refusal(exc: BaseException) -> bool:
     return type(exc) is ResponseError and NOT_NOW.search(str(exc)) is None
 
 
+class _Call:
+    __slots__ = ("answer", "command", "trips")
+
+    def __init__(self, command: bytes, answer: asyncio.Future[Any]) -> None:
+        self.command, self.answer = command, answer
+        self.trips = 0
+
+    def end(self, reply: Any) -> None:
+        if self.answer.done():  # nobody waits any more
+            return
+        if isinstance(reply, Exception):
+            self.answer.set_exception(reply)
+        else:
+            self.answer.set_result(reply)
+
+
 class Script:
     """A script and the one connection that its calls share. Concurrency costs neither connections nor trips."""
 
     def __init__(self, redis: Redis, text: str, *, deadline: float) -> None:
         self.redis = redis
-        self._connection: AbstractConnection | None = None
         self._text = text
         self._sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
         self._deadline = deadline
-        self._waiting: list[tuple[tuple[Any, ...], asyncio.Future[Any]]] = []
-        self._courier: asyncio.Task[None] | None = None
+        self._connection: AbstractConnection | None = None
+        self._line: Line | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._waiting: list[_Call] = []
+        self._trip: list[_Call] = []  # on their way
+        self._replies: list[Any] = []  # theirs so far, after that of loading the script
+        self._is_loading = False  # the trip is made again, after the script
+        self._departed = 0.0
+        self._watch: asyncio.TimerHandle | None = None
 
     async def call(self, key: str, *args: Any) -> Any:
         """Run the script on ``key`` and return its answer.
@@ -49,74 +72,117 @@ class Script:
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        self._waiting.append(((key, *args), answer))
-        if self._courier is None or self._courier.done():
-            self._courier = asyncio.create_task(self._carry())
+        self._waiting.append(_Call(hiredis.pack_command(("EVALSHA", self._sha, 1, key, *args)), answer))
+        if not self._trip:
+            self._depart()
+        timer = loop.call_later(self._deadline, _ring, answer, self._deadline, loop.time())
         try:
-            start = loop.time()
-            await asyncio.wait((answer,), timeout=self._deadline)
-            if not answer.done() and loop.time() - start > LATE * self._deadline:
-                await asyncio.wait((answer,), timeout=self._deadline)  # it was our own loop that stood still
-            if not answer.done():
-                raise TimeoutError
-            return answer.result()
+            return await answer
         finally:
+            timer.cancel()
             answer.cancel()
 
     async def close(self) -> None:
         """Give the connection back."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self._line = None
         if self._connection is not None:
             await self._connection.disconnect(nowait=True)
             await self.redis.connection_pool.release(self._connection)
             self._connection = None
 
-    async def _carry(self) -> None:
-        while self._waiting:
-            trip, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-            trip = [(args, answer) for args, answer in trip if not answer.done()]  # nobody waits for the others
-            try:
-                async with asyncio.timeout(2 * self._deadline):
-                    replies = await self._deliver([args for args, _ in trip])
-            except Exception as exc:
-                replies = [exc] * len(trip)
-            for (_, answer), reply in zip(trip, replies, strict=True):
-                if answer.done():
-                    continue
-                if isinstance(reply, Exception):
-                    answer.set_exception(reply)
+    def _depart(self) -> None:
+        """Send what waits, over a new connection if none stands."""
+        self._waiting = [call for call in self._waiting if not call.answer.done()]
+        if not self._waiting:
+            return
+        if self._line is None:
+            if self._connecting is None:
+                self._connecting = asyncio.create_task(self._connect())
+            return
+        self._trip, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+        for call in self._trip:
+            call.trips += 1
+        self._send()
+
+    def _send(self, *first: bytes) -> None:
+        assert self._line is not None
+        self._replies, self._is_loading = [], bool(first)
+        loop = asyncio.get_running_loop()
+        self._departed = loop.time()
+        if self._watch is None:
+            self._watch = loop.call_later(2 * self._deadline, self._look)
+        self._line.write([*first, *(call.command for call in self._trip)])
+
+    def _hear(self, replies: list[Any]) -> None:
+        self._replies += replies
+        if len(self._replies) < len(self._trip) + self._is_loading:
+            return
+        replies = self._replies[self._is_loading :]
+        if not self._is_loading and any(map(_is_unknown, replies)):
+            # The whole trip again: twice is harmless, every verb knows its calls by id.
+            self._send(hiredis.pack_command(("SCRIPT", "LOAD", self._text)))
+            return
+        trip, self._trip = self._trip, []
+        for call, reply in zip(trip, replies, strict=True):
+            call.end(reply)
+        if self._waiting:
+            self._depart()
+
+    def _lose(self, exc: Exception) -> None:
+        """Make the trip again over a new connection; what is lost for the second time fails."""
+        self._line = None
+        trip, self._trip = self._trip, []
+        for call in trip:
+            if call.trips > 1:
+                call.end(exc)
+        self._waiting[:0] = trip
+        self._depart()
+
+    def _look(self) -> None:
+        """Give up a connection on which nothing came while callers waited."""
+        self._watch = None
+        if not self._trip or self._line is None:
+            return
+        loop = asyncio.get_running_loop()
+        patience = self._departed + 2 * self._deadline - loop.time()
+        if patience <= 0 and all(call.answer.done() for call in self._trip):
+            self._line.drop(TimeoutError())
+        else:
+            self._watch = loop.call_later(max(patience, self._deadline / 2), self._look)
+
+    async def _connect(self) -> None:
+        try:
+            async with asyncio.timeout(2 * self._deadline):
+                if self._connection is None:
+                    self._connection = await self.redis.connection_pool.get_connection()
                 else:
-                    answer.set_result(reply)
+                    await self._connection.disconnect(nowait=True)
+                    await self._connection.connect()
+            self._line = Line(self._connection, self._hear, self._lose)
+        except Exception as exc:
+            failed, self._waiting = self._waiting, []
+            for call in failed:
+                call.end(exc)
+        finally:
+            self._connecting = None
+        if not self._trip:
+            self._depart()
 
-    async def _deliver(self, calls: list[tuple[Any, ...]]) -> list[Any]:
-        """Send calls, again over a new connection when the old one turns out to be closed, and bring the replies."""
-        commands = [("EVALSHA", self._sha, 1, *args) for args in calls]
-        try:
-            replies = await self._send(commands)
-        except (RedisConnectionError, OSError):
-            replies = await self._send(commands)  # twice is harmless: every verb knows its calls by id
-        if any(isinstance(reply, NoScriptError) for reply in replies):
-            await self._send([("SCRIPT", "LOAD", self._text)])
-            replies = await self._send(commands)
-        return replies
 
-    async def _send(self, commands: list[tuple[Any, ...]]) -> list[Any]:
-        connection = self._connection
-        if connection is None:
-            connection = self._connection = await self.redis.connection_pool.get_connection()
-        try:
-            if not connection.is_connected:
-                await connection.connect()
-            packed = b"".join(map(hiredis.pack_command, commands))
-            await connection.send_packed_command(packed, check_health=False)
-            return [await self._read(connection) for _ in commands]
-        except BaseException as exc:
-            await connection.disconnect(nowait=True)  # replies may still be on their way to nobody
-            if isinstance(exc, RuntimeError):  # uvloop's word for a transport that was closed under us
-                raise RedisConnectionError(str(exc)) from exc
-            raise
+def _ring(answer: asyncio.Future[Any], deadline: float, began: float, *, again: bool = False) -> None:
+    """End a call's wait, unless it was our own loop that stood still."""
+    loop = asyncio.get_running_loop()
+    if not answer.done():
+        if not again and loop.time() - began > LATE * deadline:
+            loop.call_later(deadline, lambda: _ring(answer, deadline, began, again=True))
+        else:
+            answer.set_exception(TimeoutError())
 
-    async def _read(self, connection: AbstractConnection) -> Any:
-        try:
-            return await connection.read_response(timeout=math.inf)  # the deadline is around the whole trip
-        except ResponseError as exc:
-            return exc
+
+def _is_unknown(reply: Any) -> bool:
+    return isinstance(reply, ResponseError) and str(reply).startswith("NOSCRIPT")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from redis.asyncio.connection import AbstractConnection
 
 from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
 from billing.quotas import Quotas
 from billing.records import day_of
+from billing.redis_line import Line
 from gateway.clock import Clock
 from protocol.usage import Usage
 from tests.support.clock import SetClock
@@ -214,15 +213,25 @@ async def test_a_transport_that_closes_under_a_call_is_a_lost_connection(
 ) -> None:
     """uvloop raises RuntimeError when it writes to one: the call goes on over another, and money is settled."""
     hold = await held(quotas, ask(clock))
-    send = AbstractConnection.send_packed_command
+    write = Line.write
     closed = ["unable to perform operation on <TCPTransport closed=True>; the handler is closed"]
 
-    async def send_once_closed(connection: AbstractConnection, *args: Any, **more: Any) -> None:
-        if closed:
-            raise RuntimeError(closed.pop())
-        await send(connection, *args, **more)
+    class Closed:
+        """A transport whose socket went between two calls."""
 
-    monkeypatch.setattr(AbstractConnection, "send_packed_command", send_once_closed)
+        def write(self, data: bytes) -> None:
+            """Say what uvloop says."""
+            raise RuntimeError(closed.pop())
+
+        def abort(self) -> None:
+            """Nothing is left to end."""
+
+    def write_once_closed(line: Line, commands: list[bytes]) -> None:
+        if closed:
+            monkeypatch.setattr(line, "_transport", Closed())
+        write(line, commands)
+
+    monkeypatch.setattr(Line, "write", write_once_closed)
     await quotas.settle(hold, used(cost=400))
 
     assert (quotas.is_standalone, (await quotas.usage(TEAM)).day_nanousd) == (False, 400)
