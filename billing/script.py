@@ -10,6 +10,7 @@ from typing import Any
 import hiredis
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from billing.redis_line import Line
@@ -83,13 +84,12 @@ class Script:
             answer.cancel()
 
     async def close(self) -> None:
-        """Give the connection back."""
+        """Give the connection back. Calls that still run fail."""
         if self._connecting is not None:
             self._connecting.cancel()
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-        self._line = None
+        failed, self._trip, self._waiting, self._line = [*self._trip, *self._waiting], [], [], None
+        for call in failed:
+            call.end(RedisConnectionError("the connection was given back"))
         if self._connection is not None:
             await self._connection.disconnect(nowait=True)
             await self.redis.connection_pool.release(self._connection)
