@@ -28,7 +28,7 @@ from gateway.teams import find_caller
 log = structlog.get_logger()
 
 REMEMBERED = 50_000  # keys, known and unknown together
-LONGEST_MEMORY = 3600.0  # seconds that a key is trusted while Postgres is away
+LONGEST_MEMORY = 86_400.0  # seconds after Postgres was last heard of that a key is still trusted
 UNKNOWN_FOR = 10.0  # seconds that a key stays unknown without asking again
 LOOKUP_WITHIN = 2.0  # seconds
 QUICK_LOOKUP = 0.5  # seconds, for a key that was known a moment ago
@@ -60,6 +60,7 @@ class Authenticator:
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: failures, as of when
         self._generation = 0  # what was loaded in an older one must be looked up again
         self._asking: dict[tuple[bytes, int], asyncio.Future[Caller | None]] = {}  # lookups that run, and of when
+        self._heard = clock.monotonic()  # when Postgres last answered
         self._away_until = 0.0  # monotonic seconds: whom we know is not asked for while Postgres is away
         self.is_listening = asyncio.Event()  # set while changes are heard of
 
@@ -98,6 +99,7 @@ class Authenticator:
             while True:
                 await asyncio.sleep(CHECK_LISTENER_EVERY)
                 await connection.execute("SELECT 1", timeout=LOOKUP_WITHIN)
+                self._heard = self._clock.monotonic()
         finally:
             with suppress(OSError, TimeoutError, *DRIVER_ERRORS):
                 connection.terminate()
@@ -122,7 +124,7 @@ class Authenticator:
         is_fresh = known is not None and known.generation == self._generation
         if known is not None and is_fresh and (known.caller is not None or now - known.loaded < UNKNOWN_FOR):
             return known.caller
-        remembered = known.caller if known is not None and now - known.loaded < LONGEST_MEMORY else None
+        remembered = known.caller if known is not None and now - self._heard < LONGEST_MEMORY else None
         if remembered is None:
             self._throttle(address)
         elif now < self._away_until:
@@ -154,6 +156,7 @@ class Authenticator:
         now = self._clock.monotonic()
         async with asyncio.timeout(LOOKUP_WITHIN), self._database.begin() as connection:
             caller = await find_caller(connection, digest)
+        self._heard = now
         self._remember(digest, _Known(caller, now, generation))
         return caller
 

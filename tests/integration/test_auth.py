@@ -14,7 +14,7 @@ import migrations
 from billing.errors import RateLimited
 from gateway.access import Admin, Caller
 from gateway.audit_log import Act
-from gateway.auth import FAILURES_PER_ADDRESS, Authenticator
+from gateway.auth import CHECK_LISTENER_EVERY, FAILURES_PER_ADDRESS, Authenticator
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.embedded import EmbeddedPostgres, temporary_postgres
@@ -23,6 +23,7 @@ from gateway.keys import key_digest, new_admin_key, new_key
 from gateway.team_inputs import NewKey, NewTeam
 from gateway.team_keys import NewlyMade, create_key, revoke_key
 from gateway.teams import create_team, find_caller
+from tests.support.clock import SetClock
 
 PEPPER = "pepper of the tests"
 ACT = Act("tests")
@@ -38,10 +39,12 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 
 @asynccontextmanager
-async def authenticator(server: EmbeddedPostgres, *admin_keys: str) -> AsyncIterator[Authenticator]:
+async def authenticator(
+    server: EmbeddedPostgres, *admin_keys: str, clock: Clock | None = None
+) -> AsyncIterator[Authenticator]:
     """Give an authenticator that listens for changes."""
     database = Database(server.url)
-    auth = Authenticator(database, Clock(), PEPPER, admin_keys)
+    auth = Authenticator(database, clock or Clock(), PEPPER, admin_keys)
     listening = asyncio.create_task(auth.run())
     await auth.is_listening.wait()
     yield auth
@@ -219,5 +222,30 @@ def test_without_postgres_a_known_key_goes_on_and_an_unknown_one_is_a_503() -> N
                 assert isinstance(await auth.identify(made.key, HERE), Caller)
                 with pytest.raises(Unavailable):
                     await auth.identify(new_key(), HERE)
+
+    asyncio.run(scene())
+
+
+def test_a_key_is_trusted_for_a_day_after_postgres_was_last_heard_however_long_it_was_known() -> None:
+    """Known for weeks, it goes on through an outage of hours; a gateway cut off for a day trusts nobody by heart."""
+
+    async def scene() -> None:
+        clock = SetClock()
+        with temporary_postgres() as server:
+            await asyncio.to_thread(migrations.upgrade, server.url)
+            made = await made_key(server, "faithful")
+            async with authenticator(server, clock=clock) as auth:
+                await auth.identify(made.key, HERE)
+                clock.move(30 * 86_400)
+                await asyncio.sleep(2 * CHECK_LISTENER_EVERY + 0.5)  # Postgres is heard of
+                await asyncio.to_thread(server.stop)
+                while auth.is_listening.is_set():
+                    await asyncio.sleep(0.05)
+                assert isinstance(await auth.identify(made.key, HERE), Caller)
+                clock.move(23 * 3600)
+                assert isinstance(await auth.identify(made.key, HERE), Caller)
+                clock.move(3600)
+                with pytest.raises(Unavailable):
+                    await auth.identify(made.key, HERE)
 
     asyncio.run(scene())
