@@ -73,7 +73,7 @@ class Script:
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        self._waiting.append(_Call(hiredis.pack_command(("EVALSHA", self._sha, 1, key, *args)), answer))
+        self._waiting.append(_Call(_pack("EVALSHA", self._sha, 1, key, *args), answer))
         if not self._trip:
             self._depart()
         timer = loop.call_later(self._deadline, _ring, answer, self._deadline, loop.time())
@@ -125,7 +125,7 @@ class Script:
         replies = self._replies[self._is_loading :]
         if not self._is_loading and any(map(_is_unknown, replies)):
             # The whole trip again: twice is harmless, every verb knows its calls by id.
-            self._send(hiredis.pack_command(("SCRIPT", "LOAD", self._text)))
+            self._send(_pack("SCRIPT", "LOAD", self._text))
             return
         trip, self._trip = self._trip, []
         for call, reply in zip(trip, replies, strict=True):
@@ -186,3 +186,8 @@ def _ring(answer: asyncio.Future[Any], deadline: float, began: float, *, again: 
 
 def _is_unknown(reply: Any) -> bool:
     return isinstance(reply, ResponseError) and str(reply).startswith("NOSCRIPT")
+
+
+def _pack(*words: Any) -> bytes:
+    packed: bytes = hiredis.pack_command(words)
+    return packed
