@@ -83,10 +83,9 @@ def test_a_client_that_leaves_is_noticed(engine: FakeEngine, url: str, more: dic
         generate = engine.process.wait_for(lambda command: isinstance(command, Generate))
         if more:
             assert connection.recv(10)
-    abort = engine.process.wait_for(lambda command: isinstance(command, Abort))
-
     assert isinstance(generate, Generate)
-    assert abort == Abort(generate.request_id)
+
+    engine.process.wait_for(lambda command: command == Abort(generate.request_id))  # or it fails: no abort came
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}], ids=["plain", "streamed"])
