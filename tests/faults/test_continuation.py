@@ -1,10 +1,11 @@
-# A replica of our own engine is killed while it speaks to a crowd, at a token drawn by a seed: every reply goes on at
-# the other replica, to the letter, in each dialect, sampled and not; and the books have each call once.
+# A replica of our own engine is killed or frozen while it speaks to a crowd, at a token drawn by a seed: every reply
+# goes on at the other replica, to the letter, in each dialect, sampled and not; and the books have each call once.
 
 from __future__ import annotations
 
 import json
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,12 @@ from tests.support.told import Told, rows_of, text_of
 
 TOKENS = 1200  # of a reply: long enough that its replica dies before its end, however far its readers are behind
 ASK = [{"role": "user", "content": "What does a toll gate cost?"}]
-SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 21))]
+ENDS = {"replica": "reset", "engine": "error_frame", "frozen": "timeout"}  # how the gateway sees who dies
+CASES = [
+    pytest.param(whom, seed, marks=() if seed == 1 and whom != "frozen" else pytest.mark.soak)
+    for whom in ENDS
+    for seed in range(1, 21)
+]
 Question = tuple[str, dict[str, Any]]  # a dialect's path, and a body for it
 
 
@@ -41,15 +47,19 @@ class Replicas:
         return start_engine_server(self._checkpoint, port=self._port)
 
     def kill(self, whom: str) -> None:
-        """Kill the first replica, or only its engine's process behind the front."""
-        if whom == "engine":
-            self.first.engine().kill()
-        else:
-            self.first.process.kill()
-            self.first.process.wait()
+        """Kill the first replica, or only its engine's process behind the front; or freeze it, connections open."""
+        match whom:
+            case "engine":
+                self.first.engine().kill()
+            case "frozen":
+                self.first.process.send_signal(signal.SIGSTOP)
+            case _:
+                self.first.process.kill()
+                self.first.process.wait()
 
     def wait_until_ready(self) -> None:
-        """Start what is dead, and wait for both."""
+        """Wake what is frozen, start what is dead, and wait for both."""
+        self.first.process.send_signal(signal.SIGCONT)
         if self.first.process.poll() is not None:
             self.first = self._start()
         self.first.wait_until_ready()
@@ -76,24 +86,29 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
 def house(replicas: Replicas, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """A gateway in front of them."""
     urls = replicas.first.url, replicas.second.url
-    own = ProviderSettings(
-        name="own",
-        format="openai",
-        self_hosted=True,
-        endpoints=tuple(Endpoint(f"r{at}", url + "/v1") for at, url in enumerate(urls)),
-        timeouts=Timeouts(connect=2.0, first_token=60.0, between_tokens=60.0, total=300.0),
-        breaker=NEVER_OPENS,
-    )
-    llama = model("llama", provider="own", upstream_model="tiny", max_output=2000, gpu_hour_nanousd=3_600_000_000)
-    facts: dict[str, Any] = {"providers": {"own": own}, "models": {"llama": llama}, "auto": {}, "aliases": {}}
+    providers = {
+        name: ProviderSettings(
+            name=name,
+            format="openai",
+            self_hosted=True,
+            endpoints=tuple(Endpoint(f"r{at}", url + "/v1") for at, url in enumerate(urls)),
+            timeouts=Timeouts(connect=2.0, first_token=60.0, between_tokens=silent, total=300.0),
+            breaker=NEVER_OPENS,
+        )
+        for name, silent in (("patient", 60.0), ("brisk", 8.0))  # a replica says every second that it lives
+    }
+    models = {
+        name: model(name, provider=name, upstream_model="tiny", max_output=2000, gpu_hour_nanousd=3_600_000_000)
+        for name in providers
+    }
+    facts: dict[str, Any] = {"providers": providers, "models": models, "auto": {}, "aliases": {}}
     with temporary_postgres() as postgres, temporary_valkey() as valkey:
         settings = settings_for(postgres.url, valkey.url, "", tmp_path_factory.mktemp("house"), **facts)
         with running_house(settings) as house:
             yield house
 
 
-@pytest.mark.parametrize("whom", ["replica", "engine"])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("whom", "seed"), CASES)
 def test_a_crowds_replies_go_on_elsewhere(house: House, replicas: Replicas, whom: str, seed: int) -> None:
     """What each reader gets is what it would have got from a replica that lives, and is charged as that."""
     dice = random.Random(f"{whom}:{seed}")
@@ -118,7 +133,7 @@ def test_a_crowds_replies_go_on_elsewhere(house: House, replicas: Replicas, whom
         assert (row.input_tokens, row.output_tokens) == (one_row.input_tokens, one_row.output_tokens)
         assert row.cost_nanousd == 1000 * (row.input_tokens + 2 * row.output_tokens) - 500 * row.cached_input_tokens
         assert [(attempt["target"].split("/")[1], attempt["outcome"]) for attempt in row.attempts] == [
-            ("r0", "error_frame" if whom == "engine" else "reset"),
+            ("r0", ENDS[whom]),
             ("r1", "ok"),
         ]
 
@@ -148,6 +163,7 @@ class Death:
 
     def __init__(self, replicas: Replicas, whom: str, at: int) -> None:
         self.has_come = threading.Event()
+        self.model = "brisk" if whom == "frozen" else "patient"
         self._replicas, self._whom, self._at = replicas, whom, at
         self._lock = threading.Lock()
 
@@ -164,7 +180,7 @@ def ask(house: House, question: Question, death: Death) -> Told:
     path, body = question
     lines, pieces = list[str](), 0
     with house.client() as client:
-        asked = {"model": "llama", "stream": True, "ignore_eos": True, "max_tokens": TOKENS, **body}
+        asked = {"model": death.model, "stream": True, "ignore_eos": True, "max_tokens": TOKENS, **body}
         with client.stream("POST", f"/v1/{path}", json=asked, timeout=120) as answer:
             for line in answer.iter_lines():
                 lines.append(line)
