@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from billing.holds import Limits
-from gateway.settings import Safety
+from gateway.settings import TeamSafety
 
 # Every change to a team or a key is announced on this Postgres channel, in the transaction that makes it; the payload
 # is the team's id. Gateways drop what they remember of that team.
@@ -20,7 +20,7 @@ class Team(Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     allowed_models: frozenset[str] | None = None  # None: all
     allow_smaller: bool = True  # overload may move its requests to smaller models
-    safety: Safety | None = None  # stricter than the house's
+    safety: TeamSafety | None = None  # its own levels; None: the house's
     limits: Limits = Limits()
     is_suspended: bool = False
 

@@ -38,6 +38,11 @@ from gateway.reload import Reloader
 from gateway.resilience.breakers import Breakers
 from gateway.resilience.retry import RetryBudgets
 from gateway.routes import HANDLERS
+from gateway.safety.abuse import AbuseWatch
+from gateway.safety.checker import OutsideChecker
+from gateway.safety.classifier import Classifier
+from gateway.safety.guard import Guard
+from gateway.safety.outcomes import Outcomes
 from gateway.sealing import Sealer
 from gateway.services import Services
 from gateway.settings import Settings
@@ -110,7 +115,12 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             retention=settings.retention.idempotency,
         )
 
+        outcomes, abuse = Outcomes(database), AbuseWatch(redis, clock, background)
+        checker = OutsideChecker(client, metrics)
+        guard = Guard(settings.safety, Classifier.load(), outcomes, abuse, checker, metrics)
+
         def follow(edition: Services) -> None:
+            guard.follow(edition.settings.safety)
             breakers.follow(edition.providers, edition.catalog.targets())
             budgets.follow(edition.settings.providers)
             gate.follow(edition.providers, edition.catalog.targets(), edition.settings.queue)
@@ -136,12 +146,13 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             budgets=budgets,
             gate=gate,
             complexity=Complexity.load(),
+            guard=guard,
             auth=Authenticator(database, clock, settings.key_pepper, settings.admin_keys),
             idempotency=idempotency,
             keeper=Keeper(),
             metrics=metrics,
             background=background,
-            hooks=(metrics.watch,),
+            hooks=(metrics.watch, guard.watch),
             drain=drain,
             follow=follow,
             started_at=clock.now(),
@@ -154,7 +165,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         metrics.follow_rooms(gate.rooms)
         metrics.config_loaded.set(clock.now())
         watcher, engines = InstanceWatcher(services), EngineWatch(services)
-        keepers = (services.flusher, services.auth, services.idempotency, services.keeper, breakers)
+        keepers = (services.flusher, services.auth, services.idempotency, services.keeper, breakers, outcomes, abuse)
         for one in (*keepers, sweeper, metrics, watcher, engines, auditor):
             task = asyncio.create_task(_keep_going(one.run))
             stack.push_async_callback(stop_all, [task])
@@ -162,6 +173,8 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         await background.drain(drain.settle_within)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for whoever adopts it
             await services.flusher.flush_once()
+        with suppress(Exception):
+            await outcomes.flush()
 
 
 async def _keep_going(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -131,6 +131,14 @@ def complexity() -> None:
     score_lines(sys.stdin, sys.stdout)
 
 
+@app.command("moderate")
+def moderate() -> None:
+    """Score texts: {"text"} a line in, {"flagged", "categories": {…: 0..1}} a line out."""
+    from gateway.safety.moderate_cli import main as moderate_lines
+
+    moderate_lines(sys.stdin, sys.stdout)
+
+
 def _add_admin_commands() -> None:
     from gateway import admin_cli
 

@@ -24,6 +24,7 @@ from gateway.config_readers import (
     text,
     url,
 )
+from gateway.config_safety import read_safety
 from gateway.config_yaml import ConfigFaults, Fault, Section, merge, read_tree, tree_of
 from gateway.keys import KEY_PREFIX
 from gateway.settings import QueueSettings, QuotaSettings, Retention, Safety, Settings
@@ -34,8 +35,6 @@ T = TypeVar("T")
 
 DEFAULT_DATA_DIR = "/var/lib/tollgate"
 
-_LEVEL = one_of("block", "flag", "off")
-_SAFETY = {"input": _LEVEL, "output": _LEVEL}
 _QUOTAS = {"standalone_share": number(0, 1, above=True)}
 _QUEUE = {"per_team": integer(0), "wait": duration}
 _RETENTION = {"usage": duration, "batch_files": duration, "idempotency": duration}
@@ -91,7 +90,7 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         auto=catalogue.auto,
         fallbacks=catalogue.fallbacks,
         aliases=catalogue.aliases,
-        safety=root.get("safety", struct_of(Safety, _SAFETY), Safety()),
+        safety=root.get("safety", read_safety, Safety()),
         quotas=root.get("quotas", struct_of(QuotaSettings, _QUOTAS), QuotaSettings()),
         queue=root.get("queue", struct_of(QueueSettings, _QUEUE), QueueSettings()),
         callbacks_allow=_only(root, "callbacks", "allow", list_of(network, what="ranges"), ()),

@@ -24,6 +24,7 @@ from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breakers import Breakers
 from gateway.resilience.retry import RetryBudgets
+from gateway.safety.guard import Guard
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from router.catalog import Catalog
@@ -53,6 +54,7 @@ class Services:
     budgets: RetryBudgets
     gate: Gate
     complexity: Complexity
+    guard: Guard
     auth: Authenticator
     idempotency: IdempotencyStore
     keeper: Keeper

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Literal
@@ -46,9 +47,37 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     allow_fields: frozenset[str] = frozenset()  # request fields unknown to us that this provider may be sent
 
 
+Level = Literal["block", "flag", "off"]
+
+
+class TeamSafety(Struct, frozen=True, kw_only=True):
+    """A team's own levels. ``None``: the house's."""
+
+    input: Level | None = None
+    output: Level | None = None
+
+
+class AbuseSettings(Struct, frozen=True, kw_only=True):
+    blocks: int = 20  # that one key may meet in a window; 0: any number
+    window: float = 600.0
+    pause: float = 60.0  # for which its calls are then refused
+
+
+class CheckerSettings(Struct, frozen=True, kw_only=True):
+    url: str  # takes {"input": text}, answers as OpenAI's moderation API
+    api_key: str | None = None
+    deadline: float = 0.5
+    on_failure: Literal["allow", "block"] = "allow"
+
+
 class Safety(Struct, frozen=True, kw_only=True):
-    input: Literal["block", "flag", "off"] = "off"
-    output: Literal["block", "flag", "off"] = "off"
+    input: Level = "off"
+    output: Level = "off"
+    levels: Mapping[str, Level] = {}  # of a group of rules or a category, in place of the stage's
+    deny: tuple[str, ...] = ()  # phrases that may not pass, in lower case with single spaces
+    teams_may_loosen: bool = False
+    abuse: AbuseSettings = AbuseSettings()
+    checker: CheckerSettings | None = None
 
 
 class QuotaSettings(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,8 @@ from gateway.callbacks.addresses import Network
 from gateway.callbacks.guard import Guard
 from gateway.callbacks.urls import BadUrl, read_url
 from gateway.durations import read_duration
-from gateway.settings import Safety
+from gateway.safety.policy import loosens
+from gateway.settings import Safety, TeamSafety
 from protocol.errors import BadRequest
 
 MOST_DOLLARS = 1_000_000_000
@@ -31,8 +32,8 @@ NO_LIMITS = Limits()
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
-class SafetyInput(Safety, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A team's own safety levels, stricter than the house's."""
+class SafetyInput(TeamSafety, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A team's own safety levels; what is left out is the house's."""
 
 
 class LimitsInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,6 +129,13 @@ async def with_checked_webhook(wanted: Webhooked, allow: Sequence[Network]) -> W
     if wanted.webhook_url is UNSET or wanted.webhook_url is None:
         return wanted
     return replace(wanted, webhook_url=await Guard(allow).check(wanted.webhook_url, "webhook_url"))
+
+
+def check_safety(wanted: SafetyInput | UnsetType | None, house: Safety) -> None:
+    """Refuse a policy that the house does not allow a team. Raises BadRequest."""
+    if isinstance(wanted, SafetyInput) and (stage := loosens(wanted, house)) is not None:
+        right = f"'{getattr(house, stage)}' or stricter, unless safety.teams_may_loosen says otherwise"
+        raise _invalid(f"safety.{stage}", f"is looser than the house's: it must be {right}")
 
 
 def check_weight(weight: float) -> float:

@@ -19,7 +19,7 @@ from gateway.audit_log import Act, record_act
 from gateway.callbacks.outbox import follow_url
 from gateway.callbacks.urls import read_url
 from gateway.errors import Conflict
-from gateway.settings import Safety
+from gateway.settings import TeamSafety
 from gateway.tables import api_keys, teams
 from gateway.team_inputs import (
     NewTeam,
@@ -196,7 +196,7 @@ def _team(row: Mapping[Any, Any]) -> Team:
         weight=row["weight"],
         allowed_models=None if allowed is None else frozenset(allowed),
         allow_smaller=row["allow_smaller"],
-        safety=None if safety is None else msgspec.convert(safety, Safety),
+        safety=None if safety is None else msgspec.convert(safety, TeamSafety),
         limits=read_limits(row["limits"]),
         is_suspended=row["suspended_at"] is not None,
     )

@@ -24,7 +24,15 @@ from gateway.command_line import (
     whoever_acts,
 )
 from gateway.settings import Settings
-from gateway.team_inputs import LimitsInput, NewTeam, SafetyInput, TeamPatch, Webhooked, with_checked_webhook
+from gateway.team_inputs import (
+    LimitsInput,
+    NewTeam,
+    SafetyInput,
+    TeamPatch,
+    Webhooked,
+    check_safety,
+    with_checked_webhook,
+)
 from gateway.teams import TeamRecord, create_team, get_team, list_teams, update_team
 from protocol.errors import ServiceError
 
@@ -140,8 +148,9 @@ def _show_teams(records: list[TeamRecord], format: Format, title: str, as_list: 
 
 
 def _checked(wanted: Webhooked, settings: Settings) -> Webhooked:
-    """Return ``wanted`` if its webhook leads where callbacks may go, or say why not and exit 1."""
+    """Return ``wanted`` if the house allows its policy and its webhook, or say why not and exit 1."""
     try:
+        check_safety(wanted.safety, settings.safety)
         return asyncio.run(with_checked_webhook(wanted, settings.callbacks_allow))
     except ServiceError as exc:
         fail(exc.message)

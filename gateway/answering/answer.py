@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import random
 
 from billing.records import Status
@@ -10,6 +11,7 @@ from gateway.answering.admission import admit
 from gateway.answering.attempts import AttemptLog, refusal, send_along_route
 from gateway.answering.call import Call, record_for
 from gateway.answering.reply import Reply, settle
+from gateway.errors import ContentPolicyViolation
 from gateway.overload.gate import Turn
 from gateway.services import Services
 from router import Route, choose_route
@@ -21,6 +23,7 @@ async def answer(services: Services, call: Call) -> Reply:
 
     Raises a ServiceError when no target may, can or does answer; then nothing is held and nothing is owed.
     """
+    services.guard.refuse_paused(call)
     share = random()
     health = services.health()
     route = choose_route(call.request, call.wish, services.catalog, health, services.complexity, share=share)
@@ -46,24 +49,35 @@ async def _answer_in_turn(services: Services, call: Call, turn: Turn) -> Reply:
     try:
         lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
         account.open(record_for(call, route, route.targets[0], lost))
-        answering = await send_along_route(services, call, route, log, turn.slot)
+        send = partial(send_along_route, services, call, route, log, turn.slot)
+        check = services.guard.check(call)
+        answering = await (send() if check is None else check.beside(send))
         try:
-            return Reply(services, call, route, account, answering, log, services.hooks)
+            reply = Reply(services, call, route, account, answering, log, services.hooks)
         except BaseException:
             services.background.spawn(answering.close())
             raise
-    except BaseException:
-        _close_unanswered(services, account, call, route, log)
+    except BaseException as exc:
+        status = Status.BLOCKED if isinstance(exc, ContentPolicyViolation) else Status.FAILED
+        _close_unanswered(services, account, call, route, log, status)
         raise
+    if check is not None and check.violation is not None:
+        reply.block()
+        reply.close()
+        raise check.violation
+    return reply
 
 
-def _close_unanswered(services: Services, account: Account, call: Call, route: Route, log: AttemptLog) -> None:
-    """Close the books of a call that no target answered, or whose client left first: a row that costs nothing."""
+def _close_unanswered(
+    services: Services, account: Account, call: Call, route: Route, log: AttemptLog, status: Status
+) -> None:
+    """Close the books of a call that no target answered, whose client left first, or that is forbidden: a row that
+    costs nothing."""
     tried = {target.key: target for target in route.targets}
     target = tried[log.attempts[-1].target] if log.attempts else route.targets[0]
     spent = round((services.clock.monotonic() - call.started) * 1000, 3)
     attempts = tuple(log.attempts)
-    record = record_for(call, route, target, Status.FAILED, queue_ms=log.queue_ms, total_ms=spent, attempts=attempts)
+    record = record_for(call, route, target, status, queue_ms=log.queue_ms, total_ms=spent, attempts=attempts)
     account.close(record)
     if log.attempts:
         services.metrics.close(record)

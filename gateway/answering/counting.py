@@ -31,11 +31,11 @@ async def count_prompt(services: Services, caller: Caller, asked: CountRequest) 
     name = catalog.meaning(asked.model)
     if allowed is not None and name in catalog.models and allowed.isdisjoint((name, asked.model)):
         raise ModelNotAllowed(f"This team may not use the model '{asked.model}'.", param="model")
-    estimate = probable_prompt_tokens(asked.as_chat())  # refuses what no dialect could carry
+    estimate = probable_prompt_tokens(chat := asked.as_chat())  # refuses what no dialect could carry
     if (model := catalog.models.get(name)) is None:
         return estimate
     wire = services.providers.format(model.provider)
-    if isinstance(wire, AnthropicFormat):
+    if isinstance(wire, AnthropicFormat) and await services.guard.may_leave(caller.team.safety, chat):
         for target in catalog.targets_of(model):
             with suppress(TargetAway):
                 return await _count_at(services, wire, target, asked) or estimate

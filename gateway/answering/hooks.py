@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from billing.records import UsageRecord
 from gateway.answering.call import Call
@@ -14,14 +14,14 @@ from router.targets import Target
 class ReplyHook:
     """Watches one reply, from its first event (when it is made) to its close. Each method may be left out."""
 
-    def delta(self, delta: Delta) -> Delta | None:
-        """Return what the client gets in place of ``delta``; ``None`` holds it back.
+    def delta(self, delta: Delta) -> Sequence[Delta]:
+        """Return what the client gets in place of ``delta``; nothing holds it back.
 
         What was held back can go out with a later delta: the one with a finish reason always comes.
         Raises ContentPolicyViolation to end the reply here: a stream with the finish reason ``content_filter``, a whole
         answer with that error. What was used is owed, and the books call it ``blocked``.
         """
-        return delta
+        return (delta,)
 
     def whole(self, whole: WholeReply) -> None:
         """Look at a reply that came whole, in place of its deltas. Raises ContentPolicyViolation as ``delta`` does."""

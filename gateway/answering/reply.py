@@ -179,20 +179,17 @@ class Reply:
                     except ContentPolicyViolation as exc:
                         held += self._withhold(event, exc)
                         return out, True
-                    if passed is not None:
-                        (held if len(self._finished) >= self._choices else out).append(passed)
+                    (held if len(self._finished) >= self._choices else out).extend(passed)
                 case UsageReport(usage):
                     self._usage = usage
                 case ReplyEnd():
                     return out, True
         return out, False
 
-    def _through_hooks(self, delta: Delta) -> Delta | None:
-        passed: Delta | None = delta
+    def _through_hooks(self, delta: Delta) -> Sequence[Delta]:
+        passed: Sequence[Delta] = (delta,)
         for hook in self._delta_hooks:
-            if passed is None:
-                return None
-            passed = hook.delta(passed)
+            passed = [out for one in passed for out in hook.delta(one)]
         return passed
 
     def _withhold(self, delta: Delta, violation: ContentPolicyViolation) -> list[Delta]:

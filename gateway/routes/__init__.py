@@ -14,6 +14,7 @@ from gateway.routes import (
     instances,
     messages,
     models,
+    moderations,
     usage,
     webhooks,
 )
@@ -24,6 +25,7 @@ MODULES = (
     embeddings,
     messages,
     models,
+    moderations,
     batch,
     files,
     usage,

@@ -14,7 +14,7 @@ from gateway.admin_views import audit_view, key_view, list_view, made_view, reco
 from gateway.audit_log import Act, list_acts
 from gateway.auth import admin_guard
 from gateway.routes.inference import services_of
-from gateway.team_inputs import NewKey, NewTeam, Rotation, TeamPatch, with_checked_webhook
+from gateway.team_inputs import NewKey, NewTeam, Rotation, TeamPatch, check_safety, with_checked_webhook
 from gateway.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
 from gateway.teams import create_team, get_team, list_teams, update_team
 from protocol.decoding import decode
@@ -31,6 +31,7 @@ async def post_team(request: AnyRequest) -> Response[bytes]:
     """Create a team with its limits; each limit is optional: absent or null is none."""
     services = services_of(request)
     new = await with_checked_webhook(decode(await request.body(), NewTeam), services.settings.callbacks_allow)
+    check_safety(new.safety, services.settings.safety)
     async with services.database.begin() as connection:
         record = await create_team(connection, new, act_of(request), services.catalog.names())
     return answer(team_view(record), 201)
@@ -57,6 +58,7 @@ async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[by
     """Change what the body names and leave the rest; null takes a limit away, ``suspended`` shuts the team out."""
     services = services_of(request)
     changes = await with_checked_webhook(decode(await request.body(), TeamPatch), services.settings.callbacks_allow)
+    check_safety(changes.safety, services.settings.safety)
     async with services.database.begin() as connection:
         record = await update_team(connection, team_id, changes, act_of(request), services.catalog.names())
     return answer(team_view(record))

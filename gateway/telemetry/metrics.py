@@ -82,6 +82,20 @@ class Metrics(ReplyHook):
         self.continuations = self._counter(
             "tollgate_continuations_total", "Replies of our own engine that broke in mid-stream", "model", "outcome"
         )
+        self.safety_findings = self._counter(
+            "tollgate_safety_findings_total",
+            "What the content policy found, by where and by what became of it",
+            *("stage", "outcome", "finding"),
+        )
+        self.safety_refused = self._counter(
+            "tollgate_safety_refused_total", "Calls of paused keys, and answers that models refused to give", "reason"
+        )
+        self.safety_checker = self._counter(
+            "tollgate_safety_checker_calls_total", "Questions to the outside checker, by how they ended", "outcome"
+        )
+        self.safety_wait = self._histogram(
+            "tollgate_safety_wait_seconds", "A first token's wait for the verdict on its request", OVERHEAD
+        )
         self.breaker_state = self._gauge_of_worst(
             "tollgate_breaker_state",
             "Whether a target is asked: 0 closed, 1 half open, 2 open",

@@ -41,6 +41,8 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (PriceStep, "price.tiers[].", dict.fromkeys(Rates.__struct_fields__)),
     (AutoRoute, "routes.NAME.", {}),
     (settings.Safety, "safety.", {}),
+    (settings.AbuseSettings, "safety.abuse.", {}),
+    (settings.CheckerSettings, "safety.checker.", {}),
     (settings.QuotaSettings, "quotas.", {}),
     (settings.QueueSettings, "queue.", {}),
     (settings.Retention, "retention.", {}),

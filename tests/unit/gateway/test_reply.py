@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -372,14 +372,14 @@ def test_an_ending_that_is_not_kept_is_no_answer(folder: Path) -> None:
 
 
 def test_a_hook_may_change_and_hold_back_and_hears_the_end(folder: Path) -> None:
-    """What a hook returns goes out in place of the delta; None holds it back; close comes before the last bytes."""
+    """What a hook returns goes out in place of the delta; nothing holds it back; close comes before the last bytes."""
     heard: list[UsageRecord] = []
 
     class Shout(ReplyHook):
-        def delta(self, delta: Delta) -> Delta | None:
+        def delta(self, delta: Delta) -> Sequence[Delta]:
             if delta.text == "b":
-                return None
-            return Delta(delta.index, delta.text.upper(), finish_reason=delta.finish_reason)
+                return ()
+            return (Delta(delta.index, delta.text.upper(), finish_reason=delta.finish_reason),)
 
         def close(self, record: UsageRecord) -> None:
             heard.append(record)
@@ -401,10 +401,10 @@ def test_a_hook_may_change_and_hold_back_and_hears_the_end(folder: Path) -> None
 class Forbid(ReplyHook):
     """Lets nothing pass that says "x"."""
 
-    def delta(self, delta: Delta) -> Delta | None:
+    def delta(self, delta: Delta) -> Sequence[Delta]:
         if "x" in delta.text:
             raise ContentPolicyViolation("No x.")
-        return delta
+        return (delta,)
 
 
 def forbid(_call: Call, _target: Target) -> ReplyHook:

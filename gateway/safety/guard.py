@@ -1,0 +1,205 @@
+# The content policy in the path of an answer. Rules look at a request before anything leaves; the classifier and an
+# outside checker judge it beside the call, and the first token waits for their verdict; answers pass a watch of their
+# own. A team without a policy pays for two comparisons.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+
+import numpy as np
+import structlog
+
+from billing.errors import RateLimited
+from gateway.answering.call import Call
+from gateway.answering.hooks import ReplyHook
+from gateway.errors import ContentPolicyViolation
+from gateway.providers.base import Request
+from gateway.safety.abuse import AbuseWatch
+from gateway.safety.checker import OutsideChecker
+from gateway.safety.classifier import Classifier, Floats, findings_of, readings, scores_of
+from gateway.safety.findings import Finding
+from gateway.safety.input_check import InputCheck
+from gateway.safety.outcomes import Outcomes
+from gateway.safety.output_watch import NOBODY, OutputWatch
+from gateway.safety.plain import hidden, plain
+from gateway.safety.policy import Policy, Stage, policy_of
+from gateway.safety.rules import RULES, find_by_rules
+from gateway.safety.texts import texts_of
+from gateway.settings import Safety, TeamSafety
+from gateway.telemetry.metrics import Metrics, counter_of
+from router.targets import Target
+
+SLICE = 8_000  # characters that are looked at before others have their turn
+OVERLAP = 1_000  # characters of a slice that the next one has again; no rule's find is longer
+REMEMBERED = 8192  # texts and windows whose findings are known: a conversation comes again with every turn
+
+PARAMS = {"embeddings": "input", "completions": "prompt"}  # else "messages"
+
+log = structlog.get_logger()
+
+
+class Guard:
+    """Keeps the content policy of one process, for all editions of its services; ``follow`` changes the policy."""
+
+    def __init__(
+        self,
+        house: Safety,
+        classifier: Classifier,
+        outcomes: Outcomes,
+        abuse: AbuseWatch,
+        checker: OutsideChecker,
+        metrics: Metrics,
+    ) -> None:
+        self.checker = checker
+        self.metrics = metrics
+        self._classifier = classifier
+        self._outcomes = outcomes
+        self._abuse = abuse
+        self._known: dict[int, Floats] = {}  # by the window's hash: what was said is not kept
+        self._found: dict[int, list[Finding]] = {}  # by rules, by the text's hash
+        self.follow(house)
+
+    def follow(self, house: Safety) -> None:
+        """Go by another policy of the house from now on."""
+        self._house = house
+        self._is_off = house.input == "off" == house.output
+        self._policies: dict[TeamSafety | None, Policy] = {}
+        self._found.clear()  # with the phrases of another house
+        self._abuse.follow(house.abuse)
+        self.checker.follow(house.checker)
+
+    def policy(self, team: TeamSafety | None) -> Policy:
+        """Return what holds for a team."""
+        policy = self._policies.get(team)
+        if policy is None:
+            policy = self._policies[team] = policy_of(self._house, team)
+        return policy
+
+    def refuse_paused(self, call: Call) -> None:
+        """Raise RateLimited while the call's key is paused for what it tried before."""
+        if self._abuse.paused and (wait := self._abuse.pause_of(call.caller.key_id)) > 0:
+            counter_of(self.metrics.safety_refused, "paused").inc()
+            raise RateLimited(
+                "Too many requests under this key broke the content policy. Try again later.",
+                headers={"retry-after": str(wait)},
+            )
+
+    def check(self, call: Call) -> InputCheck | None:
+        """Return the check of a call's input, or ``None`` where no policy asks for one."""
+        team = call.caller.team.safety
+        if self._is_off and team is None:
+            return None
+        policy = self.policy(team)
+        return None if policy.input == "off" else InputCheck(self, call, policy)
+
+    def watch(self, call: Call, target: Target) -> ReplyHook:
+        """Return what watches the answer to a call."""
+        team = call.caller.team.safety
+        if self._is_off and team is None:
+            return NOBODY
+        policy = self.policy(team)
+        return NOBODY if policy.output == "off" else OutputWatch(self, call, policy)
+
+    async def find_by_form(self, texts: Iterable[str]) -> list[Finding]:
+        """Return what the rules find, each once; a long text is looked at in slices, with turns for others between."""
+        found: dict[str, Finding] = {}
+        for text in texts:
+            async for piece in _slices(text):
+                for finding in self.rule_findings(piece):
+                    found.setdefault(finding.name, finding)
+        return list(found.values())
+
+    def rule_findings(self, text: str) -> list[Finding]:
+        """Return what the rules find in a text of a few thousand characters, and in what it hides; from memory if it
+        was looked at before."""
+        key = hash(text)
+        known = self._found.get(key)
+        if known is None:
+            shown = plain(text)
+            known = [finding for one in (shown, *hidden(shown)) for finding in self._find(one)]
+            if len(self._found) >= REMEMBERED:
+                self._found.clear()
+            self._found[key] = known
+        return known
+
+    def _find(self, text: str) -> Iterator[Finding]:
+        return find_by_rules(text, RULES, self._house.deny)
+
+    async def may_leave(self, team: TeamSafety | None, request: Request) -> bool:
+        """Whether the rules let a request out that asks for no answer."""
+        policy = self.policy(team)
+        if policy.input == "off":
+            return True
+        return not policy.verdict("input", await self.find_by_form(texts_of(request)))[0]
+
+    async def judge(self, texts: Iterable[str]) -> list[Finding]:
+        """Return the categories that the classifier finds in texts."""
+        worst = [await self._worst_logits(text) for text in texts]
+        return findings_of(np.max(worst, axis=0)) if worst else []
+
+    async def score(self, text: str) -> dict[str, float]:
+        """Return the score of every category for a text."""
+        return scores_of(await self._worst_logits(text))
+
+    async def _worst_logits(self, text: str) -> Floats:
+        """Return the highest logits of any window of a text; others have their turn between windows."""
+        worst: Floats | None = None
+        async for piece in _slices(text):
+            for window in readings(piece):
+                logits = self.logits(window)
+                if worst is None:
+                    worst = logits
+                else:
+                    worst = np.maximum(worst, logits)
+                    await asyncio.sleep(0)
+        assert worst is not None
+        return worst
+
+    def logits(self, window: str) -> Floats:
+        """Return the classifier's logits of a window, from memory if it was judged before."""
+        key = hash(window)
+        known = self._known.get(key)
+        if known is None:
+            known = self._classifier.logits(window)
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[key] = known
+        return known
+
+    def apply(self, call: Call, policy: Policy, stage: Stage, findings: Iterable[Finding]) -> None:
+        """Note what was found. Raises ContentPolicyViolation when it is blocked."""
+        blocked, flagged = policy.verdict(stage, findings)
+        if flagged:
+            self._note(call, stage, "flagged", flagged)
+        if blocked:
+            self._note(call, stage, "blocked", blocked)
+            self._count(call)
+            what = "request" if stage == "input" else "answer"
+            names = ", ".join(sorted({finding.name for finding in blocked}))
+            param = PARAMS.get(call.endpoint, "messages") if stage == "input" else None
+            raise ContentPolicyViolation(f"The content policy forbids this {what}: {names}.", param=param)
+
+    def note_refusal(self, call: Call) -> None:
+        """Count an answer that its model, or its upstream, refused: whoever keeps asking for such is probing."""
+        counter_of(self.metrics.safety_refused, "by_model").inc()
+        self._count(call)
+
+    def _count(self, call: Call) -> None:
+        if self._abuse.count(call.caller.key_id, call.caller.team.id):
+            self._outcomes.note(call, "safety.key_paused", {})
+
+    def _note(self, call: Call, stage: Stage, outcome: str, findings: list[Finding]) -> None:
+        scores = {finding.name: round(finding.score, 3) for finding in findings}
+        for name in scores:
+            counter_of(self.metrics.safety_findings, stage, outcome, name).inc()
+        self._outcomes.note(call, f"safety.{stage}_{outcome}", scores)
+        log.info("content_policy", request_id=call.request_id, team=call.caller.team.id, stage=stage, outcome=outcome)
+
+
+async def _slices(text: str) -> AsyncIterator[str]:
+    """Yield a text in slices that overlap, with a turn for others between them."""
+    for start in range(0, max(1, len(text) - OVERLAP), SLICE - OVERLAP):
+        if start:
+            await asyncio.sleep(0)
+        yield text[start : start + SLICE]

@@ -1,0 +1,105 @@
+# What the checks read of a request: the rules everything that leaves the house, the classifier what its users say.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.providers.base import Request, WholeReply
+from protocol.chat import ChatReply, ChatRequest, ImagePart, Message, RefusalPart, ThinkingBlock
+from protocol.completions import CompletionReply, CompletionRequest
+from protocol.embeddings import EmbeddingRequest
+
+JUDGED = ("user", "tool")  # roles; what the operator of the team or a model wrote is not judged
+
+
+def texts_of(request: Request, extra: Mapping[str, Any] | None = None) -> list[str]:
+    """Return every text that leaves with a request, the parts of a message joined as the model reads them; ``extra``:
+    fields that we do not know."""
+    match request:
+        case ChatRequest():
+            texts = [text for message in request.messages for text in _texts_of_message(message)]
+            rest: Struct = replace(request, messages=(), seed=None, logit_bias=None)
+        case CompletionRequest():
+            texts = _prompts(request.prompt)
+            rest = replace(request, prompt="", seed=None, logit_bias=None)
+        case EmbeddingRequest():
+            texts = _prompts(request.input)
+            rest = replace(request, input="")
+    texts.append(_unescaped(msgspec.json.encode(rest)))  # tools, schemas, stop words, labels
+    if extra:
+        texts.append(_unescaped(msgspec.json.encode(extra)))
+    return texts
+
+
+def judged_texts(request: Request) -> list[str]:
+    """Return what the classifier reads: what users and tools say, one text per run of turns between answers.
+
+    Nothing of an embedding, which asks a model for nothing.
+    """
+    match request:
+        case ChatRequest():
+            runs: list[list[str]] = [[]]
+            for message in request.messages:
+                if message.role in JUDGED:
+                    runs[-1].append(message.text())
+                elif runs[-1]:
+                    runs.append([])
+            return ["\n".join(run) for run in runs if run]
+        case CompletionRequest():
+            return _prompts(request.prompt)
+        case _:
+            return []
+
+
+def is_unreadable(request: Request) -> bool:
+    """Whether a prompt is of token ids, whose text only its model knows."""
+    match request:
+        case CompletionRequest(prompt=asked) | EmbeddingRequest(input=asked):
+            return not isinstance(asked, str) and any(not isinstance(prompt, str) for prompt in asked)
+    return False
+
+
+def texts_of_reply(whole: WholeReply) -> list[str]:
+    """Return every text of a whole reply."""
+    match whole:
+        case ChatReply():
+            texts = []
+            for message in (choice.message for choice in whole.choices):
+                calls = (_unescaped(call.function.arguments.encode()) for call in message.tool_calls or ())
+                texts += [message.content or "", message.refusal or "", message.reasoning_content or "", *calls]
+            return texts
+        case CompletionReply():
+            return [choice.text for choice in whole.choices]
+        case _:
+            return []
+
+
+def _texts_of_message(message: Message) -> list[str]:
+    texts = [message.text()]
+    if isinstance(message.content, tuple):
+        for part in message.content:
+            if isinstance(part, RefusalPart):
+                texts.append(part.refusal)
+            elif isinstance(part, ImagePart) and not part.image_url.url.startswith("data:"):
+                texts.append(part.image_url.url)
+    for call in message.tool_calls or ():
+        texts += [call.function.name, _unescaped(call.function.arguments.encode("utf-8", "replace"))]
+    for block in message.thinking_blocks or ():
+        if isinstance(block, ThinkingBlock):
+            texts.append(block.thinking)
+    texts += [one for one in (message.name, message.refusal) if one]
+    return texts
+
+
+def _prompts(prompts: object) -> list[str]:
+    return [prompt for prompt in (prompts if isinstance(prompts, list) else [prompts]) if isinstance(prompt, str)]
+
+
+def _unescaped(data: bytes) -> str:
+    """Return JSON as a text to look things up in: a word after a line break does not begin with an n."""
+    return data.decode("utf-8", "replace").replace("\\n", "\n").replace('\\"', '"')

@@ -1,0 +1,1 @@
+# Fits and judges the safety classifiers; run by hand, never by the service.

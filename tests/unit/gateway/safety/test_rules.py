@@ -1,0 +1,151 @@
+# Rules find what they are for however it is disguised, let everyday text pass, and stay linear.
+
+from __future__ import annotations
+
+import base64
+import string
+
+import pytest
+
+from gateway.safety.plain import hidden, plain
+from gateway.safety.rules import RULES, find_by_rules
+
+AWS = "AKIAIOSFODNN7EXAMPLE"
+
+
+def found(text: str, deny: tuple[str, ...] = ()) -> set[str]:
+    shown = plain(text)
+    return {finding.name for one in (shown, *hidden(shown)) for finding in find_by_rules(one, RULES, deny)}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (f"my key is {AWS}", "aws_key"),
+        ("ghp_" + "a1B2" * 9, "github_token"),
+        ("sk-proj-" + "aB3_" * 10, "openai_key"),
+        ("sk-ant-api03-" + "aB3_" * 10, "anthropic_key"),
+        ("AIza" + "Sy1B2c3" * 5, "google_key"),
+        ("hf_" + "aBcDe" * 7, "huggingface_token"),
+        ("xoxb-123456789012-abcdef", "slack_token"),
+        ("tg-" + "a" * 43, "tollgate_key"),
+        ("postgres://user:hunter22@db/x", "url_password"),
+        ("-----BEGIN OPENSSH PRIVATE KEY-----", "private_key"),
+        ("redis://:hunter22@cache:6379/0", "url_password"),
+        ('API_KEY="f8Ks93jdLs02mNx7QpZt"', "assigned_secret"),
+        ("password: q8Zs93jdLs02mNx7QpZt8w==", "assigned_secret"),
+        ("'client_secret' => 'f8Ks93jds02mNx7QpZt'", "assigned_secret"),
+        ("pay with 4111 1111 1111 1111", "card"),
+        ("pay with 3782-822463-10005", "card"),
+        ("to DE89 3704 0044 0532 0130 00 please", "iban"),
+        ("GB29NWBK60161331926819", "iban"),
+        ("my number is 078-05-1120", "us_ssn"),
+        ("write to a.b@example.com", "email"),
+        ("call +1 (415) 555-2671", "phone"),
+        ("at 10.11.12.13", "ip_address"),
+    ],
+)
+def test_each_rule_finds_its_own(text: str, name: str) -> None:
+    """One text for each."""
+    assert name in found(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4111 1111 1111 1112",  # the check digit is wrong
+        "GB29NWBK60161331926818",
+        "DE89 3704",
+        "666-05-1120",  # no such area
+        "on 2024-01-15 at 10:30 in room 12",
+        'password = "changeme-please-now"',
+        "token = tokenizer2.encode_the_words(text)[0]",
+        "secret: https://example.com/how-to-keep-one-2",
+        '{"max_tokens":4096,"temperature":0.7,"stream":true,"token":{"type":"string"}}',
+        "The answer is 3.14159265358979 and 1000000000000000.",
+        "AKIA is a prefix, ghp_ as well; see https://example.com/path?x=1",
+        "",
+    ],
+)
+def test_what_only_looks_like_it_passes(text: str) -> None:
+    """Checksums, lengths and randomness tell."""
+    assert found(text) == set()
+
+
+DISGUISES = {
+    "zero-width": "\u200b".join(AWS),
+    "soft hyphens": "\u00ad".join(AWS),
+    "cyrillic": AWS.replace("A", "\u0410").replace("I", "\u0406"),
+    "fullwidth": "".join(chr(0xFF01 + ord(sign) - 0x21) for sign in AWS),
+    "tags": "see" + "".join(chr(0xE0000 + ord(sign)) for sign in f" {AWS}"),
+    "accents": "\u0301".join(AWS),
+    "base64": base64.b64encode(f"the key is {AWS}".encode()).decode(),
+    "url-safe base64 without padding": base64.urlsafe_b64encode(f"\u00fe\u00ff the key is {AWS} ok".encode())
+    .decode()
+    .rstrip("="),
+    "base64 in lines": "\n".join(
+        base64.b64encode(f"first come some words, then the key {AWS}".encode()).decode()[at : at + 24]
+        for at in range(0, 80, 24)
+    ),
+    "base64 twice": base64.b64encode(base64.b64encode(f"the key is {AWS}".encode())).decode(),
+    "hexadecimal": f"the key is {AWS}".encode().hex(),
+    "percent": "".join(f"%{ord(sign):02x}" for sign in AWS),
+    "spelt": " ".join(AWS),
+    "spelt with hyphens": "-".join(AWS),
+    "spelt in lines": "\n".join(AWS),
+    "spelt wide": "  ".join(AWS),
+    "one percent escape": AWS.replace("F", "%46"),
+    "JSON escapes": "".join(f"\\u{ord(sign):04x}" for sign in AWS),
+    "string escapes": "".join(f"\\x{ord(sign):02x}" for sign in AWS),
+    "HTML entities": "".join(f"&#{ord(sign)};" for sign in AWS),
+    "hexadecimal HTML entities": "".join(f"&#x{ord(sign):x};" for sign in AWS),
+    "base64 begun in mid-group": "x" + base64.b64encode(f"the key is {AWS}".encode()).decode(),
+    "base64 after bytes that are no text": base64.b64encode(b"\xff\xfe\x80\x00" + AWS.encode() + b"\xff" * 60).decode(),
+    "base64 of UTF-16": base64.b64encode(AWS.encode("utf-16-le")).decode(),
+    "hexadecimal begun in mid-byte": "a" + f"the key is {AWS}".encode().hex() + "b",
+    "look-alikes in base64": base64.b64encode(AWS.replace("A", "\u0410").encode()).decode(),
+    "glued to a word": f"key{AWS}",
+}
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_a_disguise_hides_nothing(disguise: str) -> None:
+    """The same key, as hostile writers write it."""
+    assert "aws_key" in found(f"Please keep this: {DISGUISES[disguise]} and go on.")
+
+
+def test_a_forbidden_phrase_is_found_in_any_case_and_spacing() -> None:
+    """The house's own words."""
+    assert found("What is Project\n  NIGHTINGALE about?", deny=("project nightingale",)) == {"phrase"}
+    assert found("What is a nightingale?", deny=("project nightingale",)) == set()
+
+
+ATTACKS = [
+    *(
+        "a",
+        "1",
+        "1-",
+        "1 ",
+        "a.",
+        "a@",
+        "@a.",
+        "sk-",
+        "eyJ",
+        "://a:",
+        "password= ",
+        "QUJD",
+        "GB29 ",
+        "%41",
+        "(1",
+        "+1 ",
+    ),
+    *("a b ", "-----BEGIN PRIVATE KEY", "token", "0000 ", "a-", string.ascii_letters),
+    *("eyJ-", "eyJ_.eyJ", "\\u00", "&#4", "a\n", "token=", "token=a1", "password => ", "A1b2/", "4f", "%4", "://:a"),
+]
+
+
+@pytest.mark.parametrize("piece", ATTACKS)
+def test_no_text_makes_the_rules_slow(piece: str) -> None:
+    """Steps grow with the length, not with its square: 64,000 characters end well within the test's time limit, where
+    a quadratic pattern takes minutes."""
+    found((piece * 64_000)[:64_000])
