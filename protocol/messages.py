@@ -151,6 +151,7 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
     metadata: MessageMetadata | None = None
+    cache_control: CacheControl | None = None  # of the last block that can be cached, wherever that is
 
     def as_chat(self) -> ChatRequest:
         """Return the same request as a chat completion. Raises BadRequest for turns that no dialect could carry."""

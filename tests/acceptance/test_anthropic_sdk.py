@@ -99,10 +99,12 @@ def test_a_request_keeps_its_form_where_the_upstream_speaks_it(client: Anthropic
             {"role": "user", "content": [{"type": "text", "text": "So?", "cache_control": mark}]},
         ],
         thinking={"type": "adaptive"},
+        cache_control=mark,
         extra_body={"top_k": 5},
     )
     sent = upstream.requests[-1].body or {}
 
+    assert sent["cache_control"] == mark
     assert sent["system"] == [{"type": "text", "text": "Be brief.", "cache_control": mark}]
     assert sent["messages"][1]["content"] == [thought, {"type": "text", "text": "Well."}]
     assert sent["messages"][3]["content"] == [{"type": "text", "text": "So."}]
@@ -255,6 +257,7 @@ def test_a_stream_that_breaks_raises(client: Anthropic, upstream: ScriptedUpstre
         ("messages", [{"role": "user", "content": []}]),
         ("messages", [{"role": "user", "content": ""}]),
         ("system", [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]),
+        ("cache_control", {"type": "ephemeral", "ttl": "1h"}),
         ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
         ("mcp_servers", [{"url": "https://a"}]),
         ("temperature", 1.5),

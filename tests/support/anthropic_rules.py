@@ -156,6 +156,7 @@ class Body(Strict, kw_only=True, frozen=True):
     thinking: Enabled | Adaptive | Disabled | None = None
     output_config: OutputConfig | None = None
     metadata: Metadata | None = None
+    cache_control: CacheControl | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
 
