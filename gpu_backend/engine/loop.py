@@ -177,6 +177,8 @@ class EngineLoop:
         if refused := refuse_on_arrival(command, self.scheduler, self._config):
             return [refused]
         replies = make_sequences(command, self._limits, self._ids, self._clock())
+        for reply in replies:
+            reply.arrived_step = self._meter.steps
         if isinstance(command, Generate) and command.sampling.grammar is not None:
             self._grammars.add(command, replies)
             return []
@@ -280,6 +282,7 @@ class EngineLoop:
         is_first = sequence.first_token is None
         if is_first:
             sequence.first_token = now
+            sequence.first_token_step = self._meter.steps
         return NewTokens(
             request_id=sequence.request_id,
             reply_index=sequence.reply_index,
@@ -327,11 +330,13 @@ class EngineLoop:
         end = self._clock()
         admitted = end if sequence.admitted is None else sequence.admitted
         first_token = end if sequence.first_token is None else sequence.first_token
+        steps = self._meter.steps if sequence.first_token_step is None else sequence.first_token_step
         return Timings(
             queue_ms=(admitted - sequence.arrived) * 1e3,
             prefill_ms=(first_token - admitted) * 1e3,
             decode_ms=(end - first_token) * 1e3,
             gpu_seconds=sequence.gpu_seconds,
+            first_token_steps=steps - sequence.arrived_step,
         )
 
     def _staying(self, plan: StepPlan) -> list[tuple[SequenceStep, Sequence]]:

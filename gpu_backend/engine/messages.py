@@ -53,12 +53,16 @@ Command = Generate | Embed | Abort | Drain
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a reply's time went. Milliseconds, but for ``gpu_seconds``: its part of every step that computed for it."""
+    """Where a reply's time went. Milliseconds, but for ``gpu_seconds``: its part of every step that computed for it.
+
+    ``first_token_steps``: steps that the engine computed from its arrival to its first token, that one included.
+    """
 
     queue_ms: float
     prefill_ms: float
     decode_ms: float
     gpu_seconds: float
+    first_token_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

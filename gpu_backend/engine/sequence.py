@@ -111,6 +111,8 @@ class Sequence:
     hidden_sum: list[float] = field(default_factory=list)  # of an embedding, over the tokens computed so far
     admitted: float | None = None
     first_token: float | None = None
+    arrived_step: int = 0  # steps that had been computed when it came
+    first_token_step: int | None = None
     gpu_seconds: float = 0.0
     constraint: Constraint | None = None  # where ``token_ids`` stand in the grammar
     prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens from the second on

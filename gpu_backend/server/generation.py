@@ -173,4 +173,5 @@ class Generation:
             [writer.finish_reason.value for writer in self._writers.values() if writer.finish_reason is not None],
             time_to_first_token=(self._first_token or now) - self._started,
             latency=now - self._started,
+            tier=self._job.sender.tier,
         )

@@ -22,6 +22,7 @@ from gpu_backend.engine.messages import LoadReport
 from gpu_backend.server.wire import UsageBody
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 64, 128, 256, 512)
 LABELS = ("model_name",)
 
 
@@ -44,6 +45,13 @@ class Metrics:
             "vllm:request_success", "Replies by how they ended.", (*LABELS, "finished_reason"), registry=self.registry
         )
         self._first_token = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.")
+        self._first_token_steps = Histogram(
+            "tollgate_engine_first_token_steps",
+            "Steps that the engine computed from a request's arrival to its first token.",
+            (*LABELS, "tier"),
+            buckets=STEPS,
+            registry=self.registry,
+        )
         self._latency = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.")
         self._queue = self._histogram("vllm:request_queue_time_seconds", "Waiting for the first step.")
         self._prefill = self._histogram("vllm:request_prefill_time_seconds", "From the first step to the first token.")
@@ -57,12 +65,13 @@ class Metrics:
         )
 
     def count_generation(
-        self, usage: UsageBody, finish_reasons: Iterable[str], *, time_to_first_token: float, latency: float
+        self, usage: UsageBody, finish_reasons: Iterable[str], *, time_to_first_token: float, latency: float, tier: str
     ) -> None:
         """Book a generating call that was answered to its end. Times are seconds."""
         assert isinstance(usage.completion_tokens, int)
         self._output_tokens.inc(usage.completion_tokens)
         self._first_token.observe(time_to_first_token)
+        self._first_token_steps.labels(self._model_name, tier).observe(usage.first_token_steps)
         self._decode.observe(usage.decode_ms / 1000)
         for reason in finish_reasons:
             self._finished.labels(self._model_name, reason).inc()

@@ -24,7 +24,7 @@ class PromptDetails(Struct, frozen=True):
 
 
 class UsageBody(Struct, frozen=True, kw_only=True):
-    """Tokens of a call, and ours: milliseconds of the slowest reply, device seconds of all of them."""
+    """Tokens of a call, and ours: milliseconds and engine steps of the slowest reply, device seconds of all of them."""
 
     prompt_tokens: int
     completion_tokens: int | UnsetType = UNSET  # embeddings have none
@@ -35,6 +35,7 @@ class UsageBody(Struct, frozen=True, kw_only=True):
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    first_token_steps: int = 0
 
     @classmethod
     def of(
@@ -244,4 +245,5 @@ def _times(timings: Sequence[Timings]) -> dict[str, Any]:
         "queue_ms": round(max(t.queue_ms for t in timings), 3),
         "prefill_ms": round(max(t.prefill_ms for t in timings), 3),
         "decode_ms": round(max(t.decode_ms for t in timings), 3),
+        "first_token_steps": max(t.first_token_steps for t in timings),
     }

@@ -11,7 +11,7 @@ from gpu_backend.config import EngineConfig
 from gpu_backend.engine.messages import Abort, Command, Embed, Embedding, Event, Generate, NewTokens, Ready, Timings
 from gpu_backend.engine.sequence import FinishReason
 
-TIMINGS = Timings(queue_ms=1.0, prefill_ms=2.0, decode_ms=3.0, gpu_seconds=0.25)
+TIMINGS = Timings(queue_ms=1.0, prefill_ms=2.0, decode_ms=3.0, gpu_seconds=0.25, first_token_steps=2)
 READY = Ready(total_blocks=8, block_size=16, max_model_len=64, device="cpu", dtype="float32")
 
 Script = Callable[[Command], list[tuple[Event, ...]]]  # a command's answers, each one step's events

@@ -48,6 +48,7 @@ def test_a_chat_is_answered_whole(engine: FakeEngine, http: httpx.Client) -> Non
         "queue_ms": 1.0,
         "prefill_ms": 2.0,
         "decode_ms": 3.0,
+        "first_token_steps": 2,
     }
 
 
