@@ -6,7 +6,7 @@ EXTRAS := embedded,engine,training,dev
 # More test processes than two cores: most tests wait for a process, a server or a timeout rather than for the CPU.
 JOBS ?= 3
 
-.PHONY: setup demo test soak check fix bench gpu clean
+.PHONY: setup demo test soak check fix bench aot gpu clean
 
 setup: .venv/.ready
 
@@ -44,8 +44,12 @@ bench: setup
 	$(BIN)/python -m benchmarks.streams
 	$(BIN)/python -m benchmarks.overload
 
+# Compiles every kernel for a GPU that need not be there: its registers, spills and shared memory.
+aot: setup
+	$(BIN)/python -m benchmarks.compile_ahead --out benchmarks/results/kernels-sm90.md
+
 gpu:
-	$(PYTHON) -m tests.gpu && $(PYTHON) -m benchmarks.engine
+	$(PYTHON) -m tests.gpu && $(PYTHON) -m benchmarks.kernels && $(PYTHON) -m benchmarks.engine
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

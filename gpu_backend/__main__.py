@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_backend.config import DEVICES, DTYPES, LOAD_FORMATS, SPECULATIVE_METHODS, EngineConfig
+from gpu_backend.config import (
+    DEVICES,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    QUANTIZATIONS,
+    SPECULATIVE_METHODS,
+    EngineConfig,
+)
 from gpu_backend.engine.cost import read_step_cost
 from gpu_backend.server.model_source import fetch_model
 from gpu_backend.server.serving import die_with_parent, serve
@@ -62,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--api-key", metavar="SECRET", help=f"bearer token that every request must carry; ${SECRET} if not given")
     add("--device", choices=DEVICES, default=engine.device, help="auto is cuda where there is one")
     add("--dtype", choices=DTYPES, default=engine.dtype, help="auto is bfloat16 on cuda, float32 on the CPU")
+    add("--quantization", choices=QUANTIZATIONS, help="round the weights while they are loaded; not if not given")
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default=engine.kv_cache_dtype, help="auto is that of the model")
+    add("--batch-invariant", action="store_true", help="on a GPU: the same bits whatever else is in the batch; slower")
     add("--max-num-batched-tokens", type=int, default=engine.max_num_batched_tokens, metavar="N", help="tokens a step")
     add("--max-num-seqs", type=int, default=engine.max_num_seqs, metavar="N", help="replies that run at once")
     add("--max-batch-tier-tokens", type=int, metavar="N", help="of them for batch work; all if not given")
@@ -94,6 +105,9 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Fr
         model=options.model,
         device=options.device,
         dtype=options.dtype,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+        batch_invariant=options.batch_invariant,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,
         max_model_len=options.max_model_len,

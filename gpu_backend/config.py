@@ -13,6 +13,8 @@ DTYPES = ("auto", "bfloat16", "float32")
 LOAD_FORMATS = ("auto", "dummy")
 SPECULATIVE_METHODS = ("off", "ngram")
 MOST_SPECULATIVE_TOKENS = 16
+QUANTIZATIONS = ("fp8", "int8", "int4")
+KV_CACHE_DTYPES = ("auto", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,9 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048  # tokens that one step computes, all sequences together
     max_num_seqs: int = 256  # sequences that run at once
     max_model_len: int | None = None  # prompt and reply together; None: what the model and the KV cache allow
+    quantization: str | None = None  # how weights are rounded while they are loaded; None: not at all
+    kv_cache_dtype: str = "auto"  # auto: that of the model; fp8: half the bytes, with a scale for each key head
+    batch_invariant: bool = False  # on a GPU: bit-identical replies whatever else is in the batch
     block_size: int = 16  # tokens in a KV block
     load_format: str = "auto"  # dummy: random weights of the config's shape
     num_kv_blocks: int | None = None  # None: from the two sizes below
@@ -54,6 +59,9 @@ class EngineConfig:
             raise ValueError(
                 f"num_speculative_tokens is {self.num_speculative_tokens}; it is 1 to {MOST_SPECULATIVE_TOKENS}"
             )
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        if self.quantization is not None:
+            _one_of("quantization", self.quantization, QUANTIZATIONS)
         for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "cpu_kv_bytes"):
             _at_least_one(name, getattr(self, name))
         for name in ("max_model_len", "num_kv_blocks", "num_threads"):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpu_backend.engine.plan import UNKNOWN, SequenceStep, StepPlan
 from gpu_backend.kernels.grouping import AttentionGroup, Grouping, by_shape, integers
+from gpu_backend.kernels.layout import PagedLayout, PagedLayouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Batch:
     token_ids: Tensor  # (tokens,)
     positions: Tensor  # (tokens,)
     slots: Tensor  # (tokens,): block · block_size + offset
-    groups: tuple[AttentionGroup, ...]
+    groups: tuple[AttentionGroup, ...] | tuple[PagedLayout, ...]  # on the CPU, on a GPU
     fresh_blocks: Tensor | None  # partly written in this step, and never before by their owner
     samplers: tuple[SequenceStep, ...]  # sequences that get a next token
     sample_rows: Tensor | None  # the rows of each one's last known token and guesses; None: all rows, in order
@@ -30,7 +31,7 @@ class Batch:
     scorers: tuple[tuple[SequenceStep, slice], ...]  # sequences with prompt tokens to score, with these rows
 
 
-def build_batch(plan: StepPlan, grouping: Grouping, device: torch.device) -> Batch:
+def build_batch(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch.device) -> Batch:
     """Lay a plan out for the device."""
     query_lens = [len(step.token_ids) for step in plan.sequences]
     order = by_shape(query_lens, [step.start + count for step, count in zip(plan.sequences, query_lens, strict=True)])

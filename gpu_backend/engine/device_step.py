@@ -152,10 +152,7 @@ class DeviceStep:
         targets = upload(step.targets, hidden.device, torch.long)
         wanted = step.sampling.prompt_logprobs or 0
         parts = zip(hidden.split(ROWS_TO_SCORE), targets.split(ROWS_TO_SCORE), strict=True)
-        return [
-            _to_host(report_logprobs(self._model.logits(rows).log_softmax(-1), own, [wanted] * len(own)))
-            for rows, own in parts
-        ]
+        return [_to_host(report_logprobs(self._model.logits(rows), own, [wanted] * len(own))) for rows, own in parts]
 
     def _not_finite(self) -> set[int]:
         """Return who has a hidden state which is not a number, before anyone shares their blocks.

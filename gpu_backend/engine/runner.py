@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.batch import build_batch
@@ -11,11 +12,14 @@ from gpu_backend.engine.host_cache import HostCache
 from gpu_backend.engine.plan import Computed, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.sequence import SamplingParams
 from gpu_backend.kernels.grouping import Grouping
+from gpu_backend.kernels.layout import PagedLayouts
+from gpu_backend.kernels.quantized_kv import KvScales, scales_from
 from gpu_backend.models.config import ModelConfig, UnsupportedModel
 from gpu_backend.models.registry import load_model
-from gpu_backend.models.weights import Checkpoint, RandomWeights
+from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
 GPU_WORKSPACE_BYTES = 1024**3  # activations and logits of a full step
 
 
@@ -29,38 +33,27 @@ class Runner:
         self.model_config = model_config
         wished = _wished_length(config, self.model_config)
         dummy = config.load_format == "dummy"
+        linear = LinearOptions(config.quantization, config.batch_invariant)
         weights = (
-            RandomWeights(self.device, self.dtype) if dummy else Checkpoint(config.folder, self.device, self.dtype)
+            RandomWeights(self.device, self.dtype, linear=linear)
+            if dummy
+            else Checkpoint(config.folder, self.device, self.dtype, linear)
         )
         with torch.inference_mode():
             self._model = load_model(self.model_config, weights, wished)
+            self._batch_invariant = config.batch_invariant
+            self._kv_scales: tuple[KvScales, ...] | None = None
+            if config.kv_cache_dtype == "fp8":
+                self._kv_scales = self._measure_kv_scales(min(wished, TOKENS_TO_MEASURE))
             self.num_blocks = config.num_kv_blocks or self._affordable_blocks(config, wished)
             # One block more than is handed out: the null block, zeros for ever, pads block tables.
-            self.kv_cache = torch.zeros(
-                (
-                    self.model_config.num_layers,
-                    self.num_blocks + 1,
-                    self.block_size,
-                    2,
-                    self.model_config.num_kv_heads,
-                    self.model_config.head_dim,
-                ),
-                dtype=self.dtype,
-                device=self.device,
-            )
+            self.kv_cache = self._empty_cache(self.num_blocks, self._cache_dtype)
             # The token sampled last for each row of the scheduler's; a step may be launched before the host knows it.
             self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.long, device=self.device)
             self.num_host_blocks = config.host_kv_bytes // self._block_bytes
             self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
             self.max_model_len = _possible_length(config, wished, self.num_blocks * self.block_size)
-            self._grouping = Grouping(
-                self.block_size,
-                self.num_blocks,
-                self.max_model_len,
-                self.device,
-                self.dtype,
-                window=max(self.model_config.windows),
-            )
+            self._grouping = self._placement(self.num_blocks, self.max_model_len)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -87,7 +80,7 @@ class Runner:
         if batch.fresh_blocks is not None:
             # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
             self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
-        hidden = self._model.hidden_states(batch, self.kv_cache)
+        hidden = self._model.hidden_states(batch, self.kv_cache, self._kv_scales)
         step = DeviceStep(plan, batch, self._model, hidden, self.kv_cache, self._last_tokens, timer)
         if not any(sampler.constraint for sampler in batch.samplers):
             step.sample()
@@ -104,9 +97,47 @@ class Runner:
         for step, (tokens, start) in enumerate([(prompt, 0), ((0,), len(prompt))]):
             self.run(StepPlan(step, (SequenceStep(0, tokens, start, table, True, sampling, 0),)))
 
+    def _empty_cache(self, num_blocks: int, dtype: torch.dtype) -> Tensor:
+        """Return a cache of zeros with one block more than is handed out."""
+        model = self.model_config
+        shape = (model.num_layers, num_blocks + 1, self.block_size, 2, model.num_kv_heads, model.head_dim)
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def _measure_kv_scales(self, count: int) -> tuple[KvScales, ...]:
+        """Return each layer's scales by the keys and values of tokens from all over the vocabulary."""
+        blocks = -(-count // self.block_size)
+        cache = self._empty_cache(blocks, self.dtype)
+        tokens = tuple(i * self.model_config.vocab_size // count for i in range(count))
+        step = SequenceStep(0, tokens, 0, tuple(range(blocks)), False, SamplingParams(1), 0)
+        placement = self._placement(blocks, count)
+        self._model.hidden_states(build_batch(StepPlan(0, (step,)), placement, self.device), cache)
+        return tuple(scales_from(layer) for layer in cache.unbind(0))
+
+    def _placement(self, num_blocks: int, max_model_len: int) -> Grouping | PagedLayouts:
+        """Return who tells attention where the sequences of a step lie: as kernels read it, or plain torch."""
+        model = self.model_config
+        if self.device.type == "cuda":
+            processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+            return PagedLayouts(
+                self.block_size, model.num_heads, model.num_kv_heads, self.device, processors, self._batch_invariant
+            )
+        return Grouping(
+            self.block_size,
+            num_blocks,
+            max_model_len,
+            self.device,
+            self.dtype,
+            window=max(model.windows),
+        )
+
     @property
     def _block_bytes(self) -> int:
-        return self.model_config.kv_floats_per_token * self.block_size * self.dtype.itemsize
+        return self.model_config.kv_floats_per_token * self.block_size * self._cache_dtype.itemsize
+
+    @property
+    def _cache_dtype(self) -> torch.dtype:
+        """What a number of the KV cache is kept as; the bytes of float8 are plain bytes to everything but attention."""
+        return self.dtype if self._kv_scales is None else torch.uint8
 
     def _affordable_blocks(self, config: EngineConfig, max_model_len: int) -> int:
         """Return how many blocks fit the memory; on the CPU no more than all sequences at full length need."""

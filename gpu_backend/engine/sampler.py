@@ -12,6 +12,8 @@ from torch import Tensor
 from gpu_backend.engine.adjustments import adjust
 from gpu_backend.engine.plan import SequenceStep, TokenLogprob
 from gpu_backend.engine.upload import upload
+from gpu_backend.engine.wishes import wishes_of
+from gpu_backend.kernels import ops
 
 GREEDY_BELOW = 1e-5  # a lower temperature than this means the most likely token
 PHILOX_ROUNDS = 7  # the fewest that pass BigCrush (Salmon et al. 2011, table 2)
@@ -50,19 +52,28 @@ def sample(logits: Tensor, steps: Sequence[SequenceStep], last_tokens: Tensor | 
     finite = torch.isfinite(logits.sum(-1))
     scored = [row for row, step in enumerate(steps) if step.sampling.logprobs is not None]
     which = upload(scored, logits.device, torch.long)
-    own_logprobs = logits.index_select(0, which).log_softmax(-1) if scored else None
+    unadjusted = logits.index_select(0, which) if scored else None
     adjust(logits, steps, last_tokens)
+    if logits.is_cuda:
+        chosen = ops.draw(logits, wishes_of(steps, logits.device), any(step.sampling.filters for step in steps))
+    else:
+        chosen = _draw(logits, steps)
+    logprobs = None
+    if unadjusted is not None:
+        counts = [steps[row].sampling.logprobs or 0 for row in scored]
+        logprobs = report_logprobs(unadjusted, chosen.index_select(0, which), counts)
+    return Sampled(chosen, finite, logprobs)
+
+
+def _draw(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
+    """Return each row's token (rows,), in plain torch."""
     chosen = logits.argmax(-1)
     warm = [row for row, step in enumerate(steps) if step.sampling.temperature >= GREEDY_BELOW]
     if warm:
         rows = upload(warm, logits.device, torch.long)
         part = logits if len(warm) == len(steps) else logits.index_select(0, rows)
         chosen.index_copy_(0, rows, _sample_warm(part, [steps[row] for row in warm]))
-    logprobs = None
-    if own_logprobs is not None:
-        counts = [steps[row].sampling.logprobs or 0 for row in scored]
-        logprobs = report_logprobs(own_logprobs, chosen.index_select(0, which), counts)
-    return Sampled(chosen, finite, logprobs)
+    return chosen
 
 
 def _sample_warm(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
@@ -123,13 +134,13 @@ def _draw_by_top_p(scores: Tensor, logits: Tensor, steps: Sequence[SequenceStep]
         scores.masked_fill_(probabilities <= own, -torch.inf)
 
 
-def report_logprobs(logprobs: Tensor, tokens: Tensor, counts: Sequence[int]) -> Logprobs:
+def report_logprobs(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> Logprobs:
     """Return each row's log-probability of its token, with as many of the likeliest beside it as ``counts`` says.
 
-    ``logprobs`` (rows, vocab) are what the model itself thought, before bias, penalties, temperature and filters.
+    ``logits`` (rows, vocab) are what the model itself thought, before bias, penalties, temperature and filters.
     """
-    top = logprobs.topk(min(max(counts), logprobs.shape[-1]), dim=-1)
-    return Logprobs(logprobs.gather(-1, tokens[:, None])[:, 0], top.values, top.indices, tuple(counts))
+    own, top, top_ids = ops.log_probabilities(logits, tokens, max(counts))
+    return Logprobs(own, top, top_ids, tuple(counts))
 
 
 def gumbel_noise(steps: Sequence[SequenceStep], vocab_size: int, device: torch.device) -> Tensor:

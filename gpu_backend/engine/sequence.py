@@ -65,6 +65,11 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     @property
+    def filters(self) -> bool:
+        """Whether some tokens may not be drawn because others are likelier."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
     def penalises_reply(self) -> bool:
         """Whether the next token depends on how often the reply has each token."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1

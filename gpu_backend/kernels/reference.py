@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_backend.kernels.grouping import AttentionGroup
+from gpu_backend.kernels.quantized_kv import KvScales, load_kv, quantize_kv
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -17,6 +18,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     return (wide * scale).to(x.dtype).mul_(weight)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the norm of ``x + residual``, and that sum; rows (tokens, width). Without a residual the sum is ``x``."""
+    summed = x if residual is None else x + residual
+    return rms_norm(summed, weight, eps), summed
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -38,6 +45,35 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotated
 
 
+def norm_rope_store(
+    qkv: Tensor,
+    qk_norm: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    kv_cache: Tensor,
+    slots: Tensor,
+    heads: int,
+    eps: float,
+    kv_scales: KvScales | None = None,
+) -> Tensor:
+    """Norm and rotate queries and keys, write keys and values to their slots; return the queries.
+
+    ``qkv`` is (tokens, heads + 2 · kv_heads, head_dim), in this order; ``qk_norm`` (heads + kv_heads, head_dim) or
+    None; ``kv_cache`` one layer's, of float8 where there are ``kv_scales``.
+    """
+    rotated = qkv.shape[1] - kv_cache.shape[3]
+    query_key, value = qkv[:, :rotated], qkv[:, rotated:]
+    if qk_norm is not None:
+        query_key = rms_norm(query_key, qk_norm, eps)
+    query_key = apply_rope(query_key, cos, sin)
+    key = query_key[:, heads:]
+    if kv_scales is not None:
+        key, value = quantize_kv(key, kv_scales.key), quantize_kv(value, kv_scales.value)
+        kv_cache = kv_cache.view(torch.uint8)
+    store_kv(key, value, kv_cache, slots)
+    return query_key[:, :heads]
+
+
 def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
     """Write keys and values (tokens, kv_heads, head_dim) to their slots of one layer's cache.
 
@@ -49,7 +85,12 @@ def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> Non
 
 
 def paged_attention(
-    query: Tensor, kv_cache: Tensor, groups: Sequence[AttentionGroup], scale: float, window: int = 0
+    query: Tensor,
+    kv_cache: Tensor,
+    groups: Sequence[AttentionGroup],
+    scale: float,
+    window: int = 0,
+    kv_scales: KvScales | None = None,
 ) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
@@ -61,18 +102,24 @@ def paged_attention(
         mask = group.window_mask if window else group.mask
         assert mask is not None, "the groups were made without a window"
         if mask.shape[2] == 1:
-            _attend_one_each(query, kv_cache, group, mask, scale, out)
+            _attend_one_each(query, kv_cache, kv_scales, group, mask, scale, out)
         else:
-            _attend_several_each(query, kv_cache, group, mask, scale, out)
+            _attend_several_each(query, kv_cache, kv_scales, group, mask, scale, out)
     return out
 
 
 def _attend_one_each(
-    query: Tensor, kv_cache: Tensor, group: AttentionGroup, mask: Tensor, scale: float, out: Tensor
+    query: Tensor,
+    kv_cache: Tensor,
+    kv_scales: KvScales | None,
+    group: AttentionGroup,
+    mask: Tensor,
+    scale: float,
+    out: Tensor,
 ) -> None:
     """One query each: the heads that share a key head take the place of several queries."""
     _, heads, head_dim = query.shape
-    key, value = _gather(kv_cache, group)
+    key, value = _gather(kv_cache, kv_scales, group, query.dtype)
     kv_heads = key.shape[1]
     q = query[group.rows].view(group.num_sequences, kv_heads, heads // kv_heads, head_dim)
     attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale)
@@ -80,10 +127,16 @@ def _attend_one_each(
 
 
 def _attend_several_each(
-    query: Tensor, kv_cache: Tensor, group: AttentionGroup, mask: Tensor, scale: float, out: Tensor
+    query: Tensor,
+    kv_cache: Tensor,
+    kv_scales: KvScales | None,
+    group: AttentionGroup,
+    mask: Tensor,
+    scale: float,
+    out: Tensor,
 ) -> None:
     _, heads, head_dim = query.shape
-    key, value = _gather(kv_cache, group)
+    key, value = _gather(kv_cache, kv_scales, group, query.dtype)
     q = query[group.rows]
     if group.padded_rows is not None:
         q = q.index_select(0, group.padded_rows)
@@ -93,8 +146,44 @@ def _attend_several_each(
     out[group.rows] = rows if group.unpadded is None else rows.index_select(0, group.unpadded)
 
 
-def _gather(kv_cache: Tensor, group: AttentionGroup) -> tuple[Tensor, Tensor]:
+def _gather(
+    kv_cache: Tensor, kv_scales: KvScales | None, group: AttentionGroup, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Copy a group's blocks side by side: keys and values, each (sequences, kv_heads, context, head_dim)."""
-    kv = kv_cache.index_select(0, group.block_tables)
+    if kv_scales is None:
+        kv = kv_cache.index_select(0, group.block_tables)
+    else:
+        kv = load_kv(kv_cache.view(torch.uint8).index_select(0, group.block_tables), kv_scales, dtype)
     kv = kv.view(group.num_sequences, -1, *kv_cache.shape[2:])
     return kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
+
+
+def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x · weightᵀ + bias for float8 (both sides rounded, a scale for each row), int8 or packed int4 weights.
+
+    Shapes and packing as in ``models.quantization``.
+    """
+    if weight.dtype == torch.float8_e4m3fn:
+        rounded, row_scales = quantize_rows(x)
+        product = F.linear(rounded.float(), weight.float()) * row_scales * scales
+    elif weight.dtype == torch.int8:
+        product = F.linear(x, weight.to(x.dtype)).float() * scales
+    else:
+        packed = weight.view(len(weight), scales.shape[1], 1, -1)
+        numbers = torch.cat([packed & 15, packed >> 4], dim=2).flatten(2).float() - 8
+        product = F.linear(x.float(), (numbers * scales[:, :, None]).flatten(1))
+    product = product if bias is None else product + bias
+    return product.to(x.dtype)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row of ``x`` (rows, width) as float8 e4m3, and the scale (rows, 1) it is to be multiplied with."""
+    scales = x.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448.0
+    return (x.float() / scales).clamp(-448.0, 448.0).to(torch.float8_e4m3fn), scales
+
+
+def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-probability of each row's token (rows,), and of the ``count`` likeliest and their ids."""
+    logprobs = logits.float().log_softmax(-1)
+    top = logprobs.topk(min(count, logprobs.shape[-1]), dim=-1)
+    return logprobs.gather(-1, tokens[:, None])[:, 0], top.values, top.indices

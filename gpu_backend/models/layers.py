@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_backend.engine.batch import Batch
-from gpu_backend.kernels import reference as kernels
+from gpu_backend.kernels import ops
+from gpu_backend.kernels.quantized_kv import KvScales
 from gpu_backend.models.config import ModelConfig, RopeConfig
+from gpu_backend.models.quantization import QuantizedLinear, quantize
 from gpu_backend.models.weights import WeightSource
 
 
@@ -22,17 +25,18 @@ class Linear:
 
     weight: Tensor  # (out, in)
     bias: Tensor | None = None
+    batch_invariant: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return ops.linear(x, self.weight, self.bias, self.batch_invariant)
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Causal attention over the paged KV cache, with shared key heads and, for Qwen3, normalised queries and keys."""
 
-    qkv: Linear
-    out: Linear
+    qkv: Linear | QuantizedLinear
+    out: Linear | QuantizedLinear
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -40,16 +44,14 @@ class Attention:
     eps: float
     window: int = 0  # how many tokens back a query looks, itself included; 0: all
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, batch: Batch) -> Tensor:
-        rotated = self.num_heads + self.num_kv_heads
-        qkv = self.qkv(x).view(len(x), rotated + self.num_kv_heads, self.head_dim)
-        query_key = qkv[:, :rotated]
-        if self.qk_norm is not None:
-            query_key = kernels.rms_norm(query_key, self.qk_norm, self.eps)
-        query_key = kernels.apply_rope(query_key, cos, sin)
-        query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
-        kernels.store_kv(key, qkv[:, rotated:], kv_cache, batch.slots)
-        attended = kernels.paged_attention(query, kv_cache, batch.groups, self.head_dim**-0.5, self.window)
+    def __call__(
+        self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, batch: Batch
+    ) -> Tensor:
+        qkv = self.qkv(x).view(len(x), self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        query = ops.norm_rope_store(
+            qkv, self.qk_norm, cos, sin, kv_cache, batch.slots, self.num_heads, self.eps, kv_scales
+        )
+        attended = ops.paged_attention(query, kv_cache, batch.groups, self.head_dim**-0.5, self.window, kv_scales)
         return self.out(attended.reshape(len(x), -1))
 
 
@@ -60,13 +62,25 @@ class DecoderLayer:
     attention_norm: Tensor
     attention: Attention
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | QuantizedLinear
+    down: Linear | QuantizedLinear
     eps: float
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, batch: Batch) -> Tensor:
-        x = x + self.attention(kernels.rms_norm(x, self.attention_norm, self.eps), cos, sin, kv_cache, batch)
-        return x + self.down(kernels.silu_and_mul(self.gate_up(kernels.rms_norm(x, self.mlp_norm, self.eps))))
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        kv_scales: KvScales | None,
+        batch: Batch,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the layer adds, and what it is to be added to: the sum is one with the next norm."""
+        normed, residual = ops.add_rms_norm(x, residual, self.attention_norm, self.eps)
+        attended = self.attention(normed, cos, sin, kv_cache, kv_scales, batch)
+        normed, residual = ops.add_rms_norm(attended, residual, self.mlp_norm, self.eps)
+        return self.down(ops.silu_and_mul(self.gate_up(normed))), residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,27 +94,35 @@ class Decoder:
     head: Tensor  # (vocab, hidden); the embedding itself where the two are tied
     cos: Tensor  # (positions, 1, head_dim / 2)
     sin: Tensor
+    batch_invariant: bool = False
 
-    def hidden_states(self, batch: Batch, kv_cache: Tensor) -> Tensor:
+    def hidden_states(self, batch: Batch, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None = None) -> Tensor:
         """Return the final hidden states (tokens, hidden), and store the step's keys and values.
 
-        ``kv_cache`` is (layers, blocks, block_size, 2, kv_heads, head_dim).
+        ``kv_cache`` is (layers, blocks, block_size, 2, kv_heads, head_dim); one of float8 has scales for each layer.
         """
         x = F.embedding(batch.token_ids, self.embedding)
         cos, sin = self.cos.index_select(0, batch.positions), self.sin.index_select(0, batch.positions)
-        for layer, layer_cache in zip(self.layers, kv_cache.unbind(0), strict=True):
-            x = layer(x, cos, sin, layer_cache, batch)
-        return kernels.rms_norm(x, self.norm, self.config.rms_norm_eps)
+        residual: Tensor | None = None
+        all_scales = kv_scales or (None,) * len(self.layers)
+        for layer, layer_cache, scales in zip(self.layers, kv_cache.unbind(0), all_scales, strict=True):
+            x, residual = layer(x, residual, cos, sin, layer_cache, scales, batch)
+        return ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of the token after each hidden state, in float32."""
-        return F.linear(hidden, self.head).float()
+        return ops.linear(hidden, self.head, None, self.batch_invariant).float()
 
 
-def load_linear(weights: WeightSource, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: bool) -> Linear:
+def load_linear(
+    weights: WeightSource, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: bool
+) -> Linear | QuantizedLinear:
     """Load matrices that read the same input, packed into one: their outputs lie beside each other."""
     weight = _packed(weights, [f"{name}.weight" for name in names], outs, width)
-    return Linear(weight, _packed(weights, [f"{name}.bias" for name in names], outs) if bias else None)
+    added = _packed(weights, [f"{name}.bias" for name in names], outs) if bias else None
+    if weights.linear.quantization is not None:
+        return quantize(weight, added, weights.linear.quantization, weights.linear.batch_invariant)
+    return Linear(weight, added, weights.linear.batch_invariant)
 
 
 def _packed(weights: WeightSource, names: list[str], outs: tuple[int, ...], *width: int) -> Tensor:

@@ -23,15 +23,18 @@ def load_decoder(
     """Build a decoder whose tensors are named as Llama's, but for what ``attention_loader`` reads."""
     embedding = weights.get("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     cos, sin = rope_tables(config.rope, config.head_dim, max_model_len, embedding)
-    tied = config.tie_word_embeddings
+    head = embedding
+    if not config.tie_word_embeddings:
+        head = weights.get("lm_head.weight", config.vocab_size, config.hidden_size)
     return Decoder(
         config=config,
         embedding=embedding,
         layers=tuple(_load_layer(config, weights, index, attention_loader) for index in range(config.num_layers)),
         norm=weights.get("model.norm.weight", config.hidden_size),
-        head=embedding if tied else weights.get("lm_head.weight", config.vocab_size, config.hidden_size),
+        head=head,
         cos=cos,
         sin=sin,
+        batch_invariant=weights.linear.batch_invariant,
     )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,8 +19,18 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
 
+@dataclass(frozen=True, slots=True)
+class LinearOptions:
+    """How matrix products are kept and computed."""
+
+    quantization: str | None = None  # one of ``config.QUANTIZATIONS``; None: as they are
+    batch_invariant: bool = False  # on a GPU: each row's sums in the same order however many rows there are
+
+
 class WeightSource(Protocol):
-    """Gives a model its tensors."""
+    """Gives a model its tensors, and says what is to become of those of matrix products."""
+
+    linear: LinearOptions
 
     def get(self, name: str, *shape: int) -> Tensor:
         """Return the tensor of that name and shape. Raises ``UnsupportedModel``."""
@@ -29,7 +40,10 @@ class WeightSource(Protocol):
 class Checkpoint:
     """The safetensors files of a Hugging Face checkpoint, one or several shards, read tensor by tensor."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, folder: Path, device: torch.device, dtype: torch.dtype, linear: LinearOptions | None = None
+    ) -> None:
+        self.linear = linear or LinearOptions()
         self._device = device
         self._dtype = dtype
         self._file_of: dict[str, Any] = {}
@@ -60,7 +74,10 @@ class Checkpoint:
 class RandomWeights:
     """Tensors drawn by chance from a fixed seed, for benchmarks of a shape whose weights are not at hand."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, seed: int = 0, linear: LinearOptions | None = None
+    ) -> None:
+        self.linear = linear or LinearOptions()
         self._device = device
         self._dtype = dtype
         self._generator = torch.Generator(device).manual_seed(seed)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 import time
@@ -14,9 +15,7 @@ import time
 import torch
 
 from tests.gpu import adjustments, generation, operations, sampling
-from tests.gpu.check import Outcome, outcome_of
-
-CHECKS = (*operations.CHECKS, *sampling.CHECKS, *adjustments.CHECKS, *generation.CHECKS)
+from tests.gpu.check import Check, Outcome, outcome_of
 
 
 def main() -> int:
@@ -39,9 +38,18 @@ def main() -> int:
     return 1 if failed or not outcomes else 0
 
 
+def _checks(device: torch.device) -> tuple[Check, ...]:
+    """Return all checks. On the CPU the kernels are interpreted, which Triton must know before it is imported."""
+    if device.type == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    from tests.gpu import kernels
+
+    return (*operations.CHECKS, *sampling.CHECKS, *adjustments.CHECKS, *kernels.CHECKS, *generation.CHECKS)
+
+
 def _run(device: torch.device, seed: int, only: str) -> list[Outcome]:
     outcomes = []
-    for check in CHECKS:
+    for check in _checks(device):
         for dtype in check.dtypes:
             if only in check.name:
                 outcomes.append(outcome_of(check, dtype, device, seed))

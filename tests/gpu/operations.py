@@ -94,7 +94,7 @@ def _attention_error(setting: Setting) -> float:
     lens = [(dice.choice((1, 1, dice.randint(2, 40))), dice.choice((0, 5, dice.randint(0, 300)))) for _ in range(9)]
     lens = lens[: dice.randint(1, 9)]
     lens = [lens[i] for i in by_shape([n for n, _ in lens], [n + past for n, past in lens])]
-    tables = _scattered_tables([n + past for n, past in lens], size, dice)
+    tables = scattered_tables([n + past for n, past in lens], size, dice)
     num_blocks = sum(map(len, tables))
     cache = setting.randn(num_blocks + 1, size, 2, kv_heads, dim)
     cache[num_blocks] = 0  # the null block
@@ -103,7 +103,7 @@ def _attention_error(setting: Setting) -> float:
     expected = []
     for query, table, (_, past) in zip(queries, tables, lens, strict=True):
         kv = cache[table].flatten(0, 1)[: past + len(query)].cpu().double()
-        expected.append(_attend(query.cpu().double(), kv[:, 0], kv[:, 1], past))
+        expected.append(attend(query.cpu().double(), kv[:, 0], kv[:, 1], past))
     positions = torch.tensor([past + i for n, past in lens for i in range(n)], device=setting.device)
     grouping = Grouping(size, num_blocks, 512, setting.device, setting.dtype)
     groups = grouping.groups([n for n, _ in lens], positions, tables)
@@ -112,16 +112,19 @@ def _attention_error(setting: Setting) -> float:
     return relative_error(reference.paged_attention(query, cache, groups, dim**-0.5), torch.cat(expected))
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, past: int) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, past: int, window: int = 0) -> Tensor:
     """Attention as it is defined: one sequence, its queries at ``past`` and after, in float64."""
     shared = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
     scores = torch.einsum("qhd,khd->hqk", query, keys) * query.shape[-1] ** -0.5
-    visible = torch.arange(len(keys)) <= past + torch.arange(len(query))[:, None]
+    position = past + torch.arange(len(query))[:, None]
+    visible = torch.arange(len(keys)) <= position
+    if window:
+        visible &= torch.arange(len(keys)) > position - window
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, -torch.inf).softmax(-1), values)
 
 
-def _scattered_tables(lengths: list[int], block_size: int, dice: random.Random) -> list[list[int]]:
+def scattered_tables(lengths: list[int], block_size: int, dice: random.Random) -> list[list[int]]:
     counts = [-(-length // block_size) for length in lengths]
     pool = list(range(sum(counts)))
     dice.shuffle(pool)

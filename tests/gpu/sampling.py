@@ -31,7 +31,7 @@ def random_bits(setting: Setting) -> str:
 def noise(setting: Setting) -> str:
     """Gumbel noise of any seed, reply and position, compared with the definition in float64 on the CPU."""
     vocab = setting.dice.choice((101, 32_000, 151_936))
-    steps = [_step(setting, WISHES[1]) for _ in range(4)]
+    steps = [step_of(setting, WISHES[1]) for _ in range(4)]
     out = gumbel_noise(steps, vocab, setting.device).cpu()
     worst = (out.double() - _noise_by_definition(steps, vocab)).abs().max().item()
     figures = f"vocabulary {vocab:,}, largest difference {worst:.1e}"
@@ -48,7 +48,7 @@ def draws(setting: Setting) -> str:
     for _ in range(8):
         vocab = setting.dice.choice((50, 1001, 32_000))
         logits = setting.randn(len(WISHES), vocab).float() * setting.dice.choice((0.5, 2.0, 6.0))
-        steps = [_step(setting, wish) for wish in WISHES]
+        steps = [step_of(setting, wish) for wish in WISHES]
         tokens = sample(logits.clone(), steps).token_ids.tolist()
         random_part = gumbel_noise(steps, vocab, CPU).double()
         for row, (token, step) in enumerate(zip(tokens, steps, strict=True)):
@@ -60,7 +60,8 @@ def draws(setting: Setting) -> str:
     return f"{equal} of {total} tokens equal, {close} within a tie of {TIE:.0e}"
 
 
-def _step(setting: Setting, wish: tuple[float, float, int, float]) -> SequenceStep:
+def step_of(setting: Setting, wish: tuple[float, float, int, float]) -> SequenceStep:
+    """Return a step that asks for these; see ``WISHES``."""
     temperature, top_p, top_k, min_p = wish
     sampling = SamplingParams(1, temperature, top_p, top_k, min_p, seed=setting.dice.getrandbits(63))
     return SequenceStep(1, (7,), setting.dice.randrange(9000), (0,), True, sampling, setting.dice.randrange(4))

@@ -46,11 +46,13 @@ def run_bare(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_check_passes_on_a_bare_cpu() -> None:
-    """The whole suite runs without test runner and web stack, with fresh shapes, and passes on the CPU too."""
+    """The whole suite runs without test runner and web stack, with fresh shapes, and passes on the CPU too: what stands
+    there in plain torch, and every Triton kernel by its interpreter.
+    """
     done = run_bare("tests.gpu", "--device", "cpu")
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("PASS") >= 22 and "FAIL" not in done.stdout
+    assert done.stdout.count("PASS") >= 43 and "FAIL" not in done.stdout
 
 
 def test_without_a_device_the_suite_skips_and_says_so() -> None:
@@ -114,6 +116,15 @@ def test_shared_workload_is_the_published_one() -> None:
     assert len(workload) == 256
     assert sum(len(request.prompt) for request in workload) == 142_827
     assert sum(request.output for request in workload) == 133_966
+
+
+def test_kernels_benchmark_runs_tiny_shapes_on_a_bare_cpu(tmp_path: Path) -> None:
+    """Every kernel gets its row, interpreted."""
+    done = run_bare("benchmarks.kernels", "--tiny", "--out", str(tmp_path))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(next(tmp_path.glob("*.json")).read_text())["rows"]
+    assert len({row["kernel"] for row in rows}) == len(rows) == 13
 
 
 def test_benchmark_runs_a_tiny_shape_on_a_bare_cpu(tmp_path: Path) -> None:

@@ -1,0 +1,228 @@
+# Compiles every kernel for a GPU that need not be there, and says what each takes of a multiprocessor. A kernel that
+# spills registers, or asks for more shared memory than there is, shows here and not on the card.
+#
+#   python -m benchmarks.compile_ahead               prints the table
+#   python -m benchmarks.compile_ahead --out FILE    writes it there too
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from gpu_backend.kernels import fused, logprobs, paged_attention, quantized_linear, sampling
+
+TARGET = GPUTarget("cuda", 90, 32)
+MOST_SHARED = 227 * 1024  # bytes that one program may have, compute capability 9.0
+REGISTERS = 65536  # of a multiprocessor
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kernel as one model calls it. ``types`` are those of the run-time arguments, by name; others are int32."""
+
+    name: str
+    kernel: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int
+    num_stages: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a compiled variant takes: registers and spilled bytes of a thread, shared memory of a program."""
+
+    registers: int
+    spilled: int
+    shared: int
+    tensor_cores: str  # the instructions that multiply, if any do
+
+
+def main() -> int:
+    """Compile all, print the table; return 1 if a variant cannot run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_ahead")
+    parser.add_argument("--out", type=Path, help="file for the table, in Markdown")
+    parser.add_argument("--only", default="", metavar="WORD", help="variants whose name has the word")
+    arguments = parser.parse_args()
+    lines = [
+        f"Compiled for compute capability 9.0 by Triton {triton.__version__}, without a GPU: registers and spilled "
+        "bytes of a thread, shared memory of a program, and how many programs a multiprocessor holds at once.",
+        "",
+        "| kernel | warps | registers | spilled bytes | shared KiB | programs at once | tensor cores |",
+        "| --- | --: | --: | --: | --: | --: | --- |",
+    ]
+    failed = False
+    print("\n".join(lines))
+    for variant in variants():
+        if arguments.only in variant.name:
+            used = compile_variant(variant)
+            failed |= used.shared > MOST_SHARED
+            lines.append(_line(variant, used))
+            print(lines[-1], flush=True)
+    if arguments.out:
+        arguments.out.write_text("\n".join(lines) + "\n")
+    return int(failed)
+
+
+def compile_variant(variant: Variant) -> Resources:
+    """Compile it, and read what the assembler says of it."""
+    names = variant.kernel.arg_names
+    signature = {name: "constexpr" if name in variant.constants else variant.types.get(name, "i32") for name in names}
+    # What a launch tells the compiler: allocations begin at multiples of 16 bytes, and strides are such.
+    aligned = {(p.num,): [["tt.divisibility", 16]] for p in variant.kernel.params if _is_aligned(p, signature[p.name])}
+    constants = {(names.index(name),): value for name, value in variant.constants.items()}
+    source = ASTSource(variant.kernel, signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    compiled = triton.compile(source, target=TARGET, options=options)
+    ptx = compiled.asm["ptx"]
+    registers, spilled = _assemble(ptx)
+    kinds = {"wgmma": "wgmma.mma_async", "mma": "mma.sync"}
+    used = [kind for kind, instruction in kinds.items() if instruction in ptx]
+    return Resources(registers, spilled, compiled.metadata.shared, " ".join(used))
+
+
+def variants() -> Iterator[Variant]:
+    """Every kernel as the models call it that the benchmarks run: Qwen3-0.6B, Llama-3.1-8B, Qwen3-14B; and odd ones."""
+    yield from _attention()
+    yield from _fused()
+    yield from _sampling()
+    yield from _products()
+
+
+def _attention() -> Iterator[Variant]:
+    pointers = dict.fromkeys(("block_tables", "context_lens", "query_starts"), "*i32")
+    pointers |= dict.fromkeys(("weight", "key_scales", "value_scales"), "*fp32") | {"scale": "fp32"}
+    cases = [  # name, heads, key heads, head_dim, queries, splits, type of the cache, window
+        ("decode, 0.6B", 16, 8, 128, 1, 1, "bf16", 0),
+        ("decode, 0.6B, 16 splits", 16, 8, 128, 1, 16, "bf16", 0),
+        ("decode, 8B", 32, 8, 128, 1, 1, "bf16", 0),
+        ("decode, 8B, 16 splits", 32, 8, 128, 1, 16, "bf16", 0),
+        ("decode, 8B, float8", 32, 8, 128, 1, 16, "fp8e4nv", 0),
+        ("decode, 8B, window", 32, 8, 128, 1, 16, "bf16", 4096),
+        ("decode, 14B", 40, 8, 128, 1, 8, "bf16", 0),
+        ("decode, one key head", 8, 1, 64, 1, 16, "bf16", 0),
+        ("decode, head_dim 80", 32, 32, 80, 1, 8, "bf16", 0),
+        ("decode, head_dim 96", 32, 32, 96, 1, 8, "bf16", 0),
+        ("decode, head_dim 256", 8, 4, 256, 1, 16, "bf16", 0),
+        ("5 drafts, 8B", 32, 8, 128, 6, 8, "bf16", 0),
+        ("chunk, 0.6B", 16, 8, 128, 512, 1, "bf16", 0),
+        ("chunk, 8B", 32, 8, 128, 512, 1, "bf16", 0),
+        ("chunk, 8B, float8", 32, 8, 128, 512, 1, "fp8e4nv", 0),
+        ("chunk, 8B, window", 32, 8, 128, 512, 1, "bf16", 4096),
+        ("chunk, head_dim 64", 8, 1, 64, 512, 1, "bf16", 0),
+        ("chunk, head_dim 256", 8, 4, 256, 512, 1, "bf16", 0),
+        ("chunk, 8B, float32", 32, 8, 128, 512, 1, "fp32", 0),
+    ]
+    for name, heads, kv_heads, dim, queries, splits, cache, window in cases:
+        query = "fp32" if cache == "fp32" else "bf16"
+        shape = paged_attention.tile_shape(queries * heads // kv_heads, dim, cache == "fp32", cache == "fp8e4nv")
+        common = {
+            "HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "DIM_PADDED": triton.next_power_of_2(dim),
+            "ROWS": shape.rows, "TILE": shape.tile, "SPLITS": splits, "WINDOWED": window > 0,
+        }  # fmt: skip
+        types = pointers | {"query": f"*{query}", "kv_cache": f"*{cache}", "part": "*fp32" if splits > 1 else "*bf16"}
+        own = {"BLOCK_SIZE": 16, "SCALED": cache == "fp8e4nv", "PRECISION": "tf32x3" if query == "fp32" else "tf32"}
+        kernel = paged_attention.attend_kernel
+        yield Variant(f"attention: {name}", kernel, types, common | own, shape.num_warps, shape.num_stages)
+        if name == "decode, 8B, 16 splits":
+            types = pointers | {"part": "*fp32", "out": "*bf16"}
+            yield Variant("attention: parts of 16 splits", paged_attention.combine_kernel, types, common, 4)
+
+
+def _fused() -> Iterator[Variant]:
+    rows = dict.fromkeys(("x", "residual", "weight", "normed", "summed"), "*bf16") | {"eps": "fp32"}
+    for width in (1024, 4096, 5120):
+        block = triton.next_power_of_2(width)
+        constants = {"WIDTH": width, "BLOCK": block, "ADDS": True}
+        yield Variant(f"sum and norm of {width}", fused.add_rms_norm_kernel, rows, constants, min(16, block // 512))
+    both = {"gate_up": "*bf16", "out": "*bf16"}
+    yield Variant("SiLU and product", fused.silu_and_mul_kernel, both, {"WIDTH": 14336, "BLOCK": 1024}, 4)
+    types = dict.fromkeys(("qkv", "qk_norm", "cos", "sin", "query", "kv_cache"), "*bf16")
+    types |= {"slots": "*i64", "key_scales": "*fp32", "value_scales": "*fp32", "eps": "fp32"}
+    constants = {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "HALF_PADDED": 64, "BLOCK_SIZE": 16, "AT_ONCE": 8}
+    for name, normed, scaled in (("norm, rope and store", True, False), ("rope and store float8", False, True)):
+        cache = {"kv_cache": "*fp8e4nv"} if scaled else {}
+        flags = {"NORMED": normed, "SCALED": scaled}
+        yield Variant(name, fused.norm_rope_store_kernel, types | cache, constants | flags, 2)
+
+
+def _sampling() -> Iterator[Variant]:
+    vocab, piece = 151_936, sampling.PIECE
+    pieces = triton.cdiv(vocab, piece)
+    types = dict.fromkeys(("logits", "temperature", "top_p", "min_p", "high", "low", "worth", "floors"), "*fp32")
+    types |= dict.fromkeys(("values", "sums", "own", "top"), "*fp32")
+    types |= dict.fromkeys(("top_k", "position", "reply", "at", "ids"), "*i32")
+    types |= {"seed": "*i64", "tokens": "*i64", "top_ids": "*i64", "usable": "*i1"}
+    size = {"VOCAB": vocab, "PIECE": piece, "PIECES": pieces}
+    padded = {"PIECES_PADDED": triton.next_power_of_2(pieces)}
+    yield Variant("draw: survey", sampling.survey_kernel, types, size, 8)
+    yield Variant("draw: settle filters", sampling.settle_kernel, types, size | padded | {"FILTERS": True}, 8)
+    yield Variant("draw: score", sampling.score_kernel, types, size, 8)
+    yield Variant("draw: choose", sampling.choose_kernel, types, {"PIECES": pieces} | padded, 1)
+    yield Variant("log-probabilities: 20 of a piece", logprobs.shortlist_kernel, types, size | {"LISTED": 20}, 8)
+    listed = {"COUNT": 20, "PIECES": pieces, "LISTED": 20, "ALL_PADDED": triton.next_power_of_2(20 * pieces)}
+    yield Variant("log-probabilities: 20 of all", logprobs.report_kernel, types, listed | padded, 4)
+
+
+def _products() -> Iterator[Variant]:
+    for kind, weight, group in (("int8", "i8", 0), ("int4", "u8", 128), ("same sums", "bf16", 0)):
+        rows = (512,) if kind == "same sums" else (8, 64, 512)
+        for count in rows:
+            shape = quantized_linear.product_shape(count, batch_invariant=kind == "same sums")
+            constants = {
+                "ROWS": shape.rows, "COLUMNS": shape.columns, "DEPTH": group or shape.depth, "SPLITS": 4 if count == 8
+                else 1, "GROUP": group, "SCALED": kind != "same sums", "BIASED": False, "PRECISION": "tf32",
+            }  # fmt: skip
+            types = {"x": "*bf16", "weight": f"*{weight}", "scales": "*fp32", "bias": "*bf16"}
+            types |= {"part": "*fp32" if count == 8 else "*bf16"}
+            name = f"product, {kind}, tiles of {shape.rows} rows"
+            yield Variant(name, quantized_linear.product_kernel, types, constants, shape.num_warps, shape.num_stages)
+    types = {"part": "*fp32", "bias": "*bf16", "out": "*bf16"}
+    yield Variant(
+        "product: sum of 4 splits", quantized_linear.sum_kernel, types, {"SPLITS": 4, "BIASED": False, "BLOCK": 1024}, 4
+    )
+    types = {"x": "*bf16", "out": "*fp8e4nv", "scales": "*fp32"}
+    yield Variant("rows to float8", quantized_linear.quantize_rows_kernel, types, {"WIDTH": 4096, "BLOCK": 4096}, 8)
+
+
+def _is_aligned(parameter: Any, kind: str) -> bool:
+    if kind.startswith("*"):
+        return not parameter.do_not_specialize_on_alignment
+    regular = parameter.name.endswith(("stride", "offset")) or parameter.name in ("inputs", "outputs")
+    return kind == "i32" and regular and not parameter.do_not_specialize
+
+
+def _assemble(ptx: str) -> tuple[int, int]:
+    """Return registers and spilled bytes of a thread, by the assembler that comes with Triton."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+        command = [str(assembler), "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers, spilled = re.search(r"Used (\d+) registers", told), re.findall(r"(\d+) bytes spill", told)
+    return int(registers[1]) if registers else 0, sum(map(int, spilled))
+
+
+def _line(variant: Variant, used: Resources) -> str:
+    by_registers = REGISTERS // (max(1, used.registers) * 32 * variant.num_warps)
+    at_once = min(by_registers, MOST_SHARED // max(1, used.shared + 1024), 64 // variant.num_warps, 32)
+    return (
+        f"| {variant.name} | {variant.num_warps} | {used.registers} | {used.spilled} | {used.shared / 1024:.1f} "
+        f"| {at_once} | {used.tensor_cores or '–'} |"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+# Where the sequences of a step lie in the paged KV cache, as tensors that kernels read on the device. A CUDA graph
+# captures a layout once; what is written into its tensors later is what the next replay sees.
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from gpu_backend.engine.upload import upload
+
+MAX_SPLITS = 32
+INVARIANT_SPLITS = 8  # for decodes that must come out the same to the bit whatever the batch
+FEW_ROWS = 64  # queries × heads of a sequence that lie in one tile; above it, tiles are large ones
+LEAST_TOKENS = 256  # of context in a split: less is not worth putting parts together
+MOST_TOKENS = 8192  # of context in a split: more, and the others wait for one long sequence
+PROGRAMS_PER_PROCESSOR = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PagedLayout:
+    """Sequences of which each asks at most ``max_query_len`` queries, the last tokens of its context.
+
+    A place that nobody has, as in a graph captured for more sequences than there are, has no queries and context 0.
+    """
+
+    rows: slice  # of the step's tokens: where the queries of all these sequences lie, side by side
+    block_tables: Tensor  # (sequences, blocks) int32; read only up to a sequence's own length
+    context_lens: Tensor  # (sequences,) int32: tokens of the sequence, its queries included
+    query_starts: Tensor  # (sequences + 1,) int32: where each sequence's queries begin, counted from ``rows.start``
+    max_query_len: int
+    num_splits: int  # parts that a long context is cut into; a power of two
+
+
+def choose_splits(
+    query_rows: int, sequences: int, kv_heads: int, max_context_len: int, processors: int, batch_invariant: bool = False
+) -> int:
+    """Return into how many parts contexts are cut: every multiprocessor has work, and nobody waits for a long one.
+
+    ``query_rows`` is a sequence's most queries × heads per key head. It depends on sizes only that are fixed when a
+    graph is captured: one for longer contexts than another is worth having, since parts that are empty cost time.
+    ``batch_invariant`` makes it the same for all batches: decodes are cut, chunks are not.
+    """
+    if batch_invariant:
+        return INVARIANT_SPLITS if query_rows <= FEW_ROWS else 1
+    programs = sequences * kv_heads * max(1, query_rows // 128)
+    wished = PROGRAMS_PER_PROCESSOR * processors // max(1, programs)
+    useful = max_context_len // LEAST_TOKENS
+    needed = max_context_len // MOST_TOKENS
+    return 1 << max(0, min(max(min(wished, useful), needed), MAX_SPLITS).bit_length() - 1)
+
+
+class PagedLayouts:
+    """Lays the sequences of each step out; the counterpart of ``Grouping`` for a GPU.
+
+    ``processors`` are the device's multiprocessors. ``batch_invariant`` makes the order of every sum a function of its
+    own sequence.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        heads: int,
+        kv_heads: int,
+        device: torch.device,
+        processors: int,
+        batch_invariant: bool = False,
+    ) -> None:
+        self.block_size = block_size
+        self._group = heads // kv_heads
+        self._few = max(1, FEW_ROWS // self._group)  # queries
+        self._kv_heads = kv_heads
+        self._device = device
+        self._processors = processors
+        self._batch_invariant = batch_invariant
+
+    def groups(
+        self, query_lens: Sequence[int], positions: Tensor, block_tables: Sequence[Sequence[int]]
+    ) -> tuple[PagedLayout, ...]:
+        """Lay out sequences that are sorted by query length: with one query each, with a few, and with many.
+
+        ``positions`` (tokens,) are those of all queries; a block table covers its sequence up to the last of them.
+        """
+        layouts, row, first = [], 0, 0
+        for most in (1, self._few, max(query_lens, default=0)):
+            last = bisect_right(query_lens, most)
+            if first < last:
+                layouts.append(self._layout(row, query_lens[first:last], positions, block_tables[first:last]))
+                row, first = layouts[-1].rows.stop, last
+        return tuple(layouts)
+
+    def _layout(
+        self, first_row: int, query_lens: Sequence[int], positions: Tensor, block_tables: Sequence[Sequence[int]]
+    ) -> PagedLayout:
+        starts = [0, *accumulate(query_lens)]
+        width, longest = max(map(len, block_tables)), max(query_lens)
+        if self._batch_invariant and longest > 1:
+            longest = self._few if longest <= self._few else max(longest, FEW_ROWS + 1)
+        tables = array("i")
+        for table in block_tables:
+            tables.extend(table)
+            tables.extend((0,) * (width - len(table)))
+        query_starts = upload(starts, self._device, torch.int32)
+        return PagedLayout(
+            rows=slice(first_row, first_row + starts[-1]),
+            block_tables=upload(torch.frombuffer(tables, dtype=torch.int32), self._device, torch.int32).view(-1, width),
+            context_lens=positions.index_select(0, query_starts[1:] + (first_row - 1)).int() + 1,
+            query_starts=query_starts,
+            max_query_len=longest,
+            num_splits=choose_splits(
+                longest * self._group,
+                len(query_lens),
+                self._kv_heads,
+                width * self.block_size,
+                self._processors,
+                self._batch_invariant,
+            ),
+        )

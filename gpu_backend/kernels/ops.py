@@ -1,0 +1,136 @@
+# The one place that chooses who computes an operation: Triton for tensors on a GPU, plain torch for all others. Triton
+# is imported when the first of them comes, so a machine without a GPU needs no compiler.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpu_backend.kernels import reference
+from gpu_backend.kernels.grouping import AttentionGroup
+from gpu_backend.kernels.layout import PagedLayout
+from gpu_backend.kernels.quantized_kv import FP8, KvScales
+from gpu_backend.kernels.wishes import Wishes
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the norm of ``x + residual``, and that sum; all (tokens, width). Without a residual the sum is ``x``."""
+    if x.is_cuda:
+        from gpu_backend.kernels import fused
+
+        return fused.add_rms_norm(x, residual, weight, eps)
+    return reference.add_rms_norm(x, residual, weight, eps)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) · up (tokens, width) for rows that hold gate and up beside each other."""
+    if gate_up.is_cuda:
+        from gpu_backend.kernels import fused
+
+        return fused.silu_and_mul(gate_up)
+    return reference.silu_and_mul(gate_up)
+
+
+def norm_rope_store(
+    qkv: Tensor,
+    qk_norm: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    kv_cache: Tensor,
+    slots: Tensor,
+    heads: int,
+    eps: float,
+    kv_scales: KvScales | None = None,
+) -> Tensor:
+    """Norm (if ``qk_norm`` is given) and rotate queries and keys, write keys and values to their slots of one layer.
+
+    ``qkv`` is (tokens, heads + 2 · kv_heads, head_dim). Return the queries (tokens, heads, head_dim).
+    """
+    if qkv.is_cuda:
+        from gpu_backend.kernels import fused
+
+        kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
+        return fused.norm_rope_store(qkv, qk_norm, cos, sin, kv_cache, slots, heads, eps, kv_scales)
+    return reference.norm_rope_store(qkv, qk_norm, cos, sin, kv_cache, slots, heads, eps, kv_scales)
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    parts: Sequence[AttentionGroup] | Sequence[PagedLayout],
+    scale: float,
+    window: int = 0,
+    kv_scales: KvScales | None = None,
+) -> Tensor:
+    """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
+
+    ``parts`` say where the sequences lie: layouts for Triton, groups for plain torch.
+    """
+    layouts = [part for part in parts if isinstance(part, PagedLayout)]
+    if not layouts:
+        groups = [part for part in parts if isinstance(part, AttentionGroup)]
+        return reference.paged_attention(query, kv_cache, groups, scale, window, kv_scales)
+    from gpu_backend.kernels import paged_attention as triton_attention
+
+    kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
+    out = query.new_empty(query.shape)
+    for layout in layouts:
+        rows = layout.rows
+        triton_attention.paged_attention(query[rows], kv_cache, layout, scale, window, kv_scales, out[rows])
+    return out
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, batch_invariant: bool = False) -> Tensor:
+    """Return x (rows, in) · weightᵀ + bias; ``batch_invariant`` as in ``triton_linear.linear``, on a GPU alone."""
+    if not (batch_invariant and x.is_cuda):
+        return F.linear(x, weight, bias)
+    from gpu_backend.kernels import quantized_linear as triton_linear
+
+    return triton_linear.linear(x, weight, None, bias, batch_invariant=True)
+
+
+def quantized_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, batch_invariant: bool = False
+) -> Tensor:
+    """Return x (rows, in) · weightᵀ + bias for weights (out, in) of float8 or int8, or int4 packed as (out, in / 2).
+
+    With weights of float8 the input is rounded to it, too, where the device multiplies such rows; it does so for sizes
+    in multiples of 16, and in an order of its own.
+    """
+    if not x.is_cuda:
+        return reference.quantized_linear(x, weight, scales, bias)
+    from gpu_backend.kernels import quantized_linear as triton_linear
+
+    if weight.dtype != FP8 or batch_invariant or weight.shape[0] % 16 or weight.shape[1] % 16:
+        return triton_linear.linear(x, weight, scales, bias, batch_invariant)
+    rounded, row_scales = triton_linear.quantize_rows(x)
+    product = torch._scaled_mm(
+        rounded, weight.t(), scale_a=row_scales, scale_b=scales[None], out_dtype=torch.bfloat16
+    ).to(x.dtype)
+    return product if bias is None else product + bias
+
+
+def draw(logits: Tensor, wishes: Wishes, filters: bool) -> Tensor:
+    """Return each row's next token (rows,) from adjusted logits (rows, vocab), float32, on a GPU.
+
+    On the CPU ``engine/sampler.py`` draws, in plain torch, by the same noise. ``filters`` False says that no row asks
+    for top-k, top-p or min-p.
+    """
+    from gpu_backend.kernels import sampling
+
+    return sampling.draw(logits, wishes, filters)[0]
+
+
+def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-probability of each row's token (rows,), and of the ``count`` likeliest and their ids.
+
+    The likeliest are (rows, count) each, in falling order.
+    """
+    if logits.is_cuda:
+        from gpu_backend.kernels import logprobs
+
+        return logprobs.log_probabilities(logits, tokens, count)
+    return reference.log_probabilities(logits, tokens, count)

@@ -1,0 +1,161 @@
+# Matrix products with weights of eight or four bits, in Triton: a decode reads the weights once and little else, so its
+# time is their bytes. The same kernel multiplies plain weights where sums must not depend on the size of the batch.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MOST_FP8 = tl.constexpr(448.0)  # the largest number of float8 e4m3
+
+
+@dataclass(frozen=True, slots=True)
+class ProductShape:
+    """How much one program computes: ``rows`` × ``columns`` of the output, over ``depth`` inputs at a time."""
+
+    rows: int
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+FEW = ProductShape(16, 64, 128, 4, 4)  # a decode: bandwidth
+SOME = ProductShape(64, 128, 64, 4, 4)  # in between, and for every batch where sums must come out the same
+MANY = ProductShape(128, 128, 64, 8, 3)  # a prefill: arithmetic
+PROGRAMS_WISHED = 256  # about two for each multiprocessor of a large device
+MOST_SPLITS = 8
+
+
+def product_shape(rows: int, batch_invariant: bool = False) -> ProductShape:
+    """Choose it by the rows of the input."""
+    if batch_invariant:
+        return SOME
+    return FEW if rows <= 32 else SOME if rows <= 128 else MANY
+
+
+def linear(
+    x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, batch_invariant: bool = False
+) -> Tensor:
+    """Return x · weightᵀ + bias; x (rows, in) of bfloat16, float16 or float32.
+
+    ``weight`` is int8 (out, in) with ``scales`` (out,); or uint8 (out, in / 2) with ``scales`` (out, groups), packed as
+    ``models.quantization.pack_int4`` says; or of x's own type (out, in), with none. Scales are float32.
+    ``batch_invariant`` makes each row's sum the same to the bit however many rows there are.
+    """
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    group = 0
+    if weight.dtype == torch.uint8:
+        assert scales is not None
+        group = inputs // scales.shape[1]
+    shape = product_shape(rows, batch_invariant)
+    depth = group or shape.depth
+    tiles = triton.cdiv(outputs, shape.columns) * (1 if batch_invariant else triton.cdiv(rows, shape.rows))
+    splits = max(1, min(MOST_SPLITS, PROGRAMS_WISHED // tiles, triton.cdiv(inputs, depth) // 4))
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    part = out if splits == 1 else torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device)
+    product_kernel[(triton.cdiv(rows, shape.rows), triton.cdiv(outputs, shape.columns), splits)](
+        x, weight, out if scales is None else scales, out if bias is None else bias, part,
+        rows, outputs, inputs, x.stride(0), weight.stride(0),
+        ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=depth, SPLITS=splits, GROUP=group,
+        SCALED=scales is not None, BIASED=bias is not None,
+        PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",
+        num_warps=shape.num_warps, num_stages=shape.num_stages,
+    )  # fmt: skip
+    if splits > 1:
+        sum_kernel[(rows, triton.cdiv(outputs, 1024))](
+            part, out if bias is None else bias, out, rows, outputs,
+            SPLITS=splits, BIASED=bias is not None, BLOCK=1024, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row of ``x`` (rows, width) as float8 e4m3, and the scale (rows, 1) it is to be multiplied with."""
+    rows, width = x.shape
+    out = torch.empty((rows, width), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(width)
+    quantize_rows_kernel[(rows,)](
+        x, out, scales, x.stride(0), WIDTH=width, BLOCK=block, num_warps=min(16, max(1, block // 512))
+    )
+    return out, scales
+
+
+@triton.jit(do_not_specialize=["rows"])
+def product_kernel(
+    x, weight, scales, bias, part, rows, outputs, inputs, row_stride, weight_stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of the output, over one split of the inputs."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    split = tl.program_id(2)
+    steps = tl.cdiv(inputs, DEPTH)
+    share = tl.cdiv(steps, SPLITS)
+    begin = split * share
+    end = tl.minimum(begin + share, steps)
+    here = (row < rows)[:, None]
+    there = (column < outputs)[:, None]
+    from_x = x + row.to(tl.int64)[:, None] * row_stride
+    from_weight = weight + column.to(tl.int64)[:, None] * weight_stride
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if GROUP > 0:  # four bits: a group's first half lies in the low ends of its bytes, its second half in the high
+        HALF: tl.constexpr = GROUP // 2
+        byte = tl.arange(0, HALF)[None, :]
+        for step in range(begin, end):
+            packed = tl.load(from_weight + step * HALF + byte, mask=there, other=0)
+            low = tl.load(from_x + step * GROUP + byte, mask=here, other=0.0)
+            high = tl.load(from_x + step * GROUP + HALF + byte, mask=here, other=0.0)
+            first = ((packed & 15).to(tl.int8) - 8).to(low.dtype)
+            second = ((packed >> 4).to(tl.int8) - 8).to(low.dtype)
+            summed = tl.dot(low, tl.trans(first), input_precision=PRECISION)
+            summed = tl.dot(high, tl.trans(second), summed, input_precision=PRECISION)
+            scale = tl.load(scales + column * (inputs // GROUP) + step, mask=column < outputs, other=0.0)
+            acc += summed * scale[None, :]
+    else:
+        for step in range(begin, end):
+            place = step * DEPTH + tl.arange(0, DEPTH)[None, :]
+            inside = place < inputs
+            taken = tl.load(from_x + place, mask=here & inside, other=0.0)
+            w = tl.load(from_weight + place, mask=there & inside, other=0.0).to(taken.dtype)
+            acc = tl.dot(taken, tl.trans(w), acc, input_precision=PRECISION)
+        if SCALED:
+            acc *= tl.load(scales + column, mask=column < outputs, other=0.0)[None, :]
+    if BIASED and SPLITS == 1:
+        acc += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
+    target = part + (split.to(tl.int64) * rows + row[:, None]) * outputs + column[None, :]
+    tl.store(target, acc.to(part.dtype.element_ty), mask=here & (column < outputs)[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def sum_kernel(part, bias, out, rows, outputs, SPLITS: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr):
+    """A piece of one row: the splits' parts, added in their order."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    held = column < outputs
+    acc = tl.zeros([BLOCK], tl.float32)
+    for split in range(SPLITS):
+        acc += tl.load(part + (split * rows + row) * outputs + column, mask=held, other=0.0)
+    if BIASED:
+        acc += tl.load(bias + column, mask=held, other=0.0).to(tl.float32)
+    tl.store(out + row * outputs + column, acc.to(out.dtype.element_ty), mask=held)
+
+
+@triton.jit
+def quantize_rows_kernel(x, out, scales, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """One row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    held = columns < WIDTH
+    value = tl.load(x + row * row_stride + columns, mask=held, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(value), 0), 1e-12) / MOST_FP8
+    tl.store(scales + row, scale)
+    clipped = tl.clamp(value / scale, -MOST_FP8, MOST_FP8)
+    tl.store(out + row * WIDTH + columns, clipped.to(out.dtype.element_ty), mask=held)

@@ -1,0 +1,20 @@
+# What each row of logits asks of the draw, as tensors on the device.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How each row is drawn. A CUDA graph captures these tensors; they are written over before each replay."""
+
+    temperature: Tensor  # (rows,) float32; under 1e-5: the likeliest
+    top_p: Tensor  # (rows,) float32; 1: all
+    min_p: Tensor  # (rows,) float32; 0: all
+    top_k: Tensor  # (rows,) int32; 0: all
+    seed: Tensor  # (rows,) int64: its 64 bits
+    position: Tensor  # (rows,) int32: of the token to be drawn
+    reply: Tensor  # (rows,) int32: which of the request's replies

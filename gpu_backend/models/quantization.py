@@ -1,0 +1,80 @@
+# Weights of eight or four bits, made from a checkpoint's own while it is loaded: matrix by matrix, so that only one of
+# them is ever there in full. Embeddings, norms and the head stay as they are.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_backend.kernels import ops
+from gpu_backend.models.config import UnsupportedModel
+
+FP8 = torch.float8_e4m3fn
+MOST_FP8 = 448.0
+GROUPS = (128, 64, 32)  # inputs that share a scale in four bits: the largest that divides a matrix's inputs
+CLIPS = (
+    1.0,
+    0.95,
+    0.9,
+    0.85,
+    0.8,
+    0.75,
+)  # of a group's largest weight: cutting it may cost less than finer steps save
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLinear:
+    """A matrix product whose weights are kept in few bits."""
+
+    weight: Tensor  # fp8 or int8 (out, in), or int4 packed (out, in / 2)
+    scales: Tensor  # float32: (out,), or (out, groups) for int4
+    bias: Tensor | None = None
+    batch_invariant: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return ops.quantized_linear(x, self.weight, self.scales, self.bias, self.batch_invariant)
+
+
+def quantize(weight: Tensor, bias: Tensor | None, method: str, batch_invariant: bool = False) -> QuantizedLinear:
+    """Return the product with its weights (out, in) rounded. Raises ``UnsupportedModel`` where they don't divide."""
+    if method == "int4":
+        group = next((size for size in GROUPS if weight.shape[1] % size == 0), None)
+        if group is None:
+            raise UnsupportedModel(f"int4 needs inputs in groups of {GROUPS[-1]}; a matrix has {weight.shape[1]}")
+        numbers, scales = _round_to_int4(weight, group)
+        return QuantizedLinear(pack_int4(numbers, group), scales, bias, batch_invariant)
+    most = MOST_FP8 if method == "fp8" else 127.0
+    scales = _largest(weight, 1) / most
+    scaled = weight.float() / scales[:, None]
+    rounded = scaled.clamp(-most, most).to(FP8) if method == "fp8" else scaled.round().to(torch.int8)
+    return QuantizedLinear(rounded, scales, bias, batch_invariant)
+
+
+def pack_int4(numbers: Tensor, group: int) -> Tensor:
+    """Pack (out, in) of -8 … 7: byte i of a group has number i + 8 low and number i + group / 2 + 8 high."""
+    halves = (numbers + 8).to(torch.uint8).view(len(numbers), -1, 2, group // 2)
+    return (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+
+
+def _round_to_int4(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """Return numbers (out, in) and scales (out, groups): for each group the clip with the least squared error."""
+    grouped = weight.float().view(len(weight), -1, group)
+    full = _largest(grouped, 2) / 7
+    best_error = torch.full_like(full, torch.inf)
+    scales = full
+    for clip in CLIPS:
+        tried = full * clip
+        error = (_nearest(grouped, tried) * tried[..., None] - grouped).square_().sum(2)
+        better = error < best_error
+        scales, best_error = torch.where(better, tried, scales), torch.where(better, error, best_error)
+    return _nearest(grouped, scales).flatten(1), scales
+
+
+def _nearest(grouped: Tensor, scales: Tensor) -> Tensor:
+    return (grouped / scales[..., None]).round_().clamp_(-8, 7)
+
+
+def _largest(weight: Tensor, dim: int) -> Tensor:
+    return weight.abs().amax(dim).float().clamp(min=1e-12)

@@ -1,0 +1,127 @@
+# Weights and a KV cache of few bits: how far they are from the numbers they stand for, layer by layer and in what the
+# demo model says.
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.demo_model import CHECKPOINT
+from gpu_backend.engine.plan import SequenceStep, StepPlan
+from gpu_backend.engine.runner import Runner
+from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.kernels.quantized_kv import load_kv, quantize_kv, scales_from
+from gpu_backend.models.config import UnsupportedModel, load_model_config
+from gpu_backend.models.quantization import pack_int4, quantize
+from tests.support.tiny_model import TinyModel, write_tiny_model
+
+# ‖product − that of the whole numbers‖ / ‖it‖ for normal weights. Rounding x to n even steps of its range costs
+# step / √12: about 0.8 % for eight bits, 11 % for four; e4m3 keeps three bits of each number, 2.5 % a side.
+ALLOWED = {"int8": 0.012, "fp8": 0.045, "int4": 0.13}
+
+
+def relative_error(out: Tensor, expected: Tensor) -> float:
+    return ((out - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("method", ALLOWED)
+@pytest.mark.parametrize("outliers", [0, 3])
+def test_rounded_products_stay_close(method: str, outliers: int) -> None:
+    """Each method is as exact as its bits, also where a few input channels are thirty times as large as the others."""
+    torch.manual_seed(5)
+    x, weight, bias = torch.randn(40, 256), torch.randn(96, 256), torch.randn(96)
+    x[:, :outliers] *= 30
+
+    out = quantize(weight, bias, method)(x)
+
+    assert 0.001 < relative_error(out, F.linear(x, weight, bias)) < ALLOWED[method] * 1.25
+
+
+def test_four_bits_are_packed_by_halves_of_a_group() -> None:
+    """Byte i of a group holds number i in its low bits and number i + half in its high ones, each 8 more."""
+    numbers = torch.tensor([[-8, -7, 6, 7, 0, 1, 2, 3]])
+
+    packed = pack_int4(numbers, group=4)
+
+    assert packed.tolist() == [[0 | 14 << 4, 1 | 15 << 4, 8 | 10 << 4, 9 | 11 << 4]]
+
+
+def test_four_bits_take_the_scale_with_the_least_error() -> None:
+    """A group with one large weight is not rounded by that weight alone."""
+    torch.manual_seed(2)
+    weight = torch.randn(50, 128)
+    kept = quantize(weight, None, "int4")
+    plain_scale = weight.abs().amax(1, keepdim=True) / 7
+    plain = (weight / plain_scale).round().clamp(-8, 7) * plain_scale
+
+    out = kept(torch.eye(128)).T
+
+    assert (out - weight).square().sum() < 0.97 * (plain - weight).square().sum()
+
+
+def test_matrix_that_does_not_divide_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModel, match="in groups of 32; a matrix has 80"):
+        quantize(torch.randn(4, 80), None, "int4")
+
+
+def test_float8_cache_keeps_three_bits_and_cuts_what_is_beyond() -> None:
+    """Scales follow each head's own largest number; one four times as large as it still fits, what is more is cut."""
+    torch.manual_seed(1)
+    kv = torch.randn(5, 16, 2, 3, 8) * torch.tensor([0.01, 1.0, 100.0])[:, None]
+    scales = scales_from(kv)
+
+    def kept(numbers: Tensor) -> Tensor:
+        both = torch.stack([quantize_kv(numbers, scales.key), quantize_kv(numbers, scales.value)], 1)
+        return load_kv(both, scales, torch.float32)[:, 0]
+
+    keys = kv[:, :, 0].flatten(0, 1)
+    for head in range(3):
+        assert relative_error(kept(keys)[:, head], keys[:, head]) < 0.03
+    assert relative_error(kept(keys * 3.9), keys * 3.9) < 0.03
+    assert torch.allclose(kept(torch.full((1, 3, 8), 1e9))[0, :, 0], scales.key * 448)
+
+
+@pytest.mark.parametrize(
+    ("settings", "allowed"),
+    [({"quantization": "int8"}, 1.003), ({"quantization": "fp8"}, 1.02), ({"quantization": "int4"}, 1.25),
+     ({"kv_cache_dtype": "fp8"}, 1.02)],
+)  # fmt: skip
+def test_demo_model_barely_notices(settings: dict[str, str], allowed: float) -> None:
+    """Perplexity on a text of its own kind grows by no more than this."""
+    plain, rounded = (_perplexity(EngineConfig(str(CHECKPOINT), "cpu", **some)) for some in ({}, settings))
+
+    assert plain != rounded and rounded / plain < allowed, f"perplexity {plain:.4f} becomes {rounded:.4f}"
+
+
+def test_float8_cache_has_twice_the_room(tmp_path: Path) -> None:
+    """A number of the cache takes one byte in the place of two or four."""
+    folder = write_tiny_model(tmp_path, TinyModel())
+    config = EngineConfig(str(folder), "cpu", dtype="bfloat16", cpu_kv_bytes=100_000, max_num_seqs=64)
+    plain, half = (
+        Runner(some, load_model_config(folder)).num_blocks for some in (config, replace(config, kv_cache_dtype="fp8"))
+    )
+
+    assert half in (2 * plain, 2 * plain + 1)
+
+
+def _perplexity(config: EngineConfig) -> float:
+    """Return that of a fixed text, scored in one prefill."""
+    from tokenizers import Tokenizer
+
+    lessons = map(json.loads, (CHECKPOINT.parent / "data" / "engine.jsonl").read_text().splitlines())
+    text = "".join(f"<|user|>{it['questions'][0]}<|end|><|assistant|>{it['answer']}<|end|>" for it in lessons)
+    tokens = tuple(Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")).encode(text).ids[:600])
+    runner = Runner(config, load_model_config(CHECKPOINT))
+    blocks = tuple(range(-(-len(tokens) // config.block_size)))
+    sampling = SamplingParams(1, prompt_logprobs=0)
+    step = SequenceStep(1, tokens, 0, blocks, False, sampling, 0, targets=tokens[1:])
+    (scores,) = runner.run(StepPlan(0, (step,))).scored
+    return math.exp(-sum(score.logprob for score in scores) / len(scores))
