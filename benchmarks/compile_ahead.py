@@ -122,14 +122,19 @@ def _attention() -> Iterator[Variant]:
         ("chunk, 8B, window", 32, 8, 128, 512, 1, "bf16", 4096),
         ("chunk, head_dim 64", 8, 1, 64, 512, 1, "bf16", 0),
         ("chunk, head_dim 256", 8, 4, 256, 512, 1, "bf16", 0),
+        ("same sums, 8B", 32, 8, 128, 1, 8, "bf16", 0),
+        ("same sums, 8B, float8", 32, 8, 128, 1, 8, "fp8e4nv", 0),
+        ("same sums, head_dim 256", 8, 4, 256, 1, 8, "bf16", 0),
         ("chunk, 8B, float32", 32, 8, 128, 512, 1, "fp32", 0),
     ]
     for name, heads, kv_heads, dim, queries, splits, cache, window in cases:
-        query = "fp32" if cache == "fp32" else "bf16"
-        shape = paged_attention.tile_shape(queries * heads // kv_heads, dim, cache == "fp32", cache == "fp8e4nv")
+        query, fixed = "fp32" if cache == "fp32" else "bf16", "same sums" in name
+        wide, narrow = cache == "fp32", cache == "fp8e4nv"
+        shape = paged_attention.tile_shape(queries * heads // kv_heads, dim, wide, narrow, fixed)
         common = {
             "HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "DIM_PADDED": triton.next_power_of_2(dim),
             "ROWS": shape.rows, "TILE": shape.tile, "SPLITS": splits, "WINDOWED": window > 0,
+            "FIXED": fixed,
         }  # fmt: skip
         types = pointers | {"query": f"*{query}", "kv_cache": f"*{cache}", "part": "*fp32" if splits > 1 else "*bf16"}
         own = {"BLOCK_SIZE": 16, "SCALED": cache == "fp8e4nv", "PRECISION": "tf32x3" if query == "fp32" else "tf32"}

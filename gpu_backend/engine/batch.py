@@ -21,7 +21,7 @@ class Batch:
     token_ids: Tensor  # (tokens,)
     positions: Tensor  # (tokens,)
     slots: Tensor  # (tokens,): block · block_size + offset
-    groups: tuple[AttentionGroup, ...] | tuple[PagedLayout, ...]  # on the CPU, on a GPU
+    groups: tuple[AttentionGroup | PagedLayout, ...]  # groups on the CPU, layouts on a GPU
     fresh_blocks: Tensor | None  # partly written in this step, and never before by their owner
     samplers: tuple[SequenceStep, ...]  # sequences that get a next token
     sample_rows: Tensor | None  # the rows of each one's last known token and guesses; None: all rows, in order

@@ -12,7 +12,7 @@ from gpu_backend.engine.host_cache import HostCache
 from gpu_backend.engine.plan import Computed, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.sequence import SamplingParams
 from gpu_backend.kernels.grouping import Grouping
-from gpu_backend.kernels.layout import PagedLayouts
+from gpu_backend.kernels.layout import PagedLayouts, invariant_split
 from gpu_backend.kernels.quantized_kv import KvScales, scales_from
 from gpu_backend.models.config import ModelConfig, UnsupportedModel
 from gpu_backend.models.registry import load_model
@@ -118,9 +118,8 @@ class Runner:
         model = self.model_config
         if self.device.type == "cuda":
             processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-            return PagedLayouts(
-                self.block_size, model.num_heads, model.num_kv_heads, self.device, processors, self._batch_invariant
-            )
+            split = invariant_split(max_model_len) if self._batch_invariant else 0
+            return PagedLayouts(self.block_size, model.num_heads, model.num_kv_heads, self.device, processors, split)
         return Grouping(
             self.block_size,
             num_blocks,

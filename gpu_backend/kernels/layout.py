@@ -15,7 +15,7 @@ from torch import Tensor
 from gpu_backend.engine.upload import upload
 
 MAX_SPLITS = 32
-INVARIANT_SPLITS = 8  # for decodes that must come out the same to the bit whatever the batch
+INVARIANT_SPLITS = 8  # of the longest context, where replies must come out the same to the bit whatever the batch
 FEW_ROWS = 64  # queries × heads of a sequence that lie in one tile; above it, tiles are large ones
 LEAST_TOKENS = 256  # of context in a split: less is not worth putting parts together
 MOST_TOKENS = 8192  # of context in a split: more, and the others wait for one long sequence
@@ -35,19 +35,15 @@ class PagedLayout:
     query_starts: Tensor  # (sequences + 1,) int32: where each sequence's queries begin, counted from ``rows.start``
     max_query_len: int
     num_splits: int  # parts that a long context is cut into; a power of two
+    split_tokens: int = 0  # in each part, from the context's beginning on; 0: parts are equal
 
 
-def choose_splits(
-    query_rows: int, sequences: int, kv_heads: int, max_context_len: int, processors: int, batch_invariant: bool = False
-) -> int:
+def choose_splits(query_rows: int, sequences: int, kv_heads: int, max_context_len: int, processors: int) -> int:
     """Return into how many parts contexts are cut: every multiprocessor has work, and nobody waits for a long one.
 
     ``query_rows`` is a sequence's most queries × heads per key head. It depends on sizes only that are fixed when a
     graph is captured: one for longer contexts than another is worth having, since parts that are empty cost time.
-    ``batch_invariant`` makes it the same for all batches: decodes are cut, chunks are not.
     """
-    if batch_invariant:
-        return INVARIANT_SPLITS if query_rows <= FEW_ROWS else 1
     programs = sequences * kv_heads * max(1, query_rows // 128)
     wished = PROGRAMS_PER_PROCESSOR * processors // max(1, programs)
     useful = max_context_len // LEAST_TOKENS
@@ -55,11 +51,16 @@ def choose_splits(
     return 1 << max(0, min(max(min(wished, useful), needed), MAX_SPLITS).bit_length() - 1)
 
 
+def invariant_split(max_model_len: int) -> int:
+    """Return how many tokens a part has if the parts must not depend on the batch: whole tiles of any kernel."""
+    return max(LEAST_TOKENS, -(-max_model_len // (64 * INVARIANT_SPLITS)) * 64)
+
+
 class PagedLayouts:
     """Lays the sequences of each step out; the counterpart of ``Grouping`` for a GPU.
 
-    ``processors`` are the device's multiprocessors. ``batch_invariant`` makes the order of every sum a function of its
-    own sequence.
+    ``processors`` are the device's multiprocessors. With ``split_tokens``, as ``invariant_split`` gives them, the order
+    of every sum follows from the position of its query alone, not from who else is there or how a prompt is cut.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class PagedLayouts:
         kv_heads: int,
         device: torch.device,
         processors: int,
-        batch_invariant: bool = False,
+        split_tokens: int = 0,
     ) -> None:
         self.block_size = block_size
         self._group = heads // kv_heads
@@ -77,7 +78,7 @@ class PagedLayouts:
         self._kv_heads = kv_heads
         self._device = device
         self._processors = processors
-        self._batch_invariant = batch_invariant
+        self._split_tokens = split_tokens
 
     def groups(
         self, query_lens: Sequence[int], positions: Tensor, block_tables: Sequence[Sequence[int]]
@@ -94,30 +95,31 @@ class PagedLayouts:
                 row, first = layouts[-1].rows.stop, last
         return tuple(layouts)
 
+    def place(
+        self, rows: slice, block_tables: Tensor, context_lens: Tensor, query_starts: Tensor, max_query_len: int
+    ) -> PagedLayout:
+        """Return a layout of tensors as ``PagedLayout`` has them. Its splits follow from their shapes alone."""
+        sequences, width = block_tables.shape
+        query_rows, most = max_query_len * self._group, width * self.block_size
+        splits = INVARIANT_SPLITS
+        if not self._split_tokens:
+            splits = choose_splits(query_rows, sequences, self._kv_heads, most, self._processors)
+        return PagedLayout(rows, block_tables, context_lens, query_starts, max_query_len, splits, self._split_tokens)
+
     def _layout(
         self, first_row: int, query_lens: Sequence[int], positions: Tensor, block_tables: Sequence[Sequence[int]]
     ) -> PagedLayout:
         starts = [0, *accumulate(query_lens)]
-        width, longest = max(map(len, block_tables)), max(query_lens)
-        if self._batch_invariant and longest > 1:
-            longest = self._few if longest <= self._few else max(longest, FEW_ROWS + 1)
+        width = max(map(len, block_tables))
         tables = array("i")
         for table in block_tables:
             tables.extend(table)
             tables.extend((0,) * (width - len(table)))
         query_starts = upload(starts, self._device, torch.int32)
-        return PagedLayout(
+        return self.place(
             rows=slice(first_row, first_row + starts[-1]),
             block_tables=upload(torch.frombuffer(tables, dtype=torch.int32), self._device, torch.int32).view(-1, width),
             context_lens=positions.index_select(0, query_starts[1:] + (first_row - 1)).int() + 1,
             query_starts=query_starts,
-            max_query_len=longest,
-            num_splits=choose_splits(
-                longest * self._group,
-                len(query_lens),
-                self._kv_heads,
-                width * self.block_size,
-                self._processors,
-                self._batch_invariant,
-            ),
+            max_query_len=max(query_lens),
         )

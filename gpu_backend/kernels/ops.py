@@ -60,24 +60,23 @@ def norm_rope_store(
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
-    parts: Sequence[AttentionGroup] | Sequence[PagedLayout],
+    parts: Sequence[AttentionGroup | PagedLayout],
     scale: float,
     window: int = 0,
     kv_scales: KvScales | None = None,
 ) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
-    ``parts`` say where the sequences lie: layouts for Triton, groups for plain torch.
+    ``parts`` say where the sequences lie; Triton takes layouts, plain torch groups, and layouts of one query each.
     """
-    layouts = [part for part in parts if isinstance(part, PagedLayout)]
-    if not layouts:
-        groups = [part for part in parts if isinstance(part, AttentionGroup)]
-        return reference.paged_attention(query, kv_cache, groups, scale, window, kv_scales)
+    if not query.is_cuda:
+        return reference.paged_attention(query, kv_cache, parts, scale, window, kv_scales)
     from gpu_backend.kernels import paged_attention as triton_attention
 
     kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
     out = query.new_empty(query.shape)
-    for layout in layouts:
+    for layout in parts:
+        assert isinstance(layout, PagedLayout), "groups are for plain torch"
         rows = layout.rows
         triton_attention.paged_attention(query[rows], kv_cache, layout, scale, window, kv_scales, out[rows])
     return out

@@ -29,14 +29,19 @@ class TileShape:
     num_stages: int
 
 
-def tile_shape(query_rows: int, head_dim: int, wide: bool, narrow: bool = False) -> TileShape:
+def tile_shape(
+    query_rows: int, head_dim: int, wide: bool, narrow: bool = False, batch_invariant: bool = False
+) -> TileShape:
     """Choose it by a sequence's longest share of queries × heads; ``wide`` numbers have four bytes, and a ``narrow``
     cache one: it takes more tiles on their way to keep the memory busy.
 
     Few rows are a matter of bandwidth: small tiles, several programs per multiprocessor. Many rows are a matter of
-    arithmetic: as many as the registers hold.
+    arithmetic: as many as the registers hold. ``batch_invariant`` is the same for both, since instructions of another
+    size may add in another order.
     """
     large = head_dim > 128
+    if batch_invariant:
+        return TileShape(64, 32 if large or wide else 64, 4, 1 if large and wide else 2 if large or wide else 3)
     if query_rows <= FEW_ROWS:
         rows = max(16, triton.next_power_of_2(query_rows))
         return TileShape(rows, 32 if large or wide else 64, 4, 2 if wide else 5 if narrow else 3)
@@ -66,8 +71,9 @@ def paged_attention(
     sequences, splits = len(layout.context_lens), layout.num_splits
     assert query.stride(2) == kv_cache.stride(4) == 1 and query.stride(1) == head_dim
     wide = query.dtype == torch.float32
-    shape = tile_shape(layout.max_query_len * (heads // kv_heads), head_dim, wide, kv_scales is not None)
-    row_blocks = triton.cdiv(layout.max_query_len * (heads // kv_heads), shape.rows)
+    rows = layout.max_query_len * (heads // kv_heads)
+    shape = tile_shape(rows, head_dim, wide, kv_scales is not None, layout.split_tokens > 0)
+    row_blocks = triton.cdiv(rows, shape.rows)
     out = torch.empty((tokens, heads, head_dim), dtype=query.dtype, device=query.device) if out is None else out
     part, weight = out, out
     if splits > 1:
@@ -94,6 +100,7 @@ def paged_attention(
         kv_scales.value if kv_scales else weight,
         scale * LOG2_E,
         window,
+        layout.split_tokens // shape.tile,
         query.stride(0),
         kv_cache.stride(0),
         kv_cache.stride(1),
@@ -103,6 +110,7 @@ def paged_attention(
         BLOCK_SIZE=block_size,
         SCALED=kv_scales is not None,
         WINDOWED=window > 0,
+        FIXED=layout.split_tokens > 0,
         PRECISION="tf32x3" if wide else "tf32",
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
@@ -110,19 +118,19 @@ def paged_attention(
     )
     if splits > 1:
         combine_kernel[(layout.max_query_len * heads, sequences)](
-            part, weight, out, layout.context_lens, layout.query_starts, window, WINDOWED=window > 0, **common,
-            num_warps=4,
+            part, weight, out, layout.context_lens, layout.query_starts, window, layout.split_tokens // shape.tile,
+            WINDOWED=window > 0, FIXED=layout.split_tokens > 0, **common, num_warps=4,
         )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["window", "table_stride"], do_not_specialize_on_alignment=PLACES)
+@triton.jit(do_not_specialize=["window", "split_tiles", "table_stride"], do_not_specialize_on_alignment=PLACES)
 def attend_kernel(
     query, kv_cache, block_tables, context_lens, query_starts, part, weight, key_scales, value_scales,
-    scale, window, query_stride, block_stride, slot_stride, value_offset, head_stride, table_stride,
+    scale, window, split_tiles, query_stride, block_stride, slot_stride, value_offset, head_stride, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, SCALED: tl.constexpr, WINDOWED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    FIXED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of rows of one sequence and key head, against one split of its context."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -138,9 +146,7 @@ def attend_kernel(
     begin, end = _tiles_of_rows(first_row, num_rows, start, window, GROUP, ROWS, TILE, WINDOWED)
     keys_end = start + (tl.minimum(first_row + ROWS, num_rows) - 1) // GROUP + 1
     if SPLITS > 1:
-        share = _tiles_of_split(begin, end, SPLITS)
-        begin += split * share
-        end = tl.minimum(begin + share, end)
+        begin, end = _tiles_of_split(split, begin, end, split_tiles, SPLITS, FIXED)
         if begin >= end:
             return
 
@@ -215,11 +221,11 @@ def _look_at_tiles(
     return acc, total, best
 
 
-@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=PLACES[1:])
+@triton.jit(do_not_specialize=["window", "split_tiles"], do_not_specialize_on_alignment=PLACES[1:])
 def combine_kernel(
-    part, weight, out, context_lens, query_starts, window,
+    part, weight, out, context_lens, query_starts, window, split_tiles,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, SPLITS: tl.constexpr, WINDOWED: tl.constexpr,
+    TILE: tl.constexpr, SPLITS: tl.constexpr, WINDOWED: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
     """One query and head: weigh the parts by what their softmax summed up to."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -233,14 +239,15 @@ def combine_kernel(
     start = tl.load(context_lens + sequence) - num_rows // GROUP
     first_row = (index * GROUP + head % GROUP) // ROWS * ROWS
     begin, end = _tiles_of_rows(first_row, num_rows, start, window, GROUP, ROWS, TILE, WINDOWED)
-    used = tl.cdiv(end - begin, _tiles_of_split(begin, end, SPLITS))
-
     splits = tl.arange(0, SPLITS)
+    begins, ends = _tiles_of_split(splits, begin, end, split_tiles, SPLITS, FIXED)
+    used = begins < ends
+
     dims = tl.arange(0, DIM_PADDED)
     places = ((first + index).to(tl.int64) * HEADS + head) * SPLITS + splits
-    weights = tl.load(weight + places, mask=splits < used, other=float("-inf"))
+    weights = tl.load(weight + places, mask=used, other=float("-inf"))
     weights = tl.exp2(weights - tl.max(weights, 0))
-    held = (splits < used)[:, None] & (dims < DIM)[None, :]
+    held = used[:, None] & (dims < DIM)[None, :]
     parts = tl.load(part + places[:, None] * DIM + dims[None, :], mask=held, other=0.0)
     summed = tl.sum(parts * weights[:, None], 0) / tl.sum(weights, 0)
     place = ((first + index).to(tl.int64) * HEADS + head) * DIM + dims
@@ -261,6 +268,11 @@ def _tiles_of_rows(
 
 
 @triton.jit
-def _tiles_of_split(begin, end, SPLITS: tl.constexpr):
-    """Return how many tiles each split has: a function of the sequence alone, whatever else is in the batch."""
-    return tl.maximum(tl.cdiv(end - begin, SPLITS), MIN_TILES)
+def _tiles_of_split(split, begin, end, split_tiles, SPLITS: tl.constexpr, FIXED: tl.constexpr):
+    """Return a split's first tile, and the one after the last; equal shares, or ``FIXED`` ones from position 0 on."""
+    if FIXED:
+        first, last = split * split_tiles, (split + 1) * split_tiles
+    else:
+        share = tl.maximum(tl.cdiv(end - begin, SPLITS), MIN_TILES)
+        first, last = begin + split * share, begin + (split + 1) * share
+    return tl.maximum(begin, first), tl.minimum(end, last)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_backend.kernels.grouping import AttentionGroup
+from gpu_backend.kernels.layout import PagedLayout
 from gpu_backend.kernels.quantized_kv import KvScales, load_kv, quantize_kv
 
 
@@ -87,7 +88,7 @@ def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> Non
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
-    groups: Sequence[AttentionGroup],
+    groups: Sequence[AttentionGroup | PagedLayout],
     scale: float,
     window: int = 0,
     kv_scales: KvScales | None = None,
@@ -99,6 +100,9 @@ def paged_attention(
     """
     out = torch.empty_like(query)
     for group in groups:
+        if isinstance(group, PagedLayout):
+            _attend_padded(query, kv_cache, kv_scales, group, scale, window, out)
+            continue
         mask = group.window_mask if window else group.mask
         assert mask is not None, "the groups were made without a window"
         if mask.shape[2] == 1:
@@ -106,6 +110,31 @@ def paged_attention(
         else:
             _attend_several_each(query, kv_cache, kv_scales, group, mask, scale, out)
     return out
+
+
+def _attend_padded(
+    query: Tensor,
+    kv_cache: Tensor,
+    kv_scales: KvScales | None,
+    layout: PagedLayout,
+    scale: float,
+    window: int,
+    out: Tensor,
+) -> None:
+    """One query each, tables padded with any blocks: all shapes are known before it is known who is in the batch."""
+    assert layout.max_query_len == 1, "plain torch takes layouts of decodes alone"
+    _, heads, head_dim = query.shape
+    sequences = len(layout.block_tables)
+    kv = _load_blocks(kv_cache, kv_scales, layout.block_tables.flatten(), query.dtype)
+    kv = kv.view(sequences, -1, *kv_cache.shape[2:])
+    places, ends = torch.arange(kv.shape[1], device=query.device), layout.context_lens[:, None]
+    visible = places < ends if not window else (places < ends) & (places >= ends - window)
+    kv = kv.masked_fill(~visible[:, :, None, None, None], 0)  # what is not a number stays so behind a mask
+    key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
+    mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device).masked_fill_(~visible, -torch.inf)
+    q = query[layout.rows].view(sequences, kv_cache.shape[3], -1, head_dim)
+    attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask[:, None, None], scale=scale)
+    out[layout.rows] = attended.reshape(-1, heads, head_dim)
 
 
 def _attend_one_each(
@@ -150,12 +179,15 @@ def _gather(
     kv_cache: Tensor, kv_scales: KvScales | None, group: AttentionGroup, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Copy a group's blocks side by side: keys and values, each (sequences, kv_heads, context, head_dim)."""
-    if kv_scales is None:
-        kv = kv_cache.index_select(0, group.block_tables)
-    else:
-        kv = load_kv(kv_cache.view(torch.uint8).index_select(0, group.block_tables), kv_scales, dtype)
+    kv = _load_blocks(kv_cache, kv_scales, group.block_tables, dtype)
     kv = kv.view(group.num_sequences, -1, *kv_cache.shape[2:])
     return kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
+
+
+def _load_blocks(kv_cache: Tensor, kv_scales: KvScales | None, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    if kv_scales is None:
+        return kv_cache.index_select(0, blocks)
+    return load_kv(kv_cache.view(torch.uint8).index_select(0, blocks), kv_scales, dtype)
 
 
 def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -47,34 +51,53 @@ def attention_over_float8(setting: Setting) -> str:
 
 
 def attention_stays_the_same(setting: Setting) -> str:
-    """In layouts that do not follow the batch, a sequence's numbers are the same to the bit alone and in company."""
+    """In layouts that do not follow the batch, a query's numbers are the same to the bit alone and in company, as a
+    decode and as part of a chunk, wherever the chunk begins."""
     dtype, dice = _dtype(setting), setting.dice
-    heads, kv_heads, dim, size = 2, 1, 64, 16
-    lens = [1, 1, dice.randint(2, 30)]
-    contexts = [length + dice.randint(150, 200) for length in lens]
+    heads, kv_heads, dim, size, chunk = 2, 1, 64, 16, 40
+    window = dice.choice((0, 70))
+    contexts = [dice.randint(130, 200) for _ in range(2)]
     tables = scattered_tables(contexts, size, dice)
     cache = setting.randn(sum(map(len, tables)), size, 2, kv_heads, dim).to(dtype)
-    query = setting.randn(sum(lens), heads, dim).to(dtype)
+    queries = [setting.randn(context, heads, dim).to(dtype) for context in contexts]
+    layouts = layout.PagedLayouts(size, heads, kv_heads, setting.device, 132, split_tokens=64)
 
-    def attended(first: int, last: int) -> Tensor:
-        some = query[sum(lens[:first]) : sum(lens[:last])]
-        positions = [c - n + i for n, c in zip(lens[first:last], contexts[first:last], strict=True) for i in range(n)]
-        layouts = layout.PagedLayouts(size, heads, kv_heads, setting.device, 132, True).groups(
-            lens[first:last], torch.tensor(positions, device=setting.device), tables[first:last]
-        )
+    def attended(pieces: list[tuple[int, int, int]]) -> list[Tensor]:
+        """Compute pieces (sequence, first position, number) of growing number, side by side."""
+        where = [start + i for _, start, count in pieces for i in range(count)]
+        some = torch.cat([queries[index][start : start + count] for index, start, count in pieces])
+        cut = [tables[index][: -(-(start + count) // size)] for index, start, count in pieces]
         out = torch.full_like(some, torch.nan)
-        for part in layouts:
-            paged_attention(some[part.rows], cache, part, dim**-0.5, 0, None, out[part.rows])
-        return out
+        for part in layouts.groups([n for *_, n in pieces], torch.tensor(where, device=setting.device), cut):
+            paged_attention(some[part.rows], cache, part, dim**-0.5, window, None, out[part.rows])
+        return list(out.split([count for *_, count in pieces]))
 
-    together = attended(0, len(lens))
-    for index in (1, 2):
-        alone = attended(index, index + 1)
-        require(
-            torch.equal(alone, together[sum(lens[:index]) : sum(lens[: index + 1])]),
-            f"a sequence of {lens[index]} queries at context {contexts[index]} differs in company",
-        )
-    return "2 of 3 sequences alone, equal bit for bit"
+    begin = contexts[1] - chunk
+    with rows_one_by_one(setting):
+        other, whole = attended([(0, contexts[0] - 1, 1), (1, begin, chunk)])
+        require(torch.equal(attended([(0, contexts[0] - 1, 1)])[0], other), "a decode differs in company")
+        for first, count in ((chunk - 1, 1), (chunk - 5, 3), (11, chunk - 11)):
+            (alone,) = attended([(1, begin + first, count)])
+            require(torch.equal(alone, whole[first : first + count]), f"{count} queries from {first} differ in company")
+    return f"a decode, and a chunk of {chunk} at context {contexts[1]} in pieces, equal bit for bit"
+
+
+@contextmanager
+def rows_one_by_one(setting: Setting) -> Iterator[None]:
+    """Let the interpreter multiply row by row, as tensor cores do: NumPy's sums depend on where in a tile a row is."""
+    if setting.device.type == "cuda":
+        yield
+        return
+    import numpy as np
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def by_rows(_: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        wide = np.ascontiguousarray(b.data, dtype=d.data.dtype)
+        product = np.stack([np.matmul(row.astype(d.data.dtype), wide) for row in a.data])
+        return TensorHandle(product + d.data, d.dtype.scalar)
+
+    with patch.object(InterpreterBuilder, "create_dot", by_rows):
+        yield
 
 
 def add_rms_norm(setting: Setting) -> str:
@@ -186,7 +209,7 @@ def _attention_error(setting: Setting, queries: tuple[int, int], window: int, fl
     for query, table, past in zip(each, tables, pasts, strict=True):
         kv = cache[table].flatten(0, 1)[: past + len(query)].cpu().double()
         expected.append(attend(query.cpu().double(), kv[:, 0], kv[:, 1], past, window))
-    starts = torch.tensor([0, *lens]).cumsum(0)
+    starts, splits = torch.tensor([0, *lens]).cumsum(0), dice.choice((1, 2, 8) if on_card else (1, 2))
     width = max(map(len, tables))
     where = layout.PagedLayout(
         rows=slice(0, sum(lens)),
@@ -194,7 +217,8 @@ def _attention_error(setting: Setting, queries: tuple[int, int], window: int, fl
         context_lens=torch.tensor([n + past for n, past in zip(lens, pasts, strict=True)]).int().to(setting.device),
         query_starts=starts.int().to(setting.device),
         max_query_len=max(lens) + dice.choice((0, 3)),
-        num_splits=dice.choice((1, 2, 8) if on_card else (1, 2)),
+        num_splits=splits,
+        split_tokens=dice.choice((0, -(-max(map(operator.add, lens, pasts)) // (64 * splits)) * 64)),
     )
     query = torch.cat(each)
     out = torch.full_like(query, torch.nan)
@@ -238,8 +262,9 @@ def _product_error(setting: Setting) -> float:
     bias = setting.randn(outputs).to(dtype) if dice.random() < 0.5 else None
     method = dice.choice(("int8", "int4", "plain"))
     if method == "plain":
-        out = quantized_linear.linear(x, weight, None, bias, batch_invariant=True)
-        alone = quantized_linear.linear(x[-1:], weight, None, bias, batch_invariant=True)
+        with rows_one_by_one(setting):
+            out = quantized_linear.linear(x, weight, None, bias, batch_invariant=True)
+            alone = quantized_linear.linear(x[-1:], weight, None, bias, batch_invariant=True)
         require(torch.equal(alone[0], out[-1]), "a row's product depends on the rows beside it")
         expected = x.cpu().double() @ weight.cpu().double().T + (0 if bias is None else bias.cpu().double())
         return relative_error(out, expected)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpu_backend.kernels import reference
 from gpu_backend.kernels.grouping import Grouping
+from gpu_backend.kernels.layout import PagedLayout
 
 CPU = torch.device("cpu")
 
@@ -124,3 +125,22 @@ def test_silu_and_mul_leaves_its_input_alone() -> None:
 
     torch.testing.assert_close(out, before[:, :5] * torch.sigmoid(before[:, :5]) * before[:, 5:])
     assert torch.equal(gate_up, before)
+
+
+@pytest.mark.parametrize("window", [0, 7])
+def test_layout_of_decodes_equals_groups(window: int) -> None:
+    """Plain torch takes the kernels' layout of decodes, too, whatever its tables are padded with."""
+    torch.manual_seed(1)
+    contexts, spare = [5, 16, 33], 9
+    tables = [[3], [5], [1, 7, 2]]
+    cache = torch.randn(11, 16, 2, 2, 8)
+    cache[10], cache[spare] = 0, torch.nan
+    query, positions = torch.randn(3, 4, 8), torch.tensor(contexts) - 1
+    groups = Grouping(16, 10, 64, CPU, torch.float32, window=window).groups([1] * 3, positions, tables)
+    padded = torch.tensor([table + [spare] * (4 - len(table)) for table in tables], dtype=torch.int32)
+    layout = PagedLayout(slice(0, 3), padded, positions.int() + 1, torch.arange(4, dtype=torch.int32), 1, 1)
+
+    expected = reference.paged_attention(query, cache, groups, 0.3, window)
+    out = reference.paged_attention(query, cache, [layout], 0.3, window)
+
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
