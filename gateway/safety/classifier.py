@@ -37,7 +37,9 @@ class Classifier:
 
     def __init__(self, weights: dict[str, npt.NDArray]) -> None:
         self._idf = weights["idf"].astype(np.float32)  # (buckets,)
-        self._weights = weights["weights"].astype(np.float32)  # (buckets, heads)
+        self._weights = np.ascontiguousarray(
+            weights["weights"], np.float32
+        )  # (buckets, heads); else ``take`` copies all
         self._bias = weights["bias"].astype(np.float32)  # (heads,), the operating points taken off
         self._log = (np.log(np.arange(1, 40 * LONGEST)) + 1).astype(np.float32)  # of how often a feature comes
 
