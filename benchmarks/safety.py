@@ -13,10 +13,10 @@ from gateway.safety.plain import hidden, plain
 from gateway.safety.rules import RULES, find_by_rules
 
 SEED = 7
-WORDS = (
-    "the of a to in is how do I you please write explain function river history Paris with for and that it should be list "
-    "python table summary letter question answer model city bread water music travel price school doctor garden window"
-).split()
+ENGLISH = (
+    "the of a to in is how do I you please write explain function river history Paris with for and that it should be "
+    "list python table summary letter question answer model city bread water music travel price school garden window"
+)
 HOSTILE = ("eyJ-", "://a:", "a1 ", "QUJD", "sk-", "%41", "4 1", "\u0410\u200b")  # each repeated
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     classifier, dice = Classifier.load(), random.Random(SEED)
 
     def english(words: int) -> str:
-        return " ".join(dice.choices(WORDS, k=words))[: words * 100]
+        return " ".join(dice.choices(ENGLISH.split(), k=words))[: words * 100]
 
     def characters(count: int) -> str:
         return english(count)[:count]
