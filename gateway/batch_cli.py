@@ -16,6 +16,8 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batch.file_store import CHUNK, add_chunk, begin_file, end_file
+from gateway.batch.keeping import check_kept
+from gateway.batch.limits import check_queue, check_storage
 from gateway.batch.results import ENDED, read_results
 from gateway.batch.shapes import ENDPOINTS, LARGEST_FILE, WINDOWS
 from gateway.batch.store import Batch, get_batch, make_batch, moment_at
@@ -62,6 +64,9 @@ def submit(
 
     async def act(connection: AsyncConnection) -> Batch:
         team_id, key_id = await _whose(connection, team)
+        size = file.stat().st_size
+        await check_queue(connection, settings.batch, team_id, size)
+        await check_storage(connection, settings.batch, team_id, size)
         file_id, size = await begin_file(connection, team_id, file.name, "batch"), 0
         with file.open("rb") as contents:
             for position, chunk in enumerate(iter(lambda: contents.read(CHUNK), b"")):
@@ -79,6 +84,7 @@ def submit(
             callback_url=callback_url,
             metadata=None,
             input_file_id=file_id,
+            input_bytes=size,
         )
 
     batch = run(settings, act)
@@ -103,7 +109,12 @@ def status(batch_id: str, config: ConfigOption = None, format: FormatOption = Fo
 def results(batch_id: str, config: ConfigOption = None) -> None:
     """Write what came out so far to standard output, as JSON Lines in the order of the input."""
     settings = read_settings(config)
-    run(settings, lambda connection: _find(connection, batch_id))
+
+    async def check(connection: AsyncConnection) -> None:
+        batch = await _find(connection, batch_id)
+        await check_kept(connection, Clock(), batch, settings.retention.batch_files)
+
+    run(settings, check)
 
     async def write() -> None:
         database = Database(settings.database_url, pool_size=1)

@@ -27,7 +27,7 @@ from gateway.config_readers import (
 from gateway.config_safety import read_safety
 from gateway.config_yaml import ConfigFaults, Fault, Section, merge, read_tree, tree_of
 from gateway.keys import KEY_PREFIX
-from gateway.settings import QueueSettings, QuotaSettings, Retention, Safety, Settings
+from gateway.settings import BatchLimits, QueueSettings, QuotaSettings, Retention, Safety, Settings
 
 __all__ = ["ConfigFaults", "Fault", "load_settings"]
 
@@ -37,6 +37,7 @@ DEFAULT_DATA_DIR = "/var/lib/tollgate"
 
 _QUOTAS = {"standalone_share": number(0, 1, above=True)}
 _QUEUE = {"per_team": integer(0), "wait": duration}
+_BATCH = {"queued_tokens": integer(1), "stored_bytes": integer(1)}
 _RETENTION = {"usage": duration, "batch_files": duration, "idempotency": duration}
 _POSTGRES = url(("postgresql", "postgres", "postgresql+asyncpg"), "postgresql://user:password@host:5432/tollgate")
 _REDIS = url(("redis", "rediss", "unix"), "redis://host:6379/0")
@@ -95,6 +96,7 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         queue=root.get("queue", struct_of(QueueSettings, _QUEUE), QueueSettings()),
         callbacks_allow=_only(root, "callbacks", "allow", list_of(network, what="ranges"), ()),
         journal_fsync=_only(root, "journal", "fsync", one_of("never", "interval", "always"), "never"),
+        batch=root.get("batch", struct_of(BatchLimits, _BATCH), BatchLimits()),
         retention=root.get("retention", struct_of(Retention, _RETENTION), Retention()),
         drain=root.get("drain", duration_or_zero, 60.0),
         keep_alive=root.get("keep_alive", duration_or_zero, 15.0),

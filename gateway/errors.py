@@ -10,6 +10,9 @@
 #   │   └── IdempotencyKeyInUse    idempotency_key_in_use: its call runs for longer than we wait
 #   ├── CallTakenOver         503  another gateway runs the call now, and this one's answer does not count
 #   ├── StoredAnswerUnreadable 500 idempotency_answer_unreadable
+#   ├── Gone                  410  results_erased: they were kept as long as promised, or deleted
+#   ├── BatchQueueFull        429  token_limit_exceeded: too much waits in the team's batches
+#   ├── StorageFull           429  storage_limit_exceeded: too much lies in the team's files
 #   ├── Overloaded            503  overloaded, with retry-after
 #   ├── Unavailable           503  a part of the house does not answer
 #   └── UpstreamFailure            an upstream did not give an answer
@@ -94,6 +97,36 @@ class StoredAnswerUnreadable(ServiceError):
 
     status = 500
     code = "idempotency_answer_unreadable"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
+
+
+class Gone(ServiceError):
+    """What is asked for was here and has been erased."""
+
+    status = 410
+    type = "invalid_request_error"
+    code = "results_erased"
+
+
+class BatchQueueFull(ServiceError):
+    """A team's batches have as many tokens waiting as they may. Trying again at once cannot help."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "token_limit_exceeded"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
+
+
+class StorageFull(ServiceError):
+    """A team's files have as many bytes as they may."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "storage_limit_exceeded"
 
     def __init__(self, message: str) -> None:
         super().__init__(message, headers={"x-should-retry": "false"})

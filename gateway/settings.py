@@ -95,6 +95,13 @@ class Retention(Struct, frozen=True, kw_only=True):
     idempotency: float = 86400.0
 
 
+class BatchLimits(Struct, frozen=True, kw_only=True):
+    """Of each team."""
+
+    queued_tokens: int = 1_000_000_000
+    stored_bytes: int = 20_000_000_000
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """One gateway's, worker's or command's configuration."""
 
@@ -113,6 +120,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     queue: QueueSettings = QueueSettings()
     callbacks_allow: tuple[IPv4Network | IPv6Network, ...] = ()
     journal_fsync: Literal["never", "interval", "always"] = "never"
+    batch: BatchLimits = BatchLimits()
     retention: Retention = Retention()
     drain: float = 60.0
     keep_alive: float = 15.0  # of silence until a stream says a comment; 0: never

@@ -108,6 +108,7 @@ batches = Table(
     Column("error_file_id", Text, ForeignKey("files.id", ondelete="SET NULL")),
     Column("errors", JSONB),  # [{"code", "line", "message", "param"}]
     Column("metadata", JSONB),
+    Column("input_bytes", BigInteger, nullable=False, server_default=ZERO),  # of its requests, or of their file
     Column("total", Integer, nullable=False, server_default=ZERO),
     Column("completed", Integer, nullable=False, server_default=ZERO),
     Column("failed", Integer, nullable=False, server_default=ZERO),
@@ -151,7 +152,13 @@ batch_items = Table(
     Column("response", LargeBinary),  # JSON of the output line's "response"
     Column("error", LargeBinary),  # JSON of the output line's "error"
     moment("finished_at"),
-    Index("batch_items_open_idx", "batch_id", "position", postgresql_where=text("status IN ('queued', 'running')")),
+    Index(
+        "batch_items_due_idx",
+        "batch_id",
+        text("coalesce(not_before, '-infinity')"),
+        "position",
+        postgresql_where=text("status IN ('queued', 'running')"),
+    ),
 )
 
 # The outbox: callbacks to deliver, written in the transaction that ends the batch.

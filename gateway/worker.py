@@ -25,7 +25,7 @@ from gateway.callbacks.sender import Sender
 from gateway.callbacks.team_secrets import PURPOSE
 from gateway.clock import Clock
 from gateway.config_file import load_settings
-from gateway.draining import Drain
+from gateway.draining import HURRIED, Drain
 from gateway.idempotency_store import purge_for_ever
 from gateway.reload import Read, Reloader
 from gateway.sealing import Sealer
@@ -41,7 +41,9 @@ log = structlog.get_logger()
 
 
 def run_worker(path: Path, settings: Settings, concurrency: int) -> int:
-    """Work until SIGTERM or SIGINT; SIGHUP has the file at ``path`` read again. Return the exit status.
+    """Work until SIGTERM or SIGINT, and let what runs end; asked twice, break it off: others run it again.
+
+    SIGHUP has the file at ``path`` read again. Return the exit status.
 
     ``concurrency`` is for batch requests.
     """
@@ -58,14 +60,21 @@ def is_working(settings: Settings) -> bool:
 
 
 async def _work(read: Read, settings: Settings, clock: Clock, concurrency: int) -> int:
-    asked_to_stop = asyncio.Event()
+    asked_to_stop, asked_twice, drain = asyncio.Event(), asyncio.Event(), Drain()
+
+    def stop() -> None:
+        if asked_to_stop.is_set():
+            drain.settle_within = HURRIED
+            asked_twice.set()
+        asked_to_stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop)
     hung_up = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # held since before the file was read
     async with AsyncExitStack() as stack:
-        services = await stack.enter_async_context(open_services(settings, clock, Drain()))
+        services = await stack.enter_async_context(open_services(settings, clock, drain))
         database = services.database
         sealer = Sealer(settings.key_pepper, PURPOSE)
         guard = Guard(settings.callbacks_allow)
@@ -89,7 +98,7 @@ async def _work(read: Read, settings: Settings, clock: Clock, concurrency: int) 
             "batches": asyncio.create_task(batches.run()),
         }
         status = await _until_stopped(asked_to_stop, chores)
-        await batches.finish(settings.drain)
+        await batches.finish(settings.drain, asked_twice)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for whoever adopts it
             async with asyncio.timeout(FINAL_FLUSH):
                 while await services.flusher.flush_once():

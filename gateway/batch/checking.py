@@ -81,6 +81,9 @@ async def _check(database: Database, clock: Clock, batch_id: str) -> bool:
         async with database.begin() as connection:
             await fail_batch(connection, clock, batch_id, faults)
         log.info("batch_input_faulty", batch_id=batch_id, faults=len(faults))
+    except Exception:  # ours: it must not stop the worker, nor hold up other batches
+        log.exception("batch_input_unreadable", batch_id=batch_id)
+        await _count_try(database, clock, batch_id)
     return True
 
 
@@ -88,7 +91,7 @@ async def _count_try(database: Database, clock: Clock, batch_id: str) -> None:
     async with database.begin() as connection:
         tries = (await connection.execute(COUNT_TRY, {"id": batch_id})).scalar_one_or_none()
         if tries is not None and tries >= MOST_TRIES:
-            told = "The input could not be stored. Send it again, in parts."
+            told = "The input could not be read or stored. Send it again, in parts."
             await fail_batch(connection, clock, batch_id, [Fault(code="server_error", line=None, message=told)])
 
 

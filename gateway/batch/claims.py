@@ -31,11 +31,17 @@ class Claim(Struct, frozen=True, kw_only=True):
     custom_id: str
     body: bytes
     tries: int  # this one included
+    is_first: bool  # whether it never waited for a try
     endpoint: str
     lane: str  # whose pace it has
     key_id: str
     priority: str
     expires_at: float  # unix seconds; of its batch
+
+    @property
+    def is_of_several(self) -> bool:
+        """Whether its batch names several models: what happens to one of them says nothing of the next."""
+        return self.lane == self.batch_id
 
     @property
     def name(self) -> str:
@@ -52,6 +58,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     response: bytes | None = None
     error: bytes | None = None
     record: UsageRecord | None = None  # to be booked with it: the try that pays
+    is_upstreams_fault: bool = False
     input_tokens: int = 0
     output_tokens: int = 0
     cost_nanousd: int = 0
@@ -64,7 +71,7 @@ async def waiting_batches(connection: AsyncConnection) -> list[Waiting]:
 
 
 async def claim_items(connection: AsyncConnection, batch_id: str, owner: str, at_most: int, room: int) -> list[Claim]:
-    """Claim up to ``at_most`` items of a batch, in order, until their bodies have ``room`` bytes; at least one."""
+    """Claim up to ``at_most`` items of a batch, as they are due, until they have ``room`` bytes; at least one."""
     values = {"batch_id": batch_id, "owner": owner, "at_most": at_most, "room": room, "lease": timedelta(seconds=LEASE)}
     rows = (await connection.execute(CLAIM, values)).mappings()
     claims = [Claim(**{**row, "body": bytes(row["body"]), "expires_at": row["expires_at"].timestamp()}) for row in rows]
@@ -150,14 +157,19 @@ COUNTED = ("completed", "failed", "input_tokens", "output_tokens", "cost_nanousd
 
 def _tries(claims: Sequence[Claim]) -> str:
     told: list[dict[str, Any]] = [
-        {"batch_id": each.batch_id, "position": each.position, "tries": each.tries} for each in claims
+        {"batch_id": each.batch_id, "position": each.position, "tries": each.tries}
+        for each in sorted(claims, key=lambda each: (each.batch_id, each.position))  # as all who lock several
     ]
     return msgspec.json.encode(told).decode()
 
 
-READY = """
-    (status = 'queued' AND coalesce(not_before, '-infinity') <= clock_timestamp()
-     OR status = 'running' AND lease_until < clock_timestamp())
+# What was never tried comes first, in order, then what waited, in the order in which it is due: what cannot run holds
+# up nothing behind it, and is not even read. A scan of batch_items_due_idx passes over no more than what runs; with a
+# volatile clock_timestamp() it would read all.
+DUE = "coalesce(not_before, '-infinity')"
+READY = f"""
+    status IN ('queued', 'running') AND {DUE} <= statement_timestamp()
+    AND (status = 'queued' OR lease_until < statement_timestamp())
 """
 TRIES = "json_to_recordset(CAST(:tries AS json)) AS mine (batch_id text, position integer, tries integer)"
 STILL_OURS = """
@@ -166,17 +178,18 @@ STILL_OURS = """
 """
 LANE = "coalesce(batches.model, batches.id)"
 WAITING = text(f"""
-    SELECT batches.id AS batch_id, team_id, teams.weight, priority, expires_at, {LANE} AS lane
+    SELECT batches.id AS batch_id, team_id, teams.weight, priority, expires_at, total - completed - failed AS left,
+           {LANE} AS lane
     FROM batches JOIN teams ON teams.id = team_id
     WHERE batches.status = 'in_progress' AND expires_at > clock_timestamp()
-      AND EXISTS (SELECT FROM batch_items WHERE batch_id = batches.id AND status IN ('queued', 'running') AND {READY})
+      AND EXISTS (SELECT FROM batch_items WHERE batch_id = batches.id AND {READY})
 """)  # noqa: S608  (all of it is ours)
 # As a common table expression: a subquery with a limit may be run more than once.
 CLAIM = text(f"""
     WITH due AS MATERIALIZED (
         SELECT position, octet_length(body) AS size FROM batch_items
-        WHERE batch_id = :batch_id AND status IN ('queued', 'running') AND {READY}
-        ORDER BY position LIMIT :at_most FOR UPDATE SKIP LOCKED
+        WHERE batch_id = :batch_id AND {READY}
+        ORDER BY {DUE}, position LIMIT :at_most FOR UPDATE SKIP LOCKED
     ), fitting AS MATERIALIZED (
         SELECT position, sum(size) OVER (ORDER BY position) - size AS before FROM due
     )
@@ -188,7 +201,7 @@ CLAIM = text(f"""
       AND item.batch_id = :batch_id AND item.position = fitting.position
       AND fitting.before < :room
     RETURNING item.batch_id, item.position, custom_id, body, item.tries, endpoint, {LANE} AS lane, key_id,
-        priority, expires_at
+        priority, expires_at, item.not_before IS NULL AS is_first
 """)  # noqa: S608  (all of it is ours)
 RENEW = text(f"""
     UPDATE batch_items AS item SET lease_until = clock_timestamp() + CAST(:lease AS interval)
@@ -198,15 +211,17 @@ RENEW = text(f"""
 PUT_BACK = text(f"""
     UPDATE batch_items AS item
     SET status = CASE WHEN batches.status = 'in_progress' THEN 'queued' ELSE 'cancelled' END,
+        body = CASE WHEN batches.status = 'in_progress' THEN item.body ELSE '' END,
         tries = item.tries - :less, lease_owner = NULL, lease_until = NULL,
         not_before = clock_timestamp() + CAST(:wait AS interval)
     FROM {TRIES}, batches WHERE {STILL_OURS} AND batches.id = item.batch_id
 """)  # noqa: S608  (all of it is ours)
 LOCK = text("SELECT id FROM batches WHERE id = ANY(CAST(:ids AS text[])) ORDER BY id FOR NO KEY UPDATE")
+# What was asked is not kept any longer than it takes to answer it.
 FINISH = text("""
     UPDATE batch_items AS item
     SET status = mine.status, request_id = mine.request_id, finished_at = :now, lease_owner = NULL, lease_until = NULL,
-        response = convert_to(mine.response, 'UTF8'), error = convert_to(mine.error, 'UTF8')
+        body = '', response = convert_to(mine.response, 'UTF8'), error = convert_to(mine.error, 'UTF8')
     FROM json_to_recordset(CAST(:ends AS json)) AS mine
          (batch_id text, position integer, tries integer, status text, request_id uuid, response text, error text)
     WHERE item.batch_id = mine.batch_id AND item.position = mine.position AND item.tries = mine.tries
@@ -229,7 +244,7 @@ LATE = text("""
     ORDER BY id LIMIT 10 FOR NO KEY UPDATE SKIP LOCKED
 """)
 EXPIRE = text("""
-    UPDATE batch_items SET status = 'expired', finished_at = :now, error = :error, lease_owner = NULL
+    UPDATE batch_items SET status = 'expired', body = '', finished_at = :now, error = :error, lease_owner = NULL
     WHERE batch_id = :batch_id AND status IN ('queued', 'running')
 """)
 DYING = text("""
@@ -241,6 +256,6 @@ DYING = text("""
     ORDER BY id LIMIT 10 FOR NO KEY UPDATE SKIP LOCKED
 """)
 BURY = text("""
-    UPDATE batch_items SET status = 'cancelled', finished_at = :now, lease_owner = NULL
+    UPDATE batch_items SET status = 'cancelled', body = '', finished_at = :now, lease_owner = NULL
     WHERE batch_id = :batch_id AND status IN ('queued', 'running')
 """)

@@ -1,17 +1,21 @@
-# When a batch will be done: what is waiting before it, at the rate at which batches were answered lately.
+# When a batch will be done: what is waiting before it, at the rate at which batches were answered lately. And which of
+# those that wait must go first, to be done within their windows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from msgspec.structs import replace
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batch.store import moment_at
-from gateway.batch.turns import SHARES
+from gateway.batch.turns import SHARES, Waiting
 from gateway.clock import Clock
 
 UNKNOWN_RATE = 1.0  # requests a second, while no batch has shown one
+SAFE = 0.7  # of the time that is left, which a batch may be expected to need before it is hurried
 LEAST_SEEN = 20  # requests that a rate must rest on
 
 # What all open batches have done since they began is the house's rate; without any, that of the last ones that ended.
@@ -34,10 +38,34 @@ STATE = text("""
 
 async def estimated_completion(connection: AsyncConnection, clock: Clock, requests: int, priority: str) -> datetime:
     """Return when ``requests`` more of this priority will be answered, if all goes on as it does."""
+    waiting, rate = await read_backlog(connection)
+    return moment_at(clock) + timedelta(seconds=requests_before(requests, priority, waiting) / (rate or UNKNOWN_RATE))
+
+
+async def read_backlog(connection: AsyncConnection) -> tuple[dict[str, int], float | None]:
+    """Return how many requests of each priority wait, and how many end in a second; None where nothing tells."""
     state = (await connection.execute(STATE, {"least": LEAST_SEEN})).mappings().one()
-    waiting = {name: int(state[name] or 0) for name in SHARES}
-    rate = float(state["present_rate"] or state["past_rate"] or UNKNOWN_RATE)
-    return moment_at(clock) + timedelta(seconds=requests_before(requests, priority, waiting) / rate)
+    rate = state["present_rate"] or state["past_rate"]
+    return {name: int(state[name] or 0) for name in SHARES}, float(rate) if rate else None
+
+
+def with_hurried(waiting: Sequence[Waiting], rate: float | None, now: float) -> list[Waiting]:
+    """Return batches with those raised to high priority that would end late, or hardly in time, at their own.
+
+    ``rate``: requests that end in a second; ``now``: unix seconds. Before a batch come those of its priority whose
+    windows end earlier, and of the others what their shares allow.
+    """
+    counts = dict.fromkeys(SHARES, 0)
+    for each in waiting:
+        counts[each.priority] += each.left
+    before = dict.fromkeys(SHARES, 0)
+    found = []
+    for each in sorted(waiting, key=lambda one: one.expires_at):
+        before[each.priority] += each.left
+        needed = requests_before(0, each.priority, counts | {each.priority: before[each.priority]})
+        is_late = rate is not None and needed / rate > SAFE * (each.expires_at - now)
+        found.append(replace(each, priority="high") if is_late else each)
+    return found
 
 
 def requests_before(requests: int, priority: str, waiting: dict[str, int]) -> float:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Sequence
+from itertools import accumulate
 
 import structlog
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -17,6 +19,7 @@ from protocol.errors import ServiceError
 
 GATHER = 0.005  # seconds to wait for more that ends
 MOST = 200  # items in one transaction
+MOST_BYTES = 8 * 1024 * 1024  # of answers in one transaction; the last of them may go beyond
 LONGEST_PAUSE = 2.0  # seconds between tries while Postgres is away
 LAST_WORD = 5.0  # seconds that an item which is being stored outlasts its worker's end
 
@@ -57,7 +60,8 @@ class Finisher:
     async def _carry(self) -> None:
         while self._ended:
             await asyncio.sleep(GATHER)
-            group, self._ended = self._ended[:MOST], self._ended[MOST:]
+            count = _count_fitting([len(ended.response or b"") for ended, _ in self._ended[:MOST]])
+            group, self._ended = self._ended[:count], self._ended[count:]
             await self._finish([(ended, answer) for ended, answer in group if not answer.done()])
 
     async def _finish(self, group: list[tuple[Ended, asyncio.Future[bool]]]) -> None:
@@ -94,3 +98,8 @@ class Finisher:
         log.error("batch_item_rejected", batch_id=ended.claim.batch_id, position=ended.claim.position, error=repr(exc))
         if not answer.done():
             answer.set_exception(ServiceError("The answer cannot be stored.", headers={"x-should-retry": "false"}))
+
+
+def _count_fitting(sizes: Sequence[int]) -> int:
+    """Return how many of these go together: until they have ``MOST_BYTES``, and at least one."""
+    return next((place for place, size in enumerate(accumulate(sizes), 1) if size >= MOST_BYTES), len(sizes))

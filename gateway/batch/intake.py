@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -22,12 +22,18 @@ from gateway.batch.shapes import (
     InputLine,
     Item,
 )
+from protocol.decoding import decode
+from protocol.errors import ServiceError
 
 MOST_FAULTS = 50  # that are told of one input: who sent it will look at the first
 
 
 class _Body(Struct):
     model: str
+
+
+class _Head(Struct):
+    """What stands around a body, looked at only for what any reader of JSON could take in two ways."""
 
 
 class _Faulty(Exception):
@@ -117,20 +123,26 @@ class Intake:
         if said.url != self._endpoint:
             told = f"'url' is {said.url[:100]!r} and the batch's endpoint {self._endpoint!r}: they must be the same"
             raise _Faulty("mismatched_url", told, "url")
-        return self._item(said.custom_id, bytes(said.body))
+        body = bytes(said.body)
+        model = _model_of(body)
+        _refuse_duplicates(line, body)
+        return self._item(said.custom_id, body, model)
 
     def _read_request(self, said: Raw) -> Item | None:
         try:
             fields = _FIELDS.decode(said)
             if "body" in fields and fields.keys() <= {"custom_id", "body"}:
                 custom_id = msgspec.json.decode(fields.get("custom_id", Raw(b"null")), type=str | None)
-                return self._item(str(self._line) if custom_id is None else custom_id, bytes(fields["body"]))
+                body = bytes(fields["body"])
+                model = _model_of(body)
+                _refuse_duplicates(bytes(said), body)
+                return self._item(str(self._line) if custom_id is None else custom_id, body, model)
         except msgspec.DecodeError as exc:
             told = f"A request is an object, with custom_id and body or bare: {exc}"
             raise _Faulty("invalid_request", told) from exc
-        return self._item(str(self._line), bytes(said))
+        return self._item(str(self._line), bytes(said), _model_of(bytes(said)))
 
-    def _item(self, custom_id: str, body: bytes) -> Item | None:
+    def _item(self, custom_id: str, body: bytes, model: str) -> Item | None:
         if not 1 <= len(custom_id) <= LONGEST_CUSTOM_ID or "\x00" in custom_id:
             told = f"'custom_id' has 1 to {LONGEST_CUSTOM_ID} characters, none of them NUL"
             raise _Faulty("invalid_custom_id", told, "custom_id")
@@ -138,12 +150,6 @@ class Intake:
         if digest in self._seen:
             told = f"The custom_id {custom_id[:100]!r} was used before in this batch. Each must be unique"
             raise _Faulty("duplicate_custom_id", told, "custom_id")
-        try:
-            model = _BODY.decode(body).model
-        except msgspec.DecodeError as exc:
-            raise _Faulty("invalid_body", f"'body' must be a JSON object that names a model: {exc}", "body") from exc
-        if not 1 <= len(model) <= LONGEST_MODEL or "\x00" in model:
-            raise _Faulty("invalid_body", f"'model' has 1 to {LONGEST_MODEL} characters, none of them NUL", "body")
         if len(self._models) < 2:
             self._models.add(model)
         self._seen.add(digest)
@@ -151,26 +157,49 @@ class Intake:
         return Item(custom_id, body) if self.count <= MOST_REQUESTS else None
 
 
+def _model_of(body: bytes) -> str:
+    """Return the model that a body names. Raises _Faulty."""
+    try:
+        model = _BODY.decode(body).model
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise _Faulty("invalid_body", f"'body' must be a JSON object that names a model: {exc}", "body") from exc
+    if not 1 <= len(model) <= LONGEST_MODEL or "\x00" in model:
+        raise _Faulty("invalid_body", f"'model' has 1 to {LONGEST_MODEL} characters, none of them NUL", "body")
+    return model
+
+
+def _refuse_duplicates(line: bytes, body: bytes) -> None:
+    """Raise _Faulty if a key appears twice around ``body``, an object: those inside are for the endpoint to see."""
+    around = line.replace(body, b"0", 1)
+    try:
+        if around.count(b":") == len(_FIELDS.decode(around)):  # the usual line is flat, and nothing was passed over
+            return
+        decode(around, _Head)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise _Faulty("invalid_json_line", f"This line is not valid JSON: {exc}") from exc
+    except ServiceError as exc:
+        code = "duplicate_key" if exc.code == "duplicate_key" else "invalid_json_line"
+        raise _Faulty(code, exc.message.rstrip("."), exc.param) from exc
+
+
 async def read_lines(chunks: AsyncIterator[bytes], intake: Intake) -> AsyncIterator[bytes]:
     """Yield the lines of a file from its chunks. A line that is too long is told to ``intake`` and passed over."""
-    rest = b""
-    is_skipping = False
+    rest, is_skipping = bytearray(), False
     async for chunk in chunks:
-        *lines, rest = _joined(rest, chunk)
-        for line in lines:
-            if is_skipping:
-                is_skipping = False
-            else:
-                yield line
+        *ends, beginning = chunk.split(b"\n")
+        for end in ends:
+            if rest:
+                rest += end
+                yield bytes(rest)
+            elif not is_skipping:
+                yield end
+            is_skipping = False
+            rest.clear()
+        if not is_skipping:
+            rest += beginning
         if len(rest) > LONGEST_LINE:
-            if not is_skipping:
-                intake.too_long()
-            is_skipping, rest = True, b""
+            intake.too_long()
+            is_skipping = True
+            rest.clear()
     if rest and not is_skipping:
-        yield rest
-
-
-def _joined(rest: bytes, chunk: bytes) -> Iterator[bytes]:
-    """Return the lines in ``rest`` and ``chunk``, the last of them unended. ``rest`` has no line end."""
-    first, *others = chunk.split(b"\n")
-    return iter([rest + first, *others])
+        yield bytes(rest)

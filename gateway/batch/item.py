@@ -161,4 +161,6 @@ def _wait_or_end(error: ServiceError, claim: Claim, request_id: str) -> Ended | 
         seconds = max(told, pause * random.uniform(0.5, 1.0))
         return Wait(seconds, is_congestion=isinstance(error, CONGESTED), is_try=was_upstream)
     response = response_of(error.status, request_id, msgspec.json.encode(error.body()))
-    return Ended(claim=claim, status="failed", request_id=request_id, response=response)
+    return Ended(
+        claim=claim, status="failed", request_id=request_id, response=response, is_upstreams_fault=was_upstream
+    )

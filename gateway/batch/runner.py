@@ -7,6 +7,7 @@ import asyncio
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 import structlog
@@ -26,13 +27,15 @@ from gateway.batch.claims import (
     renew_leases,
     waiting_batches,
 )
+from gateway.batch.estimate import read_backlog, with_hurried
 from gateway.batch.file_store import purge_files
 from gateway.batch.finisher import Finisher
+from gateway.batch.giving_way import GivingWay
 from gateway.batch.item import Wait, run_item
+from gateway.batch.keeping import purge_items
 from gateway.batch.pace import Paces
 from gateway.batch.results import response_of
-from gateway.batch.store import purge_items
-from gateway.batch.turns import Turns
+from gateway.batch.turns import Turns, Waiting
 from gateway.errors import InvalidKey, TeamSuspended
 from gateway.services import Services
 from gateway.teams import find_caller_of_key
@@ -40,11 +43,13 @@ from protocol.errors import ServiceError
 
 POLL = 0.3  # seconds between looks for something to run, while there is nothing
 CLAIM_AT_ONCE = 16  # items of one batch in a turn
-MOST_BYTES = 32 * 1024 * 1024  # of bodies that run at once; the last of them may go beyond
+MOST_BYTES = 8 * 1024 * 1024  # of bodies that run at once; the last of them may go beyond
 RENEW_EVERY = LEASE / 4  # seconds
 CHORES_EVERY = 1.0  # seconds between looks for batches that are late or cancelled
+LOOK_EVERY = 5.0  # seconds between looks at how fast batches go, and whether people wait for them
 CHECK_EVERY = 0.5  # seconds between looks for input to check
 PURGE_EVERY = 60.0  # seconds
+PUT_BACK_WITHIN = 2.0  # seconds, at the end
 CALLER_LASTS = 2.0  # seconds that a team's limits are believed
 
 UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
@@ -62,12 +67,14 @@ class BatchRunner:
         self._database = services.database
         self._finisher = Finisher(services, self.owner)
         self._turns = Turns()
+        self._giving_way = GivingWay(self.paces, services.clock)
         self._running: dict[str, Claim] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._room = asyncio.Event()
         self._not_before: dict[str, float] = {}  # monotonic seconds; batches whose team has no room now
         self._callers: dict[str, tuple[float, Caller | None]] = {}
         self._renewed = 0.0  # monotonic seconds
+        self._rate: float | None = None  # requests that end in a second, in the whole house
 
     @property
     def running(self) -> int:
@@ -80,6 +87,7 @@ class BatchRunner:
             asyncio.create_task(self._keep_going(self._claim, 0.0)),
             asyncio.create_task(self._keep_going(self._renew, RENEW_EVERY)),
             asyncio.create_task(self._keep_going(self._end_batches, CHORES_EVERY)),
+            asyncio.create_task(self._keep_going(self._look_around, LOOK_EVERY)),
             asyncio.create_task(self._keep_going(self._check_inputs, CHECK_EVERY)),
             asyncio.create_task(self._keep_going(self._purge, PURGE_EVERY)),
         ]
@@ -92,12 +100,20 @@ class BatchRunner:
         """Run what begins from now on with other settings."""
         self._services = edition
 
-    async def finish(self, seconds: float) -> None:
-        """Wait for what runs, no longer than ``seconds``; the rest runs again elsewhere."""
+    async def finish(self, seconds: float, hurried: asyncio.Event) -> None:
+        """Wait for what runs, no longer than ``seconds`` or until ``hurried``; the rest is put back for others."""
         renewing = asyncio.create_task(self._keep_going(self._renew, RENEW_EVERY))
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
-        await stop_all([renewing, *self._tasks])
+        hurry = asyncio.create_task(hurried.wait())
+        ends = asyncio.create_task(_all_of(self._tasks))
+        await asyncio.wait([hurry, ends], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        left = list(self._running.values())
+        await stop_all([renewing, hurry, ends, *self._tasks])
+        if left:
+            log.warning("drain_over", put_back=len(left), asked_twice=hurried.is_set())
+            with suppress(*UNREACHABLE):  # else their leases end by themselves
+                async with asyncio.timeout(PUT_BACK_WITHIN), self._database.begin() as connection:
+                    for claim in left:
+                        await put_back(connection, self.owner, claim, 0.0, is_try=False)
 
     async def _keep_going(self, work: Callable[[], Awaitable[None]], pause: float) -> None:
         while True:
@@ -115,11 +131,12 @@ class BatchRunner:
         if free <= 0 or room <= 0 or self._is_doubtful():
             await self._until_room()
             return
-        claims: list[Claim] = []
+        claims: list[tuple[Claim, Waiting]] = []
         now = self._services.clock.monotonic()
         self._not_before = {name: until for name, until in self._not_before.items() if until > now}
         async with self._database.begin() as connection:
-            waiting = [each for each in await waiting_batches(connection) if each.batch_id not in self._not_before]
+            found = [each for each in await waiting_batches(connection) if each.batch_id not in self._not_before]
+            waiting = with_hurried(found, self._rate, self._services.clock.now())
             in_lane = Counter(claim.lane for claim in self._running.values())
             while waiting and len(claims) < free and room > 0:
                 batch = self._turns.next(waiting)
@@ -130,15 +147,15 @@ class BatchRunner:
                 claimed = await claim_items(connection, batch.batch_id, self.owner, wanted, room)
                 room -= sum(len(claim.body) for claim in claimed)
                 self._turns.took(batch, len(claimed))
-                claims += claimed
+                claims += [(claim, batch) for claim in claimed]
                 in_lane[batch.lane] += len(claimed)
                 if len(claimed) < wanted:
                     waiting.remove(batch)
         if not self._running:
             self._renewed = self._services.clock.monotonic()
-        for claim in claims:
+        for claim, batch in claims:
             self._running[claim.name] = claim
-            task = asyncio.create_task(self._run(claim))
+            task = asyncio.create_task(self._run(claim, batch))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         if len(claims) < free:
@@ -156,19 +173,26 @@ class BatchRunner:
         """Whether our claims may have passed to others, because Postgres has not heard of us for long."""
         return bool(self._running) and self._services.clock.monotonic() - self._renewed > LEASE / 2
 
-    async def _run(self, claim: Claim) -> None:
+    async def _run(self, claim: Claim, batch: Waiting) -> None:
+        pace = self.paces.of(claim.lane)
         try:
             result = await self._result_of(claim)
             if isinstance(result, Wait):
+                self._turns.gave_back(batch)
                 await self._put_back(claim, result)
-            elif result is not None:
+                return
+            if result is not None:
                 await self._finisher.store(result)
-            if not isinstance(result, Wait):
-                self.paces.of(claim.lane).went_well()
+            if result is not None and result.is_upstreams_fault:
+                pace.failed()
+                pace.was_in_vain()
+            else:
+                pace.went_well()
         except UNREACHABLE as exc:  # the lease ends by itself
             log.warning("batch_item_left", batch_id=claim.batch_id, position=claim.position, error=repr(exc))
         finally:
-            self._running.pop(claim.name, None)
+            if self._running.get(claim.name) is claim:  # and not a later claim of the same item
+                del self._running[claim.name]
             self._room.set()
 
     async def _result_of(self, claim: Claim) -> Ended | Wait | None:
@@ -183,12 +207,34 @@ class BatchRunner:
             request_id = self._services.clock.new_id()
             response = response_of(refused.status, request_id, msgspec.json.encode(refused.body()))
             return Ended(claim=claim, status="failed", request_id=request_id, response=response)
-        return await run_item(self._services, caller, claim, self._finisher.store)
+        return await run_item(self._services, caller, claim, self._store)
+
+    async def _store(self, ended: Ended) -> bool:
+        record = ended.record
+        if record is not None and record.attempts and not self._is_ours(record.provider):
+            self._giving_way.uses(ended.claim.lane, record.attempts[-1].target)
+        return await self._finisher.store(ended)
+
+    def _is_ours(self, provider: str) -> bool:
+        """Whether our own engine answers there, which lets people go first by itself."""
+        settings = self._services.settings.providers.get(provider)
+        return settings is not None and settings.self_hosted
+
+    async def _look_around(self) -> None:
+        if self._running:
+            async with self._database.begin() as connection:
+                _, self._rate = await read_backlog(connection)
+                await self._giving_way.look(connection)
 
     async def _put_back(self, claim: Claim, wait: Wait) -> None:
+        pace = self.paces.of(claim.lane)
         if wait.is_congestion:
-            self.paces.of(claim.lane).was_too_much()
-        if not wait.is_try:  # nobody's fault: the rest of the batch would hear the same
+            pace.was_too_much()
+        elif wait.is_try:
+            pace.failed()
+        if (wait.is_congestion or wait.is_try) and not (claim.is_of_several and claim.is_first):
+            pace.was_in_vain()
+        if not wait.is_try and not (wait.is_congestion and claim.is_of_several):  # the rest would hear the same
             until = self._services.clock.monotonic() + wait.seconds
             self._not_before[claim.batch_id] = max(self._not_before.get(claim.batch_id, 0.0), until)
         async with self._database.begin() as connection:
@@ -227,3 +273,8 @@ class BatchRunner:
             await purge_files(connection)
         async with self._database.begin() as connection:
             await purge_items(connection, self._services.settings.retention.batch_files)
+
+
+async def _all_of(tasks: set[asyncio.Task[None]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks)

@@ -80,6 +80,7 @@ async def make_batch(
     callback_url: str | None,
     metadata: Mapping[str, str] | None,
     input_file_id: str | None = None,
+    input_bytes: int = 0,
 ) -> Batch:
     """Make a batch whose input has yet to be checked."""
     now = moment_at(clock)
@@ -94,6 +95,7 @@ async def make_batch(
         "callback_url": callback_url,
         "metadata": dict(metadata) if metadata is not None else None,
         "input_file_id": input_file_id,
+        "input_bytes": input_bytes,
         "created_at": now,
         "expires_at": now + timedelta(seconds=WINDOWS[window]),
     }
@@ -171,7 +173,7 @@ async def cancel_batch(connection: AsyncConnection, clock: Clock, team_id: str, 
     cancelling = {"status": "cancelling", "cancelling_at": moment_at(clock)}
     await connection.execute(update(batches).where(batches.c.id == batch_id).values(**cancelling))
     items = update(batch_items).where(batch_items.c.batch_id == batch_id, batch_items.c.status == "queued")
-    await connection.execute(items.values(status="cancelled", finished_at=moment_at(clock)))
+    await connection.execute(items.values(status="cancelled", body=b"", finished_at=moment_at(clock)))
     return await end_batch(connection, clock, batch_id, keep) or await get_batch(connection, team_id, batch_id)
 
 
@@ -236,17 +238,3 @@ ENDED = text(f"""
     ) AS items
     WHERE id = :id
 """)  # noqa: S608  (the line is ours)
-
-
-async def purge_items(connection: AsyncConnection, keep: float) -> int:
-    """Erase what the requests of batches said and were answered, ``keep`` seconds after their end; return how many."""
-    return (await connection.execute(PURGE, {"keep": timedelta(seconds=keep)})).rowcount
-
-
-PURGE = text("""
-    DELETE FROM batch_items WHERE (batch_id, position) IN (
-        SELECT batch_id, position FROM batch_items JOIN batches ON batches.id = batch_id
-        WHERE coalesce(finalizing_at, failed_at) < clock_timestamp() - CAST(:keep AS interval)
-        LIMIT 5000
-    )
-""")

@@ -12,6 +12,7 @@ from gateway.access import Caller
 from gateway.batch.estimate import estimated_completion
 from gateway.batch.file_store import get_file
 from gateway.batch.intake import Intake
+from gateway.batch.limits import check_queue, check_storage, lock_limits
 from gateway.batch.shapes import ENDPOINTS, WINDOWS, NewBatch, NewOpenAIBatch
 from gateway.batch.store import Batch, add_items, begin_batch, make_batch
 from gateway.callbacks.guard import Guard
@@ -20,11 +21,14 @@ from gateway.services import Services
 from protocol.errors import BadRequest
 
 GROUP = 1000  # items in one COPY
-AT_ONCE = 200  # requests looked at before others get their turn: 2 ms
+AT_ONCE = 100  # requests looked at before others get their turn: 2 ms
 
 
 async def submit(services: Services, caller: Caller, new: NewBatch) -> Batch:
-    """Check and store a batch whose requests came with it; it runs from now on. Raises BadRequest, naming lines."""
+    """Check and store a batch whose requests came with it; it runs from now on. Raises BadRequest, naming lines.
+
+    Raises BatchQueueFull and StorageFull where the team has no room for it.
+    """
     callback_url = await check_head(services, new)
     intake = Intake(new.endpoint)
     items = []
@@ -44,18 +48,24 @@ async def submit(services: Services, caller: Caller, new: NewBatch) -> Batch:
             param=where if first.param is None else f"{where}.{first.param}",
             code=first.code,
         )
+    limits, team_id, size = services.settings.batch, caller.team.id, sum(len(item.body) for item in items)
     async with services.database.begin() as connection:
+        await check_queue(connection, limits, team_id, size)
+        await check_storage(connection, limits, team_id, size)
         due = await estimated_completion(connection, services.clock, intake.count, new.priority)
-        batch = await _make(connection, services, caller, new, callback_url)
+        batch = await _make(connection, services, caller, new, callback_url, input_bytes=size)
         for start in range(0, len(items), GROUP):
             await add_items(connection, batch.id, start, items[start : start + GROUP])
+        await lock_limits(connection, team_id)
+        await check_queue(connection, limits, team_id, 0)  # it is among them now
+        await check_storage(connection, limits, team_id, 0)
         begun = await begin_batch(connection, services.clock, batch.id, intake.count, intake.model, due)
     assert begun is not None
     return begun
 
 
 async def submit_file(services: Services, caller: Caller, new: NewOpenAIBatch) -> Batch:
-    """Store a batch whose requests are in a file; a worker checks them. Raises BadRequest, NotFound."""
+    """Store a batch whose requests are in a file; a worker checks them. Raises BadRequest, NotFound, BatchQueueFull."""
     callback_url = await check_head(services, new)
     async with services.database.begin() as connection:
         file = await get_file(connection, caller.team.id, new.input_file_id)
@@ -65,7 +75,10 @@ async def submit_file(services: Services, caller: Caller, new: NewOpenAIBatch) -
                 param="input_file_id",
                 code="invalid_value",
             )
-        return await _make(connection, services, caller, new, callback_url, input_file_id=file.id)
+        await lock_limits(connection, caller.team.id)
+        await check_queue(connection, services.settings.batch, caller.team.id, file.bytes)
+        of_file = {"input_file_id": file.id, "input_bytes": file.bytes}
+        return await _make(connection, services, caller, new, callback_url, **of_file)
 
 
 async def check_head(services: Services, new: NewBatch | NewOpenAIBatch) -> str | None:

@@ -22,6 +22,7 @@ class Waiting(Struct, frozen=True, kw_only=True):
     weight: float  # of its team
     priority: str
     expires_at: float  # unix seconds
+    left: int  # requests that have not ended
     lane: str  # whose pace it has: its model, or itself when it names several
 
 
@@ -43,6 +44,11 @@ class Strides:
         """Note that ``name`` took ``count`` turns."""
         self._passes[name] = max(self._passes.get(name, 0.0), self._now) + count / weight
 
+    def gave_back(self, name: str, weight: float) -> None:
+        """Note that a turn that ``name`` took came to nothing."""
+        if name in self._passes:
+            self._passes[name] -= 1 / weight
+
 
 class Turns:
     """One worker's memory of who had how many turns."""
@@ -63,3 +69,8 @@ class Turns:
         """Note that ``count`` requests of ``batch`` were taken."""
         self._priorities.took(batch.priority, SHARES[batch.priority], count)
         self._teams[batch.priority].took(batch.team_id, batch.weight, count)
+
+    def gave_back(self, batch: Waiting) -> None:
+        """Note that a request of ``batch`` was taken and could not run: it will be taken again."""
+        self._priorities.gave_back(batch.priority, SHARES[batch.priority])
+        self._teams[batch.priority].gave_back(batch.team_id, batch.weight)

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 
 from gateway.batch.file_store import CHUNK, FileRecord, add_chunk, begin_file, end_file
+from gateway.batch.limits import check_storage, lock_limits
 from gateway.batch.shapes import LARGEST_FILE
 from gateway.database import Database
+from gateway.settings import BatchLimits
 from protocol.errors import BadRequest, TooLarge
 
 FORM_ROOM = 64 * 1024  # bytes of a form beside the file
@@ -77,9 +79,9 @@ class _Upload:
 
 
 async def receive_file(
-    database: Database, team_id: str, content_type: str, body: AsyncIterator[bytes], keep: float
+    database: Database, team_id: str, content_type: str, body: AsyncIterator[bytes], keep: float, limits: BatchLimits
 ) -> FileRecord:
-    """Store an uploaded file for ``keep`` seconds and return it. Raises BadRequest, TooLarge.
+    """Store an uploaded file for ``keep`` seconds and return it. Raises BadRequest, TooLarge, StorageFull.
 
     What of it had come before something went wrong is dropped within an hour.
     """
@@ -88,6 +90,8 @@ async def receive_file(
         raise BadRequest(
             "Send the file as multipart/form-data, with 'file' and 'purpose'.", code="invalid_content_type"
         )
+    async with database.begin() as connection:  # before it is sent in vain
+        await check_storage(connection, limits, team_id, 1)
     upload = _Upload(database, team_id)
     try:
         with PushMultipartParser(options["boundary"], max_segment_count=MOST_PARTS) as parser:
@@ -104,6 +108,8 @@ async def receive_file(
     if not upload.size:
         raise _invalid("file", "is empty")
     async with database.begin() as connection:
+        await lock_limits(connection, team_id)
+        await check_storage(connection, limits, team_id, upload.size)
         return await end_file(connection, upload.file_id, upload.size, keep)
 
 

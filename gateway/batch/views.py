@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import time
+from datetime import datetime, timedelta
 from typing import Any
 
 from gateway.admin_views import dollars, moment
+from gateway.batch.estimate import LEAST_SEEN
 from gateway.batch.file_store import FileRecord
 from gateway.batch.store import Batch
 
 
-def batch_view(batch: Batch) -> dict[str, Any]:
-    """Return a batch in our own shape."""
+def batch_view(batch: Batch, now: float | None = None) -> dict[str, Any]:
+    """Return a batch in our own shape, as it is at ``now``, in unix seconds; by default this moment."""
+    due = completion_of(batch, time.time() if now is None else now)
     view: dict[str, Any] = {
         "batch_id": batch.id,
         "object": "tollgate.batch",
@@ -20,7 +23,7 @@ def batch_view(batch: Batch) -> dict[str, Any]:
         "model": batch.model,
         "priority": batch.priority,
         "created_at": moment(batch.created_at),
-        "estimated_completion": moment(completion_of(batch)),
+        "estimated_completion": moment(due),
         "expires_at": moment(batch.expires_at),
         "ended_at": moment(ended_at(batch)),
         "request_counts": counts_of(batch),
@@ -33,7 +36,7 @@ def batch_view(batch: Batch) -> dict[str, Any]:
         "metadata": batch.metadata,
         "errors": batch.errors,
     }
-    if batch.is_open and (due := completion_of(batch)) is not None and due > batch.expires_at:
+    if batch.is_open and due is not None and due > batch.expires_at:
         view["warning"] = (
             "At the present rate this batch is not done before it expires; what is done by then is kept. "
             "Send it with a higher priority, or in parts."
@@ -90,9 +93,13 @@ def counts_of(batch: Batch) -> dict[str, int]:
     return {"total": batch.total, "completed": batch.completed, "failed": batch.failed}
 
 
-def completion_of(batch: Batch) -> datetime | None:
-    """Return when a batch will be done, by its own rate once it has one, or was."""
-    return ended_at(batch) or batch.estimated_completion
+def completion_of(batch: Batch, now: float) -> datetime | None:
+    """Return when a batch was done, or will be: by its own rate once it has one, before that as it was estimated."""
+    done, begun = batch.completed + batch.failed, batch.in_progress_at
+    if ended_at(batch) is not None or batch.status != "in_progress" or begun is None or done < LEAST_SEEN:
+        return ended_at(batch) or batch.estimated_completion
+    since = max(now - begun.timestamp(), 0.0)
+    return begun + timedelta(seconds=since * batch.total / done)
 
 
 def ended_at(batch: Batch) -> datetime | None:

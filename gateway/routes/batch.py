@@ -8,10 +8,13 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
 from litestar.response import Stream
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from gateway.access import Caller
 from gateway.admin_views import to_json
 from gateway.auth import team_guard
+from gateway.batch.keeping import check_kept
 from gateway.batch.results import ENDED, read_results
 from gateway.batch.shapes import NewBatch, NewOpenAIBatch
 from gateway.batch.store import cancel_batch, get_batch, list_batches
@@ -26,7 +29,13 @@ AnyRequest = Request[Any, Any, Any]
 JSONL = "application/jsonl"
 MOST_VALUES = 1_200_000  # in one submission: 24 for each request; more would hold up the calls of others
 
-_NEW = msgspec.json.Decoder(NewBatch)
+
+class _Whole(Struct):
+    requests: Raw
+
+
+_WHOLE = msgspec.json.Decoder(_Whole)
+_REQUESTS = msgspec.json.Decoder(list[Raw])
 
 
 def caller_of(request: AnyRequest) -> Caller:
@@ -47,10 +56,12 @@ def decode_batch(body: bytes) -> NewBatch:
     if body.count(b",") > MOST_VALUES and has_more_values(body, MOST_VALUES):
         raise TooLarge("The body holds more values than fit into one submission. Send it as a file, or in parts.")
     try:
-        return _NEW.decode(body)
+        requests = _WHOLE.decode(body).requests
+        each = _REQUESTS.decode(requests)
     except (msgspec.DecodeError, RecursionError):
         decode(body, NewBatch)  # says what is wrong, in our words
         raise BadRequest("The body is not valid JSON.", code="invalid_json") from None
+    return replace(decode(body.replace(bytes(requests), b"[]", 1), NewBatch), requests=each)
 
 
 @get("/v1/batch", guards=[team_guard], summary="List batches")
@@ -67,10 +78,14 @@ async def get_one_batch(request: AnyRequest, batch_id: FromPath[str]) -> Respons
 
 @get("/v1/batch/{batch_id:str}/results", guards=[team_guard], summary="Read a batch's results")
 async def get_results(request: AnyRequest, batch_id: FromPath[str]) -> Stream:
-    """Stream what is there so far as JSON Lines, in the order of the requests: answers and errors alike."""
+    """Stream what is there so far as JSON Lines, in the order of the requests: answers and errors alike.
+
+    410 once they, or a part of them, have been erased.
+    """
     services = services_of(request)
     async with services.database.begin() as connection:
         batch = await get_batch(connection, caller_of(request).team.id, batch_id)
+        await check_kept(connection, services.clock, batch, services.settings.retention.batch_files)
     return Stream(read_results(services.database, batch.id, ENDED), media_type=JSONL)
 
 

@@ -36,10 +36,16 @@ LONGEST_LIST = 10_000  # files
 async def post_file(request: AnyRequest) -> Response[bytes]:
     """Take a file of requests, as multipart/form-data with ``purpose`` "batch": up to 200 MB of JSON Lines."""
     services = services_of(request)
-    keep = services.settings.retention.batch_files
-    content_type = request.headers.get("content-type", "")
-    team_id = caller_of(request).team.id
-    return answer(file_view(await receive_file(services.database, team_id, content_type, request.stream(), keep)))
+    settings = services.settings
+    file = await receive_file(
+        services.database,
+        caller_of(request).team.id,
+        request.headers.get("content-type", ""),
+        request.stream(),
+        settings.retention.batch_files,
+        settings.batch,
+    )
+    return answer(file_view(file))
 
 
 @get("/v1/files", guards=[team_guard], summary="List files")

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
+import signal
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,12 @@ import httpx
 import openai
 import pytest
 
+from billing.ledger import insert_records
+from billing.records import Attempt, Status
+from gateway.batch.giving_way import LEAST_CALLS
+from gateway.database import Database
+from tests.support.clock import SetClock
+from tests.support.factories import make_record
 from tests.support.fault_house import ADMIN_KEY, FaultHouse, running_fault_house
 from tests.support.fault_service import TOLLGATE
 from tests.support.receiver import Receiver, receiving
@@ -25,9 +35,22 @@ TEAM = "batch-team"
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultHouse]:
-    """Two gateways and a worker."""
+    """Two gateways and a worker, and an hour in which people had their first token of "lengthy" after 50 ms."""
     with running_fault_house(tmp_path_factory.mktemp("house")) as house:
+        asyncio.run(add_usual(house))
         yield house
+
+
+async def add_usual(house: FaultHouse) -> None:
+    """Add what people met a while ago."""
+    assert house.upstream is not None
+    clock, database = SetClock(time.time() - 400), Database(house.postgres.url)
+    met = (Attempt(f"upstream/here/{house.upstream.url}/lengthy", "ok", 50),)
+    seen: dict[str, Any] = {"attempts": met, "first_token_ms": 50, "total_ms": 900, "status": Status.FAILED}
+    records = [make_record(clock.new_id(), **seen, cost_nanousd=0) for _ in range(LEAST_CALLS)]
+    async with database.begin() as connection:
+        await insert_records(connection, records, today=clock.today())
+    await database.close()
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +81,10 @@ def ended(client: httpx.Client, batch_id: str, within: float = 60.0) -> dict[str
             return batch
         assert time.monotonic() < deadline, batch
         time.sleep(0.1)
+
+
+TODAY = datetime.now(UTC).date().isoformat()
+ASKED = chat("Hello?", "lengthy", stream=True)
 
 
 def lines_of(text: str) -> list[dict[str, Any]]:
@@ -120,6 +147,14 @@ def test_the_openai_package_runs_a_batch_from_upload_to_output(house: FaultHouse
     assert client.files.delete(batch.output_file_id).deleted
     with pytest.raises(openai.NotFoundError):
         client.files.content(batch.output_file_id)
+    gone = httpx.get(f"{client.base_url}batch/{batch.id}/results", headers={"authorization": f"Bearer {key}"})
+    assert (gone.status_code, gone.json()["error"]["code"]) == (410, "results_erased")
+    assert batch.error_file_id in gone.json()["error"]["message"]  # where the rest is
+    another = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", extra_body={"priority": "low"}
+    )
+    assert client.batches.cancel(another.id).status in ("cancelling", "cancelled", "completed")
+    assert client.files.delete(file.id).deleted
 
 
 @pytest.fixture
@@ -169,7 +204,7 @@ def test_another_team_finds_nothing(client: httpx.Client, team_of: Callable[...,
 
 def test_a_spent_budget_fails_what_is_left(team_of: Callable[..., httpx.Client]) -> None:
     """Money is no reason to wait: a request beyond the cap fails with insufficient_quota."""
-    client = team_of(usd_per_day=0.001)
+    client = team_of(usd_per_day=0.0005)
 
     batch = ended(client, submitted(client, *(f"Question {n}" for n in range(20)), model="steady"))
     lines = lines_of(client.get(f"/v1/batch/{batch['batch_id']}/results").text)
@@ -177,7 +212,19 @@ def test_a_spent_budget_fails_what_is_left(team_of: Callable[..., httpx.Client])
     codes = [line["response"]["body"].get("error", {}).get("code") for line in lines]
     assert set(codes) == {None, "insufficient_quota"}
     assert batch["request_counts"]["completed"] == codes.count(None)
-    assert 0 < batch["usage"]["cost_usd"] <= 0.001
+    assert 0 < batch["usage"]["cost_usd"] <= 0.0005
+
+
+def test_a_request_of_a_batch_costs_its_models_discount(team_of: Callable[..., httpx.Client]) -> None:
+    """Half of what the same call costs somebody who waits; the team's statement says so by tier."""
+    client = team_of()
+    alone = client.post("/v1/chat/completions", json=chat("How much?", "steady")).raise_for_status().json()
+    batch = ended(client, submitted(client, "How much?", model="steady"))
+
+    whole, half = (round(float(cost) * 10**9) for cost in (alone["usage"]["cost_usd"], batch["usage"]["cost_usd"]))
+    assert whole > 0 and half == -(-whole // 2)
+    by_tier = client.get("/v1/usage", params={"from": TODAY, "to": TODAY, "group_by": "tier"}).json()["results"]
+    assert {line["tier"]: round(line["cost_usd"] * 10**9) for line in by_tier}["batch"] == half
 
 
 def test_a_rate_limit_delays_and_fails_nothing(team_of: Callable[..., httpx.Client]) -> None:
@@ -242,13 +289,16 @@ def test_a_callback_tells_of_the_end_and_verifies(house: FaultHouse, team_of: Ca
         ({"requests": [{"model": "m"}], "priority": "urgent"}, "priority", "invalid_value"),
         ({"requests": [{"model": "m"}], "callback_url": "http://10.0.0.1/"}, "callback_url", None),
         ({}, "requests", "missing_required_parameter"),
+        (b'{"requests":[{"model":"m"}],"endpoint":"/v1/completions","endpoint":"/v1/x"}', "endpoint", "duplicate_key"),
+        (b'{"requests":[{"model":"m"}],"requests":[{"model":"n"}]}', "requests", "duplicate_key"),
+        (b'{"requests":[{"body":{"model":"m"},"body":{"model":"n"}}]}', "requests[0].body", "duplicate_key"),
     ],
 )
 def test_a_faulty_submission_says_what_is_wrong(
-    client: httpx.Client, said: dict[str, Any], param: str, code: str | None
+    client: httpx.Client, said: dict[str, Any] | bytes, param: str, code: str | None
 ) -> None:
     """400, with the request and the field at fault; nothing of it runs."""
-    answer = client.post("/v1/batch", json=said)
+    answer = client.post("/v1/batch", content=said if isinstance(said, bytes) else json.dumps(said))
 
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param), error
@@ -329,21 +379,99 @@ def test_a_flood_of_tiny_requests_is_refused_at_the_door(client: httpx.Client) -
     assert [answer.status_code for answer in (flood, prose, deep)] == [413, 202, 400]
 
 
-def test_the_command_line_submits_watches_and_reads(house: FaultHouse, tmp_path: Path) -> None:
-    """`tollgate batch`: submit with --wait, status, results."""
-    team_id = f"cli-{uuid.uuid4().hex[:8]}"
-    house.make_team(team_id, {}, [{}])
-    lines = [
-        {"custom_id": f"r{n}", "method": "POST", "url": "/v1/chat/completions", "body": chat(f"{n}?")} for n in range(3)
-    ]
-    path = tmp_path / "in.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
+def test_a_model_that_answers_503_holds_up_nobody_else(house: FaultHouse, team_of: Callable[..., httpx.Client]) -> None:
+    """Neither other batches of its team, though it came first, nor other teams', nor others in one batch with it."""
+    client, neighbour = team_of(), team_of()
+    broken = submitted(client, *(f"Question {n}" for n in range(300)), model="broken")
+    assert house.upstream is not None
+    house.upstream.wait_until(lambda: any("503" in str(seen.raw) for seen in house.upstream.requests), 30.0)  # type: ignore[union-attr]
 
-    def tollgate(*words: str) -> str:
-        command = [TOLLGATE, "batch", *words, "--config", str(house.config)]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    same = submitted(client, *(f"Question {n}" for n in range(60)))
+    other = submitted(neighbour, *(f"Question {n}" for n in range(60)))
 
-    batch_id = tollgate("submit", str(path), "--team", team_id, "--wait").strip()
+    for whose, batch_id in ((client, same), (neighbour, other)):
+        assert ended(whose, batch_id)["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
+    left = client.get(f"/v1/batch/{broken}").json()
+    assert (left["status"], left["request_counts"]["completed"]) == ("in_progress", 0)
+    client.post(f"/v1/batch/{broken}/cancel").raise_for_status()
+    bodies = [chat(f"Question {n}", "broken") for n in range(60)] + [chat(f"Question {n}") for n in range(60)]
+    mixed = neighbour.post("/v1/batch", json={"requests": bodies}).raise_for_status().json()["batch_id"]
+    deadline = time.monotonic() + 60
+    while (found := neighbour.get(f"/v1/batch/{mixed}").json()["request_counts"])["completed"] < 60:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    neighbour.post(f"/v1/batch/{mixed}/cancel").raise_for_status()
 
-    assert json.loads(tollgate("status", batch_id, "--format", "json"))["request_counts"]["completed"] == 3
-    assert [line["custom_id"] for line in lines_of(tollgate("results", batch_id))] == ["r0", "r1", "r2"]
+
+def test_a_batch_gives_way_to_people(house: FaultHouse, team_of: Callable[..., httpx.Client]) -> None:
+    """Where they have come to wait longer for a first token than in the hour before, fewer of its requests run."""
+    client = team_of()
+    assert house.upstream is not None
+    house.upstream.script("first_token=0.4,tokens=2", model="gpt-4o:tokens=40,pace=0.025")
+    batch_id = submitted(client, *(f"Question {n}" for n in range(500)), model="lengthy")
+    deadline = time.monotonic() + 60
+
+    def told() -> list[dict[str, Any]]:
+        assert time.monotonic() < deadline
+        lines = house.worker.log.read_text().splitlines()
+        return [json.loads(line) for line in lines if "batch_gives_way" in line]
+
+    while not client.get(f"/v1/batch/{batch_id}").json()["request_counts"]["completed"]:
+        time.sleep(0.2)
+    with ThreadPoolExecutor(LEAST_CALLS) as people:
+        while not told():
+            asking = [people.submit(client.post, "/v1/chat/completions", json=ASKED) for _ in range(LEAST_CALLS)]
+            assert {each.result().status_code for each in asking} == {200}
+    client.post(f"/v1/batch/{batch_id}/cancel").raise_for_status()
+    house.upstream.forget()
+
+    first = told()[0]
+    assert first["target"].endswith("/lengthy") and first["usual_p90_ms"] == 50 < 400 <= first["first_token_p90_ms"]
+    assert set(first["at_once"]) == {"lengthy"} and first["at_once"]["lengthy"] <= 16
+
+
+def test_a_worker_asked_twice_to_end_lets_go(house: FaultHouse, team_of: Callable[..., httpx.Client]) -> None:
+    """It waits for nothing more; what it ran is put back, and answered by the next one without waiting for a lease."""
+    client = team_of()
+    assert house.upstream is not None
+    house.upstream.script("latency=60", model="gpt-4o:tokens=8,pace=0.02,cached_tokens=2", times=1)
+    batch_id = submitted(client, "Take your time.", model="steady")
+    mark = b"Take your time."
+    house.upstream.wait_until(lambda: any(mark in seen.raw for seen in house.upstream.requests), 30.0)  # type: ignore[union-attr]
+
+    os.kill(house.worker.pid, signal.SIGTERM)
+    time.sleep(0.2)
+    os.kill(house.worker.pid, signal.SIGTERM)
+    status = house.worker.end()
+    house.worker.start()
+    batch = ended(client, batch_id, within=25.0)
+
+    told = [line for line in house.worker.log.read_text().splitlines() if "drain_over" in line]
+    assert status == 0 and '"asked_twice":true' in told[-1].replace(" ", "")
+    assert (batch["status"], batch["request_counts"]["completed"]) == ("completed", 1)
+
+
+def test_a_batch_is_submitted_and_watched_from_a_shell(house: FaultHouse, key: str, tmp_path: Path) -> None:
+    """`tollgate batch`: submit and wait with a bar, status with counts and cost, results; a fault by its line."""
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat("Hi.")}
+    path, faulty = tmp_path / "input.jsonl", tmp_path / "faulty.jsonl"
+    path.write_text("".join(json.dumps(line | {"custom_id": f"c{n}"}) + "\n" for n in range(30)))
+    faulty.write_text(json.dumps(line) + "\n{\n")
+    env = {"PATH": "", "COLUMNS": "200", "FORCE_COLOR": "1", "TERM": "xterm"}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(TOLLGATE), "batch", *words, "--config", str(house.config)]
+        return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+
+    submit = run("submit", str(path), "--team", TEAM, "--wait")
+    batch_id = submit.stdout.strip()
+    status = json.loads(run("status", batch_id, "--format", "json").stdout)
+    results = run("results", batch_id)
+    refused = run("submit", str(faulty), "--team", TEAM, "--wait")
+
+    assert submit.returncode == 0, submit.stderr
+    assert "30/30" in submit.stderr and submit.stderr.strip().endswith("completed")
+    assert status["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
+    assert status["usage"]["cost_usd"] > 0 and status["estimated_completion"] == status["ended_at"]
+    assert [each["custom_id"] for each in lines_of(results.stdout)] == [f"c{n}" for n in range(30)]
+    assert refused.returncode == 1 and "line 2: This line is not valid JSON" in refused.stderr

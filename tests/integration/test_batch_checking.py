@@ -10,7 +10,8 @@ from sqlalchemy import text
 
 from gateway.audit_log import Act
 from gateway.batch.checking import MOST_TRIES, UNREACHABLE, check_next_input
-from gateway.batch.file_store import add_chunk, begin_file, end_file
+from gateway.batch.claims import claim_items
+from gateway.batch.file_store import add_chunk, begin_file, delete_file, end_file
 from gateway.batch.shapes import Item
 from gateway.batch.store import Batch, add_items, begin_batch, cancel_batch, get_batch, make_batch
 from gateway.clock import Clock
@@ -75,6 +76,7 @@ async def look(database: Database, batch_id: str) -> Batch:
         (line(body='{"model":"a\\u0000b"}'), "invalid_body"),
         (line(body='{"model":"' + "m" * 1000 + '"}'), "invalid_body"),
         (line(body='{"model":""}'), "invalid_body"),
+        (line(body='","'), "invalid_body"),
     ],
 )
 async def test_a_hostile_line_fails_its_batch(database: Database, key_id: str, bad: bytes, code: str) -> None:
@@ -97,6 +99,23 @@ async def test_a_file_that_goes_while_it_is_read_fails_its_batch(database: Datab
 
     ended = await look(database, batch_id)
     assert (ended.status, [error["code"] for error in ended.errors or ()]) == ("failed", ["file_not_found"])
+
+
+async def test_a_file_that_is_deleted_is_missed_before_it_was_read_and_not_after(
+    database: Database, key_id: str
+) -> None:
+    """A batch runs on what it has read of it."""
+    early, late = await batch_of(database, key_id, line()), await batch_of(database, key_id, line())
+    files = {batch_id: (await look(database, batch_id)).input_file_id or "" for batch_id in (early, late)}
+    async with database.begin() as connection:
+        await delete_file(connection, TEAM, files[early])
+    assert [await check_next_input(database, CLOCK) for _ in range(2)] == [early, late]
+    async with database.begin() as connection:
+        await delete_file(connection, TEAM, files[late])
+        (claim,) = await claim_items(connection, late, "w", 1, 10**6)
+
+    assert [error["code"] for error in (await look(database, early)).errors or ()] == ["file_not_found"]
+    assert ((await look(database, late)).status, claim.body) == ("in_progress", b'{"model":"m"}')
 
 
 async def test_an_input_that_cannot_be_stored_waits_behind_others_and_fails(database: Database, key_id: str) -> None:

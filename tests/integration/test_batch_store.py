@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -11,6 +13,8 @@ from sqlalchemy import text
 
 from gateway.audit_log import Act
 from gateway.batch.claims import (
+    CLAIM,
+    WAITING,
     Claim,
     Ended,
     bury_cancelled,
@@ -22,11 +26,13 @@ from gateway.batch.claims import (
     waiting_batches,
 )
 from gateway.batch.file_store import get_file, list_files
+from gateway.batch.keeping import check_kept, purge_items
 from gateway.batch.results import ENDED, ERRORS, error_of, read_results, response_of
 from gateway.batch.shapes import Item
 from gateway.batch.store import Batch, add_items, begin_batch, cancel_batch, get_batch, list_batches, make_batch
 from gateway.clock import Clock
 from gateway.database import Database
+from gateway.errors import Gone
 from gateway.team_inputs import NewKey, NewTeam
 from gateway.team_keys import create_key
 from gateway.teams import create_team
@@ -275,17 +281,84 @@ async def test_an_expired_batch_keeps_what_it_has(database: Database, key_id: st
     assert await one(database, "SELECT event FROM callbacks") == "batch.expired"
 
 
-async def test_the_last_two_ends_at_once_end_it_once(database: Database, key_id: str) -> None:
-    """Two workers finish the two last items in the same moment: one callback, every time."""
-    for _ in range(40):
-        batch_id = await batch_of(database, key_id, 2)
-        (first,), (second,) = await claim(database, batch_id, "a", 1), await claim(database, batch_id, "b", 1)
-        await asyncio.gather(finish(database, "a", done(first)), finish(database, "b", done(second)))
-        batch = await look(database, batch_id)
-        assert (batch.status, batch.completed) == ("completed", 2)
+@pytest.mark.parametrize("times", [60, pytest.param(1000, marks=pytest.mark.soak)])
+async def test_the_last_two_ends_at_once_end_it_once(database: Database, key_id: str, times: int) -> None:
+    """Two workers finish the two last items in the same moment, three batches at a time: one callback each."""
+    batch_ids = await many_of_two(database, key_id, times)
 
-    assert await one(database, "SELECT count(*) FROM callbacks") == 40
-    assert await one(database, "SELECT count(DISTINCT batch_id) FROM callbacks") == 40
+    for start in range(0, times, 3):
+        pairs = [(batch_id, place) for batch_id in batch_ids[start : start + 3] for place in (0, 1)]
+        ends = [finish(database, f"w{place}", done(claim_of(batch_id, place))) for batch_id, place in pairs]
+        await asyncio.gather(*ends)
+
+    ended = "SELECT count(*) FROM batches WHERE status = 'completed' AND completed = 2 AND output_file_id IS NOT NULL"
+    assert await one(database, ended) == times
+    assert await one(database, "SELECT count(*) FROM callbacks") == times
+    assert await one(database, "SELECT count(DISTINCT batch_id) FROM callbacks") == times
+    assert await one(database, "SELECT count(*) FROM usage_records") == 2 * times
+
+
+async def many_of_two(database: Database, key_id: str, count: int) -> list[str]:
+    """Make batches of two items, each claimed by a worker of its own, without a statement for each."""
+    first = await batch_of(database, key_id, 2)
+    copy = """
+        INSERT INTO batches (id, team_id, key_id, endpoint, status, callback_url, total, expires_at, in_progress_at)
+        SELECT id || '_' || number, team_id, key_id, endpoint, status, callback_url, total, expires_at, in_progress_at
+        FROM batches, generate_series(2, :count) AS number
+    """
+    items = """
+        INSERT INTO batch_items (batch_id, position, custom_id, body, status)
+        SELECT batches.id, position, custom_id, body, item.status FROM batches, batch_items AS item
+        WHERE batches.id <> item.batch_id
+    """
+    claims = """
+        UPDATE batch_items SET status = 'running', tries = 1, lease_owner = 'w' || position,
+               lease_until = now() + interval '1 hour'
+    """
+    async with database.begin() as connection:
+        await connection.execute(text(copy), {"count": count})
+        await connection.execute(text(items))
+        await connection.execute(text(claims))
+    return [first, *(f"{first}_{number}" for number in range(2, count + 1))]
+
+
+def claim_of(batch_id: str, position: int) -> Claim:
+    """Return the first claim of an item."""
+    return Claim(
+        batch_id=batch_id,
+        position=position,
+        custom_id=f"c{position}",
+        body=b"{}",
+        tries=1,
+        is_first=True,
+        endpoint="/v1/chat/completions",
+        lane="m",
+        key_id="",
+        priority="normal",
+        expires_at=0.0,
+    )
+
+
+async def test_what_was_asked_is_erased_with_its_answer_and_what_was_answered_in_time(
+    database: Database, key_id: str
+) -> None:
+    """Then it is said that the results are gone: there is no empty answer, and none in part."""
+    batch_id = await batch_of(database, key_id, 3)
+    first, second = await claim(database, batch_id, "w", 2)
+    await finish(database, "w", done(first))
+    assert await one(database, "SELECT array_agg(length(body) ORDER BY position) FROM batch_items") == [0, 13, 13]
+    (third,) = await claim(database, batch_id, "w")
+    await finish(database, "w", done(second), done(third))
+    batch = await look(database, batch_id)
+
+    async with database.begin() as connection:
+        await check_kept(connection, CLOCK, batch, KEEP)
+        assert await purge_items(connection, KEEP) == 0
+        with pytest.raises(Gone, match="erased"):
+            await check_kept(connection, CLOCK, batch, -1.0)
+        assert await purge_items(connection, -1.0) == 3
+        with pytest.raises(Gone, match="erased"):
+            await check_kept(connection, CLOCK, batch, KEEP)
 
 
 async def test_cancelling_while_all_ends_never_locks_up(database: Database, key_id: str) -> None:
@@ -324,6 +397,49 @@ async def test_another_team_sees_nothing(database: Database, key_id: str) -> Non
         ):
             with pytest.raises(NotFound):
                 await question
+
+
+async def test_what_waits_holds_up_nothing_behind_it(database: Database, key_id: str) -> None:
+    """What was never tried comes first, then what is due, the longest first."""
+    batch_id = await batch_of(database, key_id, 4)
+    for position, wait in ((0, -1.0), (1, 60.0), (2, -2.0)):
+        (each,) = await claim(database, batch_id, "w", 1)
+        assert each.position == position
+        async with database.begin() as connection:
+            await put_back(connection, "w", each, 60.0, is_try=True)
+            moved = "UPDATE batch_items SET not_before = now() + make_interval(secs => :wait) WHERE position = :place"
+            await connection.execute(text(moved), {"wait": wait, "place": position})
+
+    assert [(await claim(database, batch_id, "w", 1))[0].position for _ in range(3)] == [3, 2, 0]
+    assert await claim(database, batch_id, "w") == []
+
+
+async def test_a_claim_reads_little_however_much_waits(database: Database, key_id: str) -> None:
+    """Of 20,000 items whose model is away, none is looked at before one that may run, or where none may."""
+    batch_id = await batch_of(database, key_id, 1)
+    waiting = """
+        INSERT INTO batch_items (batch_id, position, custom_id, body, status, not_before)
+        SELECT :batch_id, number, number, '{}', 'queued', now() + interval '1 hour'
+        FROM generate_series(1, 20000) AS number
+    """
+    async with database.begin() as connection:
+        await connection.execute(text(waiting), {"batch_id": batch_id})
+    for found in (1, 0):
+        assert len(await claim(database, batch_id, "w", 16)) == found
+        asked = {"batch_id": batch_id, "owner": "w", "at_most": 16, "room": 1000, "lease": timedelta(seconds=1)}
+        for query, values in ((CLAIM, asked), (WAITING, {})):
+            async with database.begin() as connection:
+                explain = text(f"EXPLAIN (ANALYZE, FORMAT JSON) {query.text}")
+                (plan,) = (await connection.execute(explain, values)).scalar_one()
+            assert sum(rows_read(plan["Plan"])) < 50, plan
+
+
+def rows_read(node: dict[str, Any]) -> Iterator[float]:
+    """Yield how many rows each scan of a plan looked at."""
+    if "Scan" in node["Node Type"]:
+        yield (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+    for each in node.get("Plans", ()):
+        yield from rows_read(each)
 
 
 async def test_a_claim_takes_no_more_bytes_than_there_is_room(database: Database, key_id: str) -> None:

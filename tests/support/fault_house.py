@@ -168,7 +168,8 @@ def config_text(database_url: str, redis_url: str, data_dir: Path, upstream_url:
     """Return the house's tollgate.yaml."""
     models = "\n".join(
         f"  {name}: {{provider: upstream, upstream_model: 'gpt-4o:{script}', context: 4000, max_output: 64, "
-        f"price: {{input: {dollars(prices[0])}, cached_input: {dollars(prices[1])}, output: {dollars(prices[2])}}}}}"
+        f"price: {{input: {dollars(prices[0])}, cached_input: {dollars(prices[1])}, output: {dollars(prices[2])}}}"
+        f"{', batch_discount: 0.5' if name == 'steady' else ''}}}"
         for name, (script, prices) in MODELS.items()
     )
     return f"""\

@@ -45,6 +45,7 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (settings.CheckerSettings, "safety.checker.", {}),
     (settings.QuotaSettings, "quotas.", {}),
     (settings.QueueSettings, "queue.", {}),
+    (settings.BatchLimits, "batch.", {}),
     (settings.Retention, "retention.", {}),
 ]
 FIELDS = [

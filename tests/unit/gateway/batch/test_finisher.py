@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.batch import finisher as module
 from gateway.batch.claims import Claim, Ended
@@ -18,6 +19,7 @@ ENDED = Ended(
         custom_id="c",
         body=b"{}",
         tries=1,
+        is_first=True,
         lane="",
         endpoint="/v1/chat/completions",
         key_id="k",
@@ -62,3 +64,25 @@ async def test_a_store_that_never_answers_holds_up_no_end(monkeypatch: pytest.Mo
 
     with pytest.raises(asyncio.CancelledError):
         await storing
+
+
+class Noting(Finisher):
+    """A store that notes how many answers come together."""
+
+    def __init__(self) -> None:
+        super().__init__(cast(Any, None), "w")
+        self.together: list[int] = []
+
+    async def _say(self, ends: list[Ended]) -> set[str]:
+        self.together.append(len(ends))
+        return {each.claim.name for each in ends}
+
+
+@pytest.mark.parametrize(("size", "groups"), [(3 * 2**20, [3, 3, 1]), (40 * 2**20, [1] * 7), (10, [7])])
+async def test_one_transaction_holds_few_megabytes(size: int, groups: list[int]) -> None:
+    """However many answers end at once, and at least one."""
+    finisher, answer = Noting(), bytes(size)
+    ends = [replace(ENDED, claim=replace(ENDED.claim, position=place), response=answer) for place in range(7)]
+
+    assert all(await asyncio.gather(*(finisher.store(each) for each in ends)))
+    assert finisher.together == groups

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Raw
 
 from gateway.batch import intake as module
 from gateway.batch.intake import Intake, read_lines
 
 URL = "/v1/chat/completions"
+TINY = b'{"custom_id":"%d","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}\n'
+PIECES = [b'","', b'{"model":"m"}', b'"body":', b"\\", b"\\ud800", b"}", b"[", b"1e999", b"NaN", b"\\u0000"]
 
 
 def line(custom_id: object = "a", **more: Any) -> bytes:
@@ -56,7 +61,13 @@ def test_a_line_is_its_custom_id_and_the_bytes_of_its_body() -> None:
         (line(body=[]), "invalid_body", "body"),
         (line(body={}), "invalid_body", "body"),
         (line(body={"model": 3}), "invalid_body", "body"),
+        (line(body=","), "invalid_body", "body"),
+        (line().replace(b'{"', b'{"\xff":1,"', 1), "invalid_json_line", None),
         (b"\xff\xfe", "invalid_json_line", None),
+        (line().replace(b"{", b'{"url":"/v1/embeddings",', 1), "duplicate_key", "url"),
+        (line().replace(b"{", b'{"body":{"model":"m"},', 1), "duplicate_key", "body"),
+        (line().replace(b"{", b'{"\\u0062ody":{"model":"dear"},', 1), "duplicate_key", "body"),
+        (line(other={"a": 1}).replace(b'{"a": 1}', b'{"a": 1, "a": 2}'), "duplicate_key", "a"),
     ],
 )
 def test_a_fault_is_told_with_its_line(said: bytes, code: str, param: str | None) -> None:
@@ -67,6 +78,16 @@ def test_a_fault_is_told_with_its_line(said: bytes, code: str, param: str | None
 
     assert [each is None for each in taken] == [False, True, True, False]
     assert [(fault.line, fault.code, fault.param) for fault in intake.faults] == [(3, code, param)]
+
+
+@given(st.integers(0, len(line()) - 1), st.integers(0, 12), st.binary(max_size=3) | st.sampled_from(PIECES))
+def test_every_line_is_a_request_or_a_fault(place: int, gone: int, new: bytes) -> None:
+    """Whatever somebody sends, nothing else comes of it: a worker that stumbled would do so again and again."""
+    said = line()
+    intake = Intake(URL)
+
+    item = intake.line(said[:place] + new + said[place + gone :])
+    assert (item is not None) + len(intake.faults) == 1
 
 
 def test_a_custom_id_is_used_once() -> None:
@@ -87,6 +108,20 @@ def test_requests_may_be_bare_or_named() -> None:
 
     assert [item and item.custom_id for item in items] == ["1", "x", "3"]
     assert intake.model is None  # they name several
+
+
+def test_a_request_says_each_of_its_fields_once() -> None:
+    """Two readers would understand it differently."""
+    intake = Intake(URL)
+
+    intake.request(Raw(b'{"custom_id":"a","body":{"model":"m"}}'))
+    intake.request(Raw(b'{"custom_id":"b","body":{"model":"m"},"body":{"model":"m"}}'))
+    intake.request(Raw(b'{"custom_id":"c","custom_id":"d","body":{"model":"m"}}'))
+
+    assert [(fault.line, fault.code, fault.param) for fault in intake.faults] == [
+        (2, "duplicate_key", "body"),
+        (3, "duplicate_key", "custom_id"),
+    ]
 
 
 def test_too_many_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,3 +182,46 @@ def test_empty_lines_are_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
     intake.end()
 
     assert intake.is_full and [fault.code for fault in intake.faults] == ["too_many_requests"]
+
+
+async def test_a_line_of_200_megabytes_needs_no_more_room_than_the_longest_that_is_read() -> None:
+    """It is one fault; what comes behind it is read."""
+    intake, piece, taken = Intake(URL), b"x" * 2**19, []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b'{"custom_id":"'
+        for _ in range(400):
+            yield piece
+        yield b"\n" + line("after")
+
+    tracemalloc.start()
+    async for each in read_lines(chunks(), intake):
+        taken.append(intake.line(each))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert [item and item.custom_id for item in taken] == ["after"]
+    assert [(fault.line, fault.code) for fault in intake.faults] == [(1, "line_too_long")]
+    assert peak < 100e6
+
+
+@pytest.mark.parametrize(
+    ("made", "code"), [(b"1\n", "invalid_line"), (b"\n", "too_many_requests"), (None, "too_many_requests")]
+)
+async def test_a_million_tiny_lines_are_not_read_to_their_end(made: bytes | None, code: str) -> None:
+    """Faults, empty lines or requests: whichever there are too many of first."""
+    intake, read = Intake(URL), 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, 1_000_000, 1000):
+            numbers = range(start, start + 1000)
+            yield b"".join(made or TINY % number for number in numbers)
+
+    async for each in read_lines(chunks(), intake):
+        intake.line(each)
+        read += 1
+        if intake.is_full:
+            break
+    intake.end()
+
+    assert read <= 200_001 and code in {fault.code for fault in intake.faults}
