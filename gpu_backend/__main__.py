@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=DTYPES, default=engine.dtype, help="auto is bfloat16 on cuda, float32 on the CPU")
     add("--quantization", choices=QUANTIZATIONS, help="round the weights while they are loaded; not if not given")
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default=engine.kv_cache_dtype, help="auto is that of the model")
-    add("--batch-invariant", action="store_true", help="on a GPU: the same bits whatever else is in the batch; slower")
+    add("--batch-invariant", action="store_true", help="the same bits whatever else is in the batch; slower")
     add("--max-num-batched-tokens", type=int, default=engine.max_num_batched_tokens, metavar="N", help="tokens a step")
     add("--max-num-seqs", type=int, default=engine.max_num_seqs, metavar="N", help="replies that run at once")
     add("--max-batch-tier-tokens", type=int, metavar="N", help="of them for batch work; all if not given")

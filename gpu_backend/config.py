@@ -29,7 +29,7 @@ class EngineConfig:
     max_model_len: int | None = None  # prompt and reply together; None: what the model and the KV cache allow
     quantization: str | None = None  # how weights are rounded while they are loaded; None: not at all
     kv_cache_dtype: str = "auto"  # auto: that of the model; fp8: half the bytes, with a scale for each key head
-    batch_invariant: bool = False  # on a GPU: bit-identical replies whatever else is in the batch
+    batch_invariant: bool = False  # bit-identical replies whatever else is in the batch
     block_size: int = 16  # tokens in a KV block
     load_format: str = "auto"  # dummy: random weights of the config's shape
     num_kv_blocks: int | None = None  # None: from the two sizes below

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -81,6 +82,19 @@ def build_batch(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch
         poolers=tuple(poolers),
         scorers=tuple(scorers),
     )
+
+
+def token_by_token(batch: Batch) -> Iterator[Batch]:
+    """Yield each row as a batch of its own, where the batch's groups are of one query each."""
+    for group in batch.groups:
+        rows = group.rows
+        yield replace(
+            batch,
+            token_ids=batch.token_ids[rows],
+            positions=batch.positions[rows],
+            slots=batch.slots[rows],
+            groups=(replace(group, rows=slice(0, 1)),),
+        )
 
 
 def _slots(step: SequenceStep, block_size: int) -> list[int]:

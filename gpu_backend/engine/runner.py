@@ -11,6 +11,7 @@ from gpu_backend.engine.device_step import DeviceStep, Timer
 from gpu_backend.engine.host_cache import HostCache
 from gpu_backend.engine.plan import Computed, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.kernels import ops
 from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.kernels.layout import PagedLayouts, invariant_split
 from gpu_backend.kernels.quantized_kv import KvScales, scales_from
@@ -116,8 +117,8 @@ class Runner:
     def _placement(self, num_blocks: int, max_model_len: int) -> Grouping | PagedLayouts:
         """Return who tells attention where the sequences of a step lie: as kernels read it, or plain torch."""
         model = self.model_config
-        if self.device.type == "cuda":
-            processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        if ops.uses_triton(self.device):
+            processors = ops.num_processors(self.device)
             split = invariant_split(max_model_len) if self._batch_invariant else 0
             return PagedLayouts(self.block_size, model.num_heads, model.num_kv_heads, self.device, processors, split)
         return Grouping(
@@ -127,6 +128,7 @@ class Runner:
             self.device,
             self.dtype,
             window=max(model.windows),
+            batch_invariant=self._batch_invariant,
         )
 
     @property

@@ -54,7 +54,7 @@ def sample(logits: Tensor, steps: Sequence[SequenceStep], last_tokens: Tensor | 
     which = upload(scored, logits.device, torch.long)
     unadjusted = logits.index_select(0, which) if scored else None
     adjust(logits, steps, last_tokens)
-    if logits.is_cuda:
+    if ops.uses_triton(logits.device):
         chosen = ops.draw(logits, wishes_of(steps, logits.device), any(step.sampling.filters for step in steps))
     else:
         chosen = _draw(logits, steps)

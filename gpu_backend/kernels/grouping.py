@@ -38,6 +38,7 @@ class Grouping:
     """Makes the groups of each step. ``null_block`` is one that holds zeros for ever; it pads the block tables.
 
     ``window`` is how many tokens a query looks back to, itself included, in layers with a sliding window; 0: no such.
+    ``batch_invariant`` groups nothing: each query has a call of its own.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class Grouping:
         device: torch.device,
         dtype: torch.dtype,
         window: int = 0,
+        batch_invariant: bool = False,
     ) -> None:
         self.block_size = block_size
         self._null_block = null_block
         self._device = device
+        self._batch_invariant = batch_invariant
         # The mask of position p is the window of this row that begins p + 1 before the first -inf.
         self._reach = -(-max_model_len // block_size) * block_size
         self._stair = torch.zeros(2 * self._reach, device=device, dtype=dtype)
@@ -69,10 +72,20 @@ class Grouping:
         ``positions`` (tokens,) are those of all queries; a block table covers its sequence up to the last of them.
         """
         groups, row, first = [], 0, 0
+        if self._batch_invariant:
+            block_tables = self._cut(positions.tolist(), query_lens, block_tables)
+            return tuple(self._group(row, (1,), positions, (table,)) for row, table in enumerate(block_tables))
         for last in _group_ends(query_lens, block_tables):
             groups.append(self._group(row, query_lens[first:last], positions, block_tables[first:last]))
             row, first = groups[-1].rows.stop, last
         return tuple(groups)
+
+    def _cut(
+        self, positions: list[int], query_lens: Sequence[int], block_tables: Sequence[Sequence[int]]
+    ) -> list[Sequence[int]]:
+        """Return the blocks that each query sees."""
+        repeated = (table for table, count in zip(block_tables, query_lens, strict=True) for _ in range(count))
+        return [table[: p // self.block_size + 1] for table, p in zip(repeated, positions, strict=True)]
 
     def _group(
         self, first_row: int, query_lens: Sequence[int], positions: Tensor, block_tables: Sequence[Sequence[int]]

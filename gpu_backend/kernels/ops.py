@@ -16,9 +16,19 @@ from gpu_backend.kernels.quantized_kv import FP8, KvScales
 from gpu_backend.kernels.wishes import Wishes
 
 
+def uses_triton(device: torch.device) -> bool:
+    """Whether operations on tensors of that device are Triton's."""
+    return device.type == "cuda"
+
+
+def num_processors(device: torch.device) -> int:
+    """Return how many programs can run side by side: a GPU's multiprocessors."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the norm of ``x + residual``, and that sum; all (tokens, width). Without a residual the sum is ``x``."""
-    if x.is_cuda:
+    if uses_triton(x.device):
         from gpu_backend.kernels import fused
 
         return fused.add_rms_norm(x, residual, weight, eps)
@@ -27,7 +37,7 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) · up (tokens, width) for rows that hold gate and up beside each other."""
-    if gate_up.is_cuda:
+    if uses_triton(gate_up.device):
         from gpu_backend.kernels import fused
 
         return fused.silu_and_mul(gate_up)
@@ -49,7 +59,7 @@ def norm_rope_store(
 
     ``qkv`` is (tokens, heads + 2 · kv_heads, head_dim). Return the queries (tokens, heads, head_dim).
     """
-    if qkv.is_cuda:
+    if uses_triton(qkv.device):
         from gpu_backend.kernels import fused
 
         kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
@@ -69,7 +79,7 @@ def paged_attention(
 
     ``parts`` say where the sequences lie; Triton takes layouts, plain torch groups, and layouts of one query each.
     """
-    if not query.is_cuda:
+    if not uses_triton(query.device):
         return reference.paged_attention(query, kv_cache, parts, scale, window, kv_scales)
     from gpu_backend.kernels import paged_attention as triton_attention
 
@@ -83,9 +93,11 @@ def paged_attention(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, batch_invariant: bool = False) -> Tensor:
-    """Return x (rows, in) · weightᵀ + bias; ``batch_invariant`` as in ``triton_linear.linear``, on a GPU alone."""
-    if not (batch_invariant and x.is_cuda):
+    """Return x (rows, in) · weightᵀ + bias; ``batch_invariant``: the same bits for a row whatever the others are."""
+    if not batch_invariant:
         return F.linear(x, weight, bias)
+    if not uses_triton(x.device):
+        return reference.linear_by_rows(x, weight, bias)
     from gpu_backend.kernels import quantized_linear as triton_linear
 
     return triton_linear.linear(x, weight, None, bias, batch_invariant=True)
@@ -99,7 +111,7 @@ def quantized_linear(
     With weights of float8 the input is rounded to it, too, where the device multiplies such rows; it does so for sizes
     in multiples of 16, and in an order of its own.
     """
-    if not x.is_cuda:
+    if not uses_triton(x.device):
         return reference.quantized_linear(x, weight, scales, bias)
     from gpu_backend.kernels import quantized_linear as triton_linear
 
@@ -128,7 +140,7 @@ def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tenso
 
     The likeliest are (rows, count) each, in falling order.
     """
-    if logits.is_cuda:
+    if uses_triton(logits.device):
         from gpu_backend.kernels import logprobs
 
         return logprobs.log_probabilities(logits, tokens, count)

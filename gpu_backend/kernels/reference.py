@@ -190,6 +190,11 @@ def _load_blocks(kv_cache: Tensor, kv_scales: KvScales | None, blocks: Tensor, d
     return load_kv(kv_cache.view(torch.uint8).index_select(0, blocks), kv_scales, dtype)
 
 
+def linear_by_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x · weightᵀ + bias, row by row: the order in which a library adds depends on how many rows there are."""
+    return torch.cat([F.linear(row.clone(), weight, bias) for row in x.split(1)]) if len(x) else F.linear(x, weight)
+
+
 def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """Return x · weightᵀ + bias for float8 (both sides rounded, a scale for each row), int8 or packed int4 weights.
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_backend.engine.batch import Batch
+from gpu_backend.engine.batch import Batch, token_by_token
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.quantized_kv import KvScales
 from gpu_backend.models.config import ModelConfig, RopeConfig
@@ -101,6 +101,12 @@ class Decoder:
 
         ``kv_cache`` is (layers, blocks, block_size, 2, kv_heads, head_dim); one of float8 has scales for each layer.
         """
+        if self.batch_invariant and not ops.uses_triton(kv_cache.device):
+            # Libraries add in another order for other shapes, so there is but one shape.
+            return torch.cat([self._hidden_states(one, kv_cache, kv_scales) for one in token_by_token(batch)])
+        return self._hidden_states(batch, kv_cache, kv_scales)
+
+    def _hidden_states(self, batch: Batch, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None) -> Tensor:
         x = F.embedding(batch.token_ids, self.embedding)
         cos, sin = self.cos.index_select(0, batch.positions), self.sin.index_select(0, batch.positions)
         residual: Tensor | None = None

@@ -4,23 +4,30 @@
 from __future__ import annotations
 
 import operator
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from gpu_backend.engine.messages import Generate
 from gpu_backend.engine.sampler import sample
+from gpu_backend.engine.sequence import SamplingParams
 from gpu_backend.engine.wishes import wishes_of
-from gpu_backend.kernels import fused, layout, logprobs, quantized_linear, reference, sampling
+from gpu_backend.kernels import fused, layout, logprobs, ops, quantized_linear, reference, sampling
 from gpu_backend.kernels.paged_attention import paged_attention
 from gpu_backend.kernels.quantized_kv import FP8, KvScales, load_kv, scales_from
 from gpu_backend.models.quantization import quantize
 from tests.gpu.check import Check, Setting, relative_error, require
+from tests.gpu.generation import House
 from tests.gpu.operations import attend, scattered_tables
 from tests.gpu.sampling import WISHES, step_of
+from tests.support.engine import answer_all
+from tests.support.tiny_model import TinyModel
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 HEADS = ((4, 4), (6, 1), (8, 2), (10, 2), (32, 8), (40, 8))  # query heads, key heads
@@ -189,6 +196,41 @@ def rows_of_float8(setting: Setting) -> str:
     return f"relative error {error:.1e}"
 
 
+def engine(setting: Setting) -> str:
+    """An engine whose operations are all kernels replies as a plain pass does, with prompts in chunks."""
+    with tempfile.TemporaryDirectory() as folder, by_kernels(setting):
+        house = House(
+            setting, Path(folder), TinyModel("Qwen3ForCausalLM", num_layers=1, seed=setting.dice.getrandbits(31))
+        )
+        house.prompts = [house.prompts[0], house.prompts[4]]
+        house.judge_all(house.engine(max_num_batched_tokens=12), 2)
+        house.settle()
+    return f"{len(house.regrets)} tokens, worst {max(house.regrets):.1e} below the likeliest"
+
+
+def engine_stays_the_same(setting: Setting) -> str:
+    """With ``batch_invariant`` a reply's log-probabilities are the same to the bit, alone and in company."""
+    dice = setting.dice
+    wish = SamplingParams(2, 1.0, logprobs=2, seed=dice.getrandbits(63))
+    lengths = (2, 3, 12)
+    commands = [Generate(str(n), tuple(dice.randrange(256) for _ in range(n)), wish) for n in lengths]
+    with tempfile.TemporaryDirectory() as folder, by_kernels(setting), rows_one_by_one(setting):
+        house = House(setting, Path(folder), TinyModel(num_layers=1, seed=dice.getrandbits(31)))
+        together = answer_all(house.engine(batch_invariant=True, max_num_batched_tokens=9), commands)
+        alone = answer_all(house.engine(batch_invariant=True), commands[2:])
+    for key, answer in alone.items():
+        both = [[event.logprobs for event in some.events] for some in (answer, together[key])]
+        require(both[0] == both[1], "a reply differs in company")
+    return f"a prompt of {lengths[2]}, whole and in chunks among others: equal bit for bit"
+
+
+@contextmanager
+def by_kernels(setting: Setting) -> Iterator[None]:
+    """Let kernels compute on the CPU, too."""
+    with patch.object(ops, "uses_triton", lambda device: True):
+        yield
+
+
 def _attention_error(setting: Setting, queries: tuple[int, int], window: int, float8: bool = False) -> float:
     dtype, dice, on_card = _dtype(setting), setting.dice, setting.device.type == "cuda"
     heads, kv_heads = dice.choice(HEADS if on_card else FEW_HEADS)
@@ -307,4 +349,6 @@ CHECKS = (
     Check("kernel: log-probabilities", log_probabilities, (torch.float32,)),
     Check("kernel: products of few bits", products),
     Check("kernel: rows of float8", rows_of_float8, (torch.bfloat16,)),
+    Check("kernel: an engine of them equals a plain pass", engine, (torch.float32,)),
+    Check("kernel: an engine of them whatever the batch", engine_stays_the_same, (torch.float32,)),
 )
