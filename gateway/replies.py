@@ -190,6 +190,8 @@ def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
         (b"x-route-reason", reply.route.reason.encode()),
         (b"x-tollgate-overhead-ms", b"%.3f" % ours),
     ]
+    if reply.route.verdict is not None:
+        headers.append((b"x-route-score", b"%.4f" % reply.route.verdict.score))
     if log.queued:
         headers.append((b"x-tollgate-queue-ms", b"%.3f" % (log.queued * 1000)))
     limits = rate_limit_headers(reply.account.hold)

@@ -13,6 +13,7 @@ from router.errors import ModelNotAllowed, UnknownModel
 from router.fitting import can_serve, explain_refusal, needs_of
 from router.order import Health, by_cost, by_preference, expected_usage, unavailable_last
 from router.targets import ModelSpec, Route, Tier
+from router.thread import judge
 from router.wish import Wish
 
 __all__ = ["InferenceRequest", "Wish", "choose_route"]
@@ -46,15 +47,16 @@ def choose_route(
 
     small = [model for model in fitting if model.name in auto.small]
     large = [model for model in fitting if model.name in auto.large]
-    score = complexity(request) if small and large else None
     quality = auto.quality if wish.quality is None else wish.quality
-    is_small = bool(small) if score is None else score >= quality
+    verdict = judge(request, quality, complexity) if small and large else None
+    is_small = bool(small) if verdict is None else verdict.is_small
 
     chosen, spare = (small, large) if is_small else (large, small if wish.allow_smaller else [])
     usage, batch = expected_usage(request), wish.tier is Tier.BATCH
     targets = by_cost(chosen, usage, catalog, health, share, batch=batch)
     targets += by_cost([m for m in spare if m not in chosen], usage, catalog, health, share, batch=batch)
-    return Route(request.model, unavailable_last(targets, health), "auto_small" if is_small else "auto_large", score)
+    ordered, reason = unavailable_last(targets, health), "auto_small" if is_small else "auto_large"
+    return Route(request.model, ordered, reason, None if verdict is None else verdict.score, verdict)
 
 
 def _named_route(request: InferenceRequest, wish: Wish, catalog: Catalog, health: Health, name: str) -> Route:

@@ -9,6 +9,7 @@ import json
 import math
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,35 +17,38 @@ import numpy.typing as npt
 from protocol.chat import ChatRequest, Message
 from router.abilities import InferenceRequest
 from router.errors import ArtifactMismatch
-from router.features import FORM_LIMIT, LENGTH, read_text, text_of
+from router.features import read_text, text_of
+from router.form import FORM_LIMIT
 
 WEIGHTS = "complexity.npz"
 MANIFEST = "complexity.json"  # {"sha256": of the weights, "format": FORMAT, …}
-FORMAT = 1  # of the weights and of the features that they were fitted on
+FORMAT = 2  # of the weights and of the features that they were fitted on
+WARM_UP = ("Warm up, please.", "Which of the following is 12?\nA. ten\nB. 12\nAnswer:")
 
-Floats = npt.NDArray[np.float32]
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 class Complexity:
     """The fitted model, ready to score.
 
-    Three linear heads read the same features: whether a strong model is right, whether a weak one is, and by how much
-    the strong one does better. The gap of the first two, the third and the length of the text count the same; one
-    logistic step turns them into a calibrated probability.
+    Two linear heads on words and form say whether a strong model is right and whether a weak one is; small trees on the
+    form alone say by how much the strong one does better. The gap of the heads, the trees and the weak head are
+    weighed, and one logistic step turns their sum into a calibrated probability.
     """
 
-    def __init__(self, weights: dict[str, Floats]) -> None:
+    def __init__(self, weights: Arrays) -> None:
         self._idf = weights["idf"].astype(np.float64)  # (buckets,)
         self._words = weights["words"].astype(np.float64)  # (buckets, heads)
         self._mean = weights["mean"].astype(np.float64)  # (form features,)
         self._inverse_scale = 1 / weights["scale"].astype(np.float64)  # (form features,)
         self._form = weights["form"].astype(np.float64)  # (form features, heads), for features standardised and clipped
         self._bias = weights["bias"].astype(np.float64)  # (heads,)
-        self._joint = [float(value) for value in weights["joint"]]  # of the three, and the intercept
+        self._trees = Trees(weights)
+        self._joint = [float(value) for value in weights["joint"]]  # of gap, trees and weak head, and the intercept
 
     @classmethod
     def load(cls, folder: Traversable | None = None) -> Complexity:
-        """Read the artefact that ships with the package, or the one in ``folder``, and score once to warm it.
+        """Read the artefact that ships with the package, or the one in ``folder``, and score to warm it.
 
         Raises ``ArtifactMismatch`` when weights and manifest do not belong together.
         """
@@ -57,7 +61,8 @@ class Complexity:
             raise ArtifactMismatch(f"{WEIGHTS} has format {manifest['format']}; this version reads {FORMAT}.")
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             model = cls({name: arrays[name] for name in arrays.files})
-        model.small_suffices(ChatRequest(model="auto", messages=(Message(role="user", content="Warm up, please."),)))
+        for text in WARM_UP * 3:
+            model.small_suffices(ChatRequest(model="auto", messages=(Message(role="user", content=text),)))
         return model
 
     def small_suffices(self, request: InferenceRequest) -> float:
@@ -74,10 +79,32 @@ class Complexity:
         if len(buckets):
             weight = (np.log(counts) + 1) * self._idf[buckets]
             logits += weight @ self._words[buckets] / math.sqrt(weight @ weight)
-        strong, weak, gain = logits.tolist()
-        by_gap, by_gain, by_length, intercept = self._joint
+        strong, weak = logits.tolist()
+        by_gap, by_gain, by_weak, intercept = self._joint
         gap = _sigmoid(strong) - _sigmoid(weak)
-        return _sigmoid(by_gap * gap + by_gain * gain + by_length * float(standard[LENGTH]) + intercept)
+        return _sigmoid(by_gap * gap + by_gain * self._trees.gain(form) + by_weak * weak + intercept)
+
+
+class Trees:
+    """Regression trees of one depth, all walked at once: node n of a tree leads to 2n + 1 (at or below) and 2n + 2."""
+
+    def __init__(self, weights: Arrays) -> None:
+        feature = weights["tree_feature"]  # (trees, inner nodes)
+        self._inner = feature.shape[1]
+        self._depth = (self._inner + 1).bit_length() - 1
+        self._feature = feature.ravel()
+        self._threshold = weights["tree_threshold"].ravel()  # float64, as scikit-learn compares
+        self._leaf = weights["tree_leaf"].astype(np.float64).ravel()
+        self._nodes = np.arange(feature.shape[0]) * self._inner  # where each tree's nodes begin
+        self._leaves = np.arange(feature.shape[0]) * (self._inner + 1)  # and its leaves
+
+    def gain(self, form: npt.NDArray[np.float64]) -> float:
+        """Return the sum of the leaves that the form falls into: how much better a strong model is expected to be."""
+        goes_right = form.astype(np.float32)[self._feature] > self._threshold
+        at = np.zeros(len(self._nodes), np.intp)
+        for _ in range(self._depth):
+            at = 2 * at + 1 + goes_right[self._nodes + at]
+        return float(self._leaf[self._leaves + at - self._inner].sum())
 
 
 def _sigmoid(logit: float) -> float:

@@ -67,6 +67,18 @@ def can_serve(model: ModelSpec, needs: Needs) -> bool:
     )
 
 
+def shortcomings(model: ModelSpec, needs: Needs) -> list[str]:
+    """Return what keeps the model from serving the request, in words; nothing when it can."""
+    found = [f"lacks {ability}" for ability in missing_abilities(needs.abilities, model)]
+    if not needs.are_short_enough(model):
+        found.append(f"holds {model.context} tokens, and {needs.tokens_least} or more are needed")
+    if not needs.are_timely(model):
+        found.append(f"is not served in tier {needs.tier}")
+    if not needs.are_affordable(model):
+        found.append(f"may cost up to ${to_text(needs.cost_most(model))}, above x-max-cost-usd")
+    return found
+
+
 def explain_refusal(models: Sequence[ModelSpec], needs: Needs, wish: Wish, catalog: Catalog) -> NoTargetFits:
     """Return the error for a request that none of ``models`` can serve: the first need that leaves none of them."""
     asked = needs.request.model

@@ -75,14 +75,25 @@ class TargetHealth(Struct, frozen=True):
 HEALTHY = TargetHealth()
 
 
+class Verdict(Struct, frozen=True):
+    """Whether a small model suffices, and what that rests on."""
+
+    is_small: bool
+    score: float  # the probability that a small model suffices for the newest turn
+    quality: float  # that was asked
+    turns_back: int = 0  # how many turns before the newest one decided
+
+
 class Route(Struct, frozen=True):
     """Targets in the order in which they are tried, and why.
 
     ``reason`` is a short stable word for headers, metrics and the ledger: ``named``, ``alias``, ``auto_small``,
-    ``auto_large``, ``fallback``. ``complexity`` is the probability that a small model suffices, when it was asked.
+    ``auto_large``, ``fallback``. ``complexity`` is the probability that a small model suffices, when it was asked;
+    ``verdict`` what an automatic route made of it.
     """
 
     asked: str  # the model as the caller wrote it
     targets: tuple[Target, ...]
     reason: str
     complexity: float | None = None
+    verdict: Verdict | None = None

@@ -10,6 +10,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from billing.money import to_nano
 from billing.records import UsageRecord
 from gateway.access import Caller
 from gateway.answering.answer import answer
@@ -107,6 +108,7 @@ def read_item(services: Services, caller: Caller, claim: Claim, request_id: str)
             allowed_models=caller.team.allowed_models,
             allow_smaller=caller.team.allow_smaller,
             quality=options.quality,
+            max_cost_nanousd=None if options.max_cost_usd is None else to_nano(options.max_cost_usd),
         ),
         priority=options.priority,
         extra=extra,

@@ -15,6 +15,7 @@ from gateway.routes import (
     messages,
     models,
     moderations,
+    route,
     usage,
     webhooks,
 )
@@ -26,6 +27,7 @@ MODULES = (
     messages,
     models,
     moderations,
+    route,
     batch,
     files,
     usage,

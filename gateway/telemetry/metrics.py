@@ -27,6 +27,7 @@ from router.targets import Target
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 OVERHEAD = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
+SCORES = tuple(edge / 20 for edge in range(1, 20))
 STATES = (State.CLOSED, State.HALF_OPEN, State.OPEN)  # as tollgate_breaker_state counts them
 REFRESH = 5.0  # seconds between looks at what others count
 
@@ -42,6 +43,9 @@ class Metrics(ReplyHook):
         )
         self.calls = self._counter(
             "tollgate_calls_total", "Calls that reached an upstream", "team", "model", "endpoint", "status", "reason"
+        )
+        self.route_score = self._histogram(
+            "tollgate_route_score", "Chance that a small model suffices, of calls to auto routes", SCORES, "reason"
         )
         self.tokens = self._counter("tollgate_tokens_total", "Tokens charged", "team", "model", "kind")
         self.cost = self._counter("tollgate_cost_nanousd_total", "Charged, in billionths of a dollar", "team", "model")
@@ -239,6 +243,8 @@ class Metrics(ReplyHook):
         """Count a reply that has ended."""
         team, model = record.team_id, record.model_used
         counter_of(self.calls, team, model, record.endpoint, record.status.value, record.route_reason).inc()
+        if record.complexity is not None and record.route_reason.startswith("auto_"):
+            histogram_of(self.route_score, record.route_reason).observe(record.complexity)
         counter_of(self.tokens, team, model, "input").inc(record.input_tokens)
         counter_of(self.tokens, team, model, "output").inc(record.output_tokens)
         counter_of(self.cost, team, model).inc(record.cost_nanousd)

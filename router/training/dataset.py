@@ -9,9 +9,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+
+from router.features import BUCKETS, bounded, read_text
 
 # The labels of this subject are broken upstream: the strong model is marked right on 2 % of it.
 BROKEN_SUBJECT = "high_school_mathematics"
+MAIN_PAIR = "gpt-4-1106-preview"  # the strong model of the pair that has most rows of each subject
 
 
 class Outcomes(Struct, frozen=True):
@@ -23,6 +27,8 @@ class Outcomes(Struct, frozen=True):
     strong: npt.NDArray[np.float64]
     weak: npt.NDArray[np.float64]
     strong_model: npt.NDArray[np.str_]
+    counts: csr_matrix  # (rows, buckets), words and pairs of words as serving counts them
+    form: npt.NDArray[np.float64]  # (rows, form features)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -37,6 +43,8 @@ class Outcomes(Struct, frozen=True):
             self.strong[rows],
             self.weak[rows],
             self.strong_model[rows],
+            self.counts[rows],
+            self.form[rows],
         )
 
     @property
@@ -44,12 +52,49 @@ class Outcomes(Struct, frozen=True):
         """Whether the weak model did as well as the strong one."""
         return self.weak >= self.strong
 
+    @property
+    def gain(self) -> npt.NDArray[np.float64]:
+        """By how much the strong model did better."""
+        return self.strong - self.weak
+
+    @property
+    def is_main_pair(self) -> npt.NDArray[np.bool_]:
+        """Whether a row tells of the main pair of models."""
+        return self.strong_model == MAIN_PAIR
+
+    @property
+    def is_sound(self) -> npt.NDArray[np.bool_]:
+        """Whether a row's labels can be believed."""
+        return self.domain != BROKEN_SUBJECT
+
+
+def outcomes_of(
+    prompts: list[str],
+    benchmark: npt.NDArray[np.str_],
+    domain: npt.NDArray[np.str_],
+    strong: npt.NDArray[np.float64],
+    weak: npt.NDArray[np.float64],
+    strong_model: npt.NDArray[np.str_],
+) -> Outcomes:
+    """Return the outcomes with what the model reads of each prompt."""
+    return Outcomes(prompts, benchmark, domain, strong, weak, strong_model, *features_of(prompts))
+
+
+def features_of(prompts: list[str]) -> tuple[csr_matrix, npt.NDArray[np.float64]]:
+    """Return hashed word counts (rows, buckets) and form features (rows, form), as serving computes them."""
+    readings = [read_text(bounded(prompt)) for prompt in prompts]
+    starts = np.cumsum([0, *(len(reading.buckets) for reading in readings)])
+    buckets = np.concatenate([reading.buckets for reading in readings])
+    counts = np.concatenate([reading.counts for reading in readings]).astype(np.float64)
+    shape = (len(prompts), BUCKETS)
+    return csr_matrix((counts, buckets, starts), shape=shape), np.array([reading.form for reading in readings])
+
 
 def read_outcomes(path: Path) -> Outcomes:
     """Read a gzipped CSV with columns benchmark, domain, prompt, strong_score, weak_score, strong_model."""
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    return Outcomes(
+    return outcomes_of(
         [row["prompt"] for row in rows],
         np.array([row["benchmark"] for row in rows]),
         np.array([row["domain"] for row in rows]),

@@ -1,123 +1,153 @@
-# Judges the complexity model on rows that it was not fitted on, beside random routing and prompt length, and prints the
-# tables of the model card:
-#   python -m router.training.evaluate OUTCOMES.csv.gz
+# Judges the complexity model on rows that it was not fitted on, beside a plain baseline, prompt length and chance.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from sklearn.feature_extraction.text import TfidfTransformer
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold, KFold
 
-from router.training.dataset import BROKEN_SUBJECT, Outcomes, read_outcomes
-from router.training.fit import SEED, STRONG_MODEL, FittedComplexity, fitted_rows
+from router.training.dataset import Outcomes
+from router.training.fit import SEED, FittedComplexity
 
 FOLDS = 5
-RESAMPLES = 500
+RESAMPLES = 1000
 SHARES = np.linspace(0, 1, 11)  # of strong calls
 BINS = 10  # of equal numbers of rows, for the calibration error
+SUMS = ("gsm8k", "agentverse-mgsm")  # domains of the other pair that hold the same kind of problems as GSM8K
 
 Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+Folds = list[tuple[Rows, Rows]]  # rows fitted on, rows judged
 
 
 class HeldOut(Struct, frozen=True):
-    """Rows of one kind, with scores of models that never saw them."""
+    """Rows of one kind, with scores of models that never saw them. Scores rise with the chance that small suffices."""
 
     name: str
-    rows: Outcomes
+    strong: Floats
+    weak: Floats
     scores: Floats
+    plain: Floats  # of the plain baseline
+    length: Floats  # minus the characters of the prompt
+
+    @property
+    def suffices(self) -> npt.NDArray[np.bool_]:
+        return self.weak >= self.strong
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Evaluate the complexity model on held-out rows.")
-    parser.add_argument("outcomes", type=Path, help="gzipped CSV of outcomes")
-    arguments = parser.parse_args()
-    print("\n".join(report_lines(list(held_out_sets(read_outcomes(arguments.outcomes))))))
+def held_out_sets(outcomes: Outcomes, cache: Path | None = None) -> Iterator[HeldOut]:
+    """Yield other rows, unseen subjects and another pair of models, each with and without what is near it in the fit.
+
+    Scores are kept in the folder ``cache``, if there is one, so that a long run can be taken up again.
+    """
+    rows = np.arange(len(outcomes))
+    main, sound = outcomes.is_main_pair, outcomes.is_sound
+    is_mmlu, is_gsm = main & (outcomes.benchmark == "mmlu"), main & (outcomes.benchmark == "gsm8k")
+    others = rows[~main]
+    sums = ~main & np.isin(outcomes.domain, SUMS)
+
+    def judged(name: str, plan: Folds, **kinds: npt.NDArray[np.bool_]) -> Iterator[HeldOut]:
+        # Broken labels are judged where a kind has them, and never fitted.
+        scores, plain = _kept(cache, name, lambda: _cross_scores(outcomes, plan))
+        for kind, chosen in kinds.items():
+            yield _held_out(kind.replace("_", " "), outcomes, chosen, scores, plain)
+
+    home = [(np.concatenate([rows[main][fit], others]), rows[main][test]) for fit, test in _folds(rows[main])]
+    yield from judged(
+        "home", home, MMLU_other_rows=is_mmlu & sound, MMLU_with_broken_subject=is_mmlu, GSM8K_other_rows=is_gsm
+    )
+    halves = [(np.concatenate([rows[main][fit], others]), rows[main][test]) for fit, test in _folds(rows[main], 2)]
+    yield from judged("halves", halves, MMLU_other_half=is_mmlu & sound, GSM8K_other_half=is_gsm)
+    mmlu = rows[is_mmlu]
+    subjects = [
+        (np.concatenate([mmlu[fit], rows[is_gsm], others]), mmlu[test])
+        for fit, test in GroupKFold(FOLDS, shuffle=True, random_state=SEED).split(mmlu, groups=outcomes.domain[mmlu])
+    ]
+    yield from judged("subjects", subjects, MMLU_unseen_subjects=is_mmlu & sound)
+    yield from judged("sums", [(rows[~is_gsm & ~sums], rows[is_gsm])], GSM8K_no_sums_fitted=is_gsm)
+    yield from judged("pair", [(rows[main], others)], another_pair_never_fitted=~main)
+    tasks = [
+        (np.concatenate([rows[main], others[fit]]), others[test])
+        for fit, test in GroupKFold(FOLDS, shuffle=True, random_state=SEED).split(others, groups=outcomes.domain[~main])
+    ]
+    yield from judged("tasks", tasks, another_pair_unseen_tasks=~main)
+    known = [(np.concatenate([rows[main], others[fit]]), others[test]) for fit, test in _folds(others)]
+    yield from judged("known", known, another_pair_other_rows=~main)
 
 
-def held_out_sets(outcomes: Outcomes) -> Iterator[HeldOut]:
-    """Yield other rows of the fitted benchmarks, subjects and a benchmark never seen, and another pair of models."""
-    pair = outcomes.take(outcomes.strong_model == STRONG_MODEL)
-    rows = np.arange(len(pair))
-    at_home = _cross_scores(pair, list(KFold(FOLDS, shuffle=True, random_state=SEED).split(rows)))
-    is_mmlu = pair.benchmark == "mmlu"
-    is_sound = pair.domain != BROKEN_SUBJECT
-    yield HeldOut("MMLU, other rows", pair.take(is_mmlu & is_sound), at_home[is_mmlu & is_sound])
-    yield HeldOut("MMLU, other rows, with the broken subject", pair.take(is_mmlu), at_home[is_mmlu])
-    yield HeldOut("GSM8K, other rows", pair.take(~is_mmlu), at_home[~is_mmlu])
-
-    unseen = _cross_scores(pair, list(GroupKFold(FOLDS).split(rows, groups=pair.domain)))
-    yield HeldOut("MMLU, unseen subjects", pair.take(is_mmlu & is_sound), unseen[is_mmlu & is_sound])
-    yield HeldOut("GSM8K, unseen benchmark", pair.take(~is_mmlu), unseen[~is_mmlu])
-
-    others = outcomes.take(outcomes.strong_model != STRONG_MODEL)
-    yield HeldOut("another pair of models", others, FittedComplexity().fit(fitted_rows(pair)).scores(others.prompts))
-
-
-def report_lines(sets: list[HeldOut]) -> Iterator[str]:
-    """Yield the report as Markdown: one table of figures, one of the cost-quality curve at home."""
-    dice = np.random.default_rng(SEED)
-    yield "| rows | n | APGR [95 %] | by length | random | calibration error | small suffices |"
-    yield "|---|---|---|---|---|---|---|"
-    for held in sets:
-        low, high = interval(held, dice)
-        length = apgr(-np.array([len(prompt) for prompt in held.rows.prompts]), held.rows)
-        yield (
-            f"| {held.name} | {len(held.rows)} | {apgr(held.scores, held.rows):.3f} [{low:.3f}, {high:.3f}] "
-            f"| {length:.3f} | 0.500 | {calibration_error(held.scores, held.rows):.3f} "
-            f"| {held.rows.suffices.mean():.3f} |"
-        )
-    yield ""
-    yield "| rows | quality asked | calls to the large model | share right | small alone | large alone |"
-    yield "|---|---|---|---|---|---|"
-    for held in (sets[0], sets[-1]):
-        for quality in (0.6, 0.7, 0.75, 0.8, 0.85, 0.9):
-            is_large = held.scores < quality
-            right = np.where(is_large, held.rows.strong, held.rows.weak).mean()
-            yield (
-                f"| {held.name} | {quality:.2f} | {is_large.mean():.0%} | {right:.3f} "
-                f"| {held.rows.weak.mean():.3f} | {held.rows.strong.mean():.3f} |"
-            )
-
-
-def apgr(scores: Floats, rows: Outcomes) -> float:
+def apgr(scores: Floats, strong: Floats, weak: Floats) -> float:
     """Return the average performance gap recovered: 0.5 is random, 1 would recover all with the first strong calls.
 
-    The prompts of the lowest scores go to the strong model; the gap recovered is averaged over ``SHARES`` of strong
-    calls by the trapezoid rule (RouteLLM, arXiv 2406.18665, section 2.2).
+    The trapezoid over ``SHARES`` of strong calls (RouteLLM, arXiv 2406.18665, section 2.2).
     """
-    gains = np.concatenate([[0.0], np.cumsum((rows.strong - rows.weak)[np.argsort(scores, kind="stable")])])
-    points = gains[np.round(SHARES * len(rows)).astype(int)] / gains[-1]
+    points = gap_recovered(scores, strong, weak)
     return float(((points[1:] + points[:-1]) / 2).mean())
 
 
-def interval(held: HeldOut, dice: np.random.Generator) -> tuple[float, float]:
+def gap_recovered(scores: Floats, strong: Floats, weak: Floats) -> Floats:
+    """Return the share of the gap that is recovered when the lowest scores of each of ``SHARES`` go to the strong."""
+    gains = np.concatenate([[0.0], np.cumsum((strong - weak)[np.argsort(scores, kind="stable")])])
+    return gains[np.round(SHARES * len(scores)).astype(int)] / gains[-1]
+
+
+def interval(scores: Floats, strong: Floats, weak: Floats) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the APGR over rows."""
-    values = []
-    for _ in range(RESAMPLES):
-        drawn = dice.integers(0, len(held.rows), len(held.rows))
-        values.append(apgr(held.scores[drawn], held.rows.take(drawn)))
-    low, high = np.quantile(values, (0.025, 0.975))
+    dice = np.random.default_rng(SEED)
+    draws = (dice.integers(0, len(scores), len(scores)) for _ in range(RESAMPLES))
+    low, high = np.quantile([apgr(scores[drawn], strong[drawn], weak[drawn]) for drawn in draws], (0.025, 0.975))
     return float(low), float(high)
 
 
-def calibration_error(scores: Floats, rows: Outcomes) -> float:
+def calibration_error(scores: Floats, suffices: npt.NDArray[np.bool_]) -> float:
     """Return the expected calibration error: the mean distance of score and outcome over bins of equal size."""
     bins = np.array_split(np.argsort(scores, kind="stable"), BINS)
-    return float(sum(len(b) * abs(scores[b].mean() - rows.suffices[b].mean()) for b in bins) / len(rows))
+    return float(sum(len(b) * abs(scores[b].mean() - suffices[b].mean()) for b in bins) / len(scores))
 
 
-def _cross_scores(rows: Outcomes, folds: list[tuple[npt.NDArray, npt.NDArray]]) -> Floats:
-    scores = np.zeros(len(rows))
-    for train, test in folds:
-        model = FittedComplexity().fit(fitted_rows(rows.take(train)))
-        scores[test] = model.scores(rows.take(test).prompts)
-    return scores
+def plain_scores(fitted: Outcomes, judged: Outcomes) -> Floats:
+    """Return what a plain baseline says: TF-IDF of words, two logistic heads, the gap of their chances."""
+    words = TfidfTransformer(sublinear_tf=True).fit(fitted.counts)
+    seen, asked = words.transform(fitted.counts), words.transform(judged.counts)
+    heads = [
+        LogisticRegression(max_iter=1000).fit(seen, right).predict_proba(asked)[:, 1]
+        for right in (fitted.strong > 0.5, fitted.weak > 0.5)
+    ]
+    return heads[1] - heads[0]
 
 
-if __name__ == "__main__":
-    main()
+def _cross_scores(outcomes: Outcomes, plan: Folds) -> tuple[Floats, Floats]:
+    """Return scores of the model and of the plain baseline, which is fitted on the main pair alone, as published."""
+    scores, plain = np.full((2, len(outcomes)), np.nan)
+    for fit, test in plan:
+        fitted, judged = outcomes.take(fit), outcomes.take(test)
+        fitted = fitted.take(fitted.is_sound)
+        scores[test] = FittedComplexity().fit(fitted).scores(judged)
+        plain[test] = plain_scores(fitted.take(fitted.is_main_pair), judged)
+    return scores, plain
+
+
+def _folds(rows: Rows, folds: int = FOLDS) -> Folds:
+    return list(KFold(folds, shuffle=True, random_state=SEED).split(rows))
+
+
+def _held_out(name: str, outcomes: Outcomes, chosen: npt.NDArray[np.bool_], scores: Floats, plain: Floats) -> HeldOut:
+    length = -np.array([float(len(prompt)) for prompt in outcomes.prompts])
+    return HeldOut(name, outcomes.strong[chosen], outcomes.weak[chosen], scores[chosen], plain[chosen], length[chosen])
+
+
+def _kept(cache: Path | None, name: str, make: Callable[[], tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    file = None if cache is None else cache / f"{name}.npz"
+    if file is not None and file.exists():
+        with np.load(file) as kept:
+            return kept["scores"], kept["plain"]
+    scores, plain = make()
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(file, scores=scores, plain=plain)
+    return scores, plain

@@ -18,8 +18,9 @@ from protocol.chat import ChatRequest, Message, TextPart
 from router.complexity import MANIFEST, WEIGHTS, Complexity
 from router.complexity_cli import main
 from router.errors import ArtifactMismatch
-from router.features import FORM_NAMES, HEAD, TAIL, read_text, text_of
-from router.training.dataset import Outcomes
+from router.features import HEAD, TAIL, read_text, text_of
+from router.form import FORM_NAMES
+from router.training.dataset import Outcomes, outcomes_of
 from router.training.fit import FittedComplexity, export
 from tests.unit.router.examples import chat
 
@@ -38,7 +39,7 @@ def outcomes() -> Outcomes:
         strong.append(float(dice.random() < 0.9))
         weak.append(float(dice.random() < (0.3 if is_sum else 0.8)))
     kinds = np.array(["sum" if "+" in prompt else "words" for prompt in prompts])
-    return Outcomes(prompts, kinds, kinds, np.array(strong), np.array(weak), kinds)
+    return outcomes_of(prompts, kinds, kinds, np.array(strong), np.array(weak), kinds)
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +52,13 @@ def test_served_weights_score_as_the_fitted_model(outcomes: Outcomes, fitted: Fi
     """What is served from exported weights equals what scikit-learn says, to the precision of the weights."""
     export(fitted, tmp_path, {})
     served = Complexity.load(tmp_path)
-    prompts = [*outcomes.prompts, "", "\n", "größer 字 😀 \ud800", "x" * 50_000, "word " * 20_000]
+    odd = ["", "\n", "größer 字 😀 \ud800", "x" * 50_000, "word " * 20_000, "Which?\nA. one\n B) two\nAnswer:"]
+    prompts = [*outcomes.prompts, *odd]
+    zeros, words = np.zeros(len(prompts)), np.array([""] * len(prompts))
 
     scores = [served.small_suffices(chat(text=prompt)) for prompt in prompts]
 
-    assert np.allclose(scores, fitted.scores(prompts), atol=1e-5)
+    assert np.allclose(scores, fitted.scores(outcomes_of(prompts, words, words, zeros, zeros, words)), atol=1e-5)
     assert min(scores) < 0.5 < max(scores)
 
 

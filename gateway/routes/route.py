@@ -1,0 +1,145 @@
+# POST /v1/route: what a call would meet, without making it. Nothing is held, asked or charged.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from litestar import Request, post
+from msgspec import Raw, Struct
+
+from billing.money import to_text
+from billing.prices import cost_of
+from gateway.answering.admission import legs_of
+from gateway.answering.call import Call
+from gateway.auth import team_guard
+from gateway.routes.chat import check_chat
+from gateway.routes.completions import check_completion
+from gateway.routes.embeddings import check_embeddings
+from gateway.routes.inference import call_of, require, services_of
+from gateway.services import Services
+from protocol.chat import ChatRequest
+from protocol.completions import CompletionRequest
+from protocol.decoding import decode_with_extra
+from protocol.embeddings import EmbeddingRequest
+from router import Catalog, Route, Tier, choose_route
+from router.fitting import needs_of, shortcomings
+from router.order import expected_usage
+from router.targets import HEALTHY, TargetHealth
+
+# Which request a body is, told by the field that only one kind has.
+KINDS: Mapping[str, tuple[type[Struct], str]] = {
+    "messages": (ChatRequest, "chat.completions"),
+    "prompt": (CompletionRequest, "completions"),
+    "input": (EmbeddingRequest, "embeddings"),
+}
+
+
+@post("/v1/route", guards=[team_guard], status_code=200, summary="Explain where a request would go")
+async def explain_route(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    """Take the body and headers of a chat completion, completion or embedding, and say which targets it would meet.
+
+    What would be refused is refused here in the same words.
+    """
+    services = services_of(request)
+    body = await request.body()
+    fields, _ = decode_with_extra(body, _Fields)
+    kinds = [name for name in KINDS if getattr(fields, name) is not msgspec.UNSET]
+    require(len(kinds) == 1, "messages", "Give the body of a request: one of 'messages', 'prompt' and 'input'.")
+    kind, endpoint = KINDS[kinds[0]]
+    asked, extra = decode_with_extra(body, kind)
+    call = call_of(request, asked, extra, endpoint, len(body))
+    if isinstance(asked, ChatRequest):
+        check_chat(asked)
+    elif isinstance(asked, CompletionRequest):
+        check_completion(asked)
+    elif isinstance(asked, EmbeddingRequest):
+        check_embeddings(asked)
+    health = services.health()
+    route = choose_route(call.request, call.wish, services.catalog, health, services.complexity)
+    return route_view(services, call, route, health)
+
+
+class _Fields(Struct, frozen=True):
+    messages: Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: Raw | msgspec.UnsetType = msgspec.UNSET
+    input: Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def route_view(services: Services, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> dict[str, Any]:
+    """Return the decision, what it rests on, every target in order with its costs, and which models were left out."""
+    verdict = route.verdict
+    return {
+        "object": "route",
+        "model": route.asked,
+        "model_used": route.targets[0].model.name,
+        "reason": route.reason,
+        "small_suffices": None if verdict is None else verdict.score,
+        "quality": None if verdict is None else verdict.quality,
+        "turns_back": None if verdict is None else verdict.turns_back,
+        "explanation": explanation_of(route),
+        "targets": _targets(call, route, health),
+        "left_out": _left_out(services.catalog, call, route),
+    }
+
+
+def explanation_of(route: Route) -> str:
+    """Return the reason in a sentence."""
+    used, verdict = route.targets[0].model.name, route.verdict
+    if route.reason == "named":
+        return f"'{route.asked}' was named."
+    if route.reason == "alias":
+        return f"'{route.asked}' is another name of '{used}'."
+    if route.reason == "fallback":
+        return f"'{route.asked}' cannot be asked now; '{used}' is its fallback."
+    if verdict is None:
+        return "The route has one kind of model that can serve the request, so nothing was judged."
+    sides = "reaches" if verdict.score >= verdict.quality else "is below"
+    words = (
+        f"The chance that a small model suffices, {verdict.score:.3f}, {sides} the quality asked, {verdict.quality:g}"
+    )
+    if verdict.turns_back:
+        turns = "the turn before it" if verdict.turns_back == 1 else f"{verdict.turns_back} turns earlier"
+        return f"{words}, but not clearly; the thread stays with what was right {turns}."
+    return f"{words}."
+
+
+def _targets(call: Call, route: Route, health: Mapping[str, TargetHealth]) -> list[dict[str, Any]]:
+    usage, batch = expected_usage(call.request), call.wish.tier is Tier.BATCH
+    shown = []
+    for target, leg in zip(route.targets, legs_of(call, route), strict=True):
+        known = health.get(target.key, HEALTHY)
+        shown.append(
+            {
+                "model": target.model.name,
+                "provider": target.model.provider,
+                "region": target.endpoint.region,
+                "is_available": not (known.is_open or known.is_full),
+                "expected_cost_usd": to_text(cost_of(usage, target.model.price, batch=batch)),
+                "most_cost_usd": to_text(leg.cost_nanousd),
+            }
+        )
+    return shown
+
+
+def _left_out(catalog: Catalog, call: Call, route: Route) -> list[dict[str, Any]]:
+    """Return the models that the name stands for and that are no target, with what is missing in each."""
+    name = catalog.meaning(route.asked)
+    auto = catalog.auto.get(name)
+    names = (*auto.small, *auto.large) if auto is not None else (name, *catalog.fallbacks.get(name, ()))
+    used = {target.model.name for target in route.targets}
+    models = [catalog.models[each] for each in dict.fromkeys(names) if each not in used]
+    if not models:
+        return []
+    needs, allowed = needs_of(call.request, call.wish, models), call.wish.allowed_models
+    found = []
+    for model in models:
+        why = shortcomings(model, needs)
+        if allowed is not None and model.name not in allowed:
+            why = ["is not among the team's models"]
+        found.append({"model": model.name, "reasons": why or ["is smaller than the request needs, for this team"]})
+    return found
+
+
+handlers = [explain_route]

@@ -1,0 +1,47 @@
+# Fits the complexity model, judges the same recipe on held-out rows, and writes the artefact and the card's figures:
+#   python -m router.training --data OUTCOMES.csv.gz
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from router.training.dataset import read_outcomes
+from router.training.evaluate import held_out_sets
+from router.training.fit import SEED, FittedComplexity, export
+from router.training.report import calibration, curves, figures
+
+FIGURES = re.compile(r"(?<=<!-- figures -->\n).*(?=<!-- end of figures -->)", re.DOTALL)
+PICTURED = ("MMLU other rows", "GSM8K other rows", "MMLU unseen subjects", "another pair never fitted")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m router.training", description="Fit and judge the complexity model."
+    )
+    parser.add_argument("--data", type=Path, required=True, help="gzipped CSV of outcomes")
+    parser.add_argument("--out", type=Path, default=Path("router/artifacts"), help="folder for the artefact")
+    parser.add_argument("--card", type=Path, default=Path("docs/complexity.md"), help="card whose figures are renewed")
+    parser.add_argument("--cache", type=Path, help="folder for scores, so that a long run can be taken up again")
+    parser.add_argument("--no-evaluation", action="store_true", help="only fit")
+    arguments = parser.parse_args()
+
+    outcomes = read_outcomes(arguments.data)
+    fitted = outcomes.take(outcomes.is_sound)
+    export(FittedComplexity().fit(fitted), arguments.out, {"rows": len(fitted), "seed": SEED})
+    print(f"fitted on {len(fitted)} rows; wrote the artefact to {arguments.out}")
+    if arguments.no_evaluation:
+        return
+    sets = list(held_out_sets(outcomes, arguments.cache))
+    table = "\n".join(figures(sets))
+    print(table)
+    pictured = [held for held in sets if held.name in PICTURED]
+    (arguments.card.parent / "complexity-curves.svg").write_text(curves(pictured))
+    (arguments.card.parent / "complexity-calibration.svg").write_text(calibration(pictured))
+    if arguments.card.exists():
+        arguments.card.write_text(FIGURES.sub(lambda _: f"\n{table}\n\n", arguments.card.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+# `"model": "auto"`: what decides, where the decision shows, and what /v1/route says of a call without making it.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from router.thread import MARGIN
+from tests.support.house import House
+from tests.support.scripted_upstream import ScriptedUpstream
+
+EASY = "What is the capital of France?"
+
+
+@pytest.fixture
+def client(house: House) -> Iterator[httpx.Client]:
+    with house.client() as client:
+        yield client
+
+
+def ask(client: httpx.Client, body: dict[str, Any], headers: dict[str, str] | None = None) -> httpx.Response:
+    said = {"model": "auto", "messages": [{"role": "user", "content": EASY}]} | body
+    return client.post("/v1/chat/completions", json=said, headers=headers).raise_for_status()
+
+
+def explain(client: httpx.Client, body: dict[str, Any], headers: dict[str, str] | None = None) -> dict[str, Any]:
+    said = {"model": "auto", "messages": [{"role": "user", "content": EASY}]} | body
+    answer: dict[str, Any] = client.post("/v1/route", json=said, headers=headers).raise_for_status().json()
+    return answer
+
+
+def scores_seen(house: House) -> float:
+    with house.client(house.admin_key) as admin:
+        lines = admin.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("tollgate_route_score_count"))
+
+
+@pytest.mark.parametrize(("quality", "model", "reason"), [("0", "small", "auto_small"), ("1", "large", "auto_large")])
+def test_a_decision_shows_everywhere(house: House, client: httpx.Client, quality: str, model: str, reason: str) -> None:
+    """The quality asked moves the choice; model, reason and score stand in headers, ledger and metrics."""
+    before = scores_seen(house)
+    answer = ask(client, {}, {"x-quality": quality})
+    row = house.record_of(answer)
+
+    assert answer.json()["model_used"] == answer.headers["x-model-used"] == row["model_used"] == model
+    assert answer.headers["x-route-reason"] == row["route_reason"] == reason
+    assert 0 < row["complexity"] < 1
+    assert float(answer.headers["x-route-score"]) == pytest.approx(row["complexity"], abs=5e-5)
+    assert scores_seen(house) == before + 1
+
+
+def test_the_highest_cost_leaves_dear_models_out(client: httpx.Client) -> None:
+    """A call that may not cost what the large model could take goes to the small one, whatever the quality."""
+    body = {"max_tokens": 100, "quality": 1.0, "max_cost_usd": 0.001}
+    answer, told = ask(client, body), explain(client, body)
+
+    assert answer.headers["x-model-used"] == "small"
+    assert (told["model_used"], told["reason"], told["small_suffices"]) == ("small", "auto_small", None)
+    assert [left["model"] for left in told["left_out"]] == ["large"]
+    assert "above x-max-cost-usd" in told["left_out"][0]["reasons"][0]
+
+
+def test_an_explanation_says_what_the_call_then_does(client: httpx.Client) -> None:
+    """Targets stand in the order in which they are tried, with what they would cost at most."""
+    told = explain(client, {"max_tokens": 100}, {"x-quality": "1"})
+    answer = ask(client, {"max_tokens": 100}, {"x-quality": "1"})
+
+    assert told["object"] == "route"
+    assert told["reason"] == answer.headers["x-route-reason"] == "auto_large"
+    assert f"{told['small_suffices']:.4f}" == answer.headers["x-route-score"]
+    assert (told["quality"], told["turns_back"], told["left_out"]) == (1.0, 0, [])
+    assert [(target["model"], target["is_available"]) for target in told["targets"]] == [
+        ("large", True),
+        ("small", True),
+    ]
+    large, small = told["targets"]
+    assert float(large["most_cost_usd"]) > float(large["expected_cost_usd"]) > float(small["expected_cost_usd"]) > 0
+    assert "is below the quality asked, 1" in told["explanation"]
+
+
+def test_an_explanation_costs_nothing(house: House, client: httpx.Client, upstream: ScriptedUpstream) -> None:
+    """No upstream is asked, nothing is held and no row is written."""
+    asked = len(upstream.requests)
+    answer = client.post("/v1/route", json={"model": "auto", "messages": [{"role": "user", "content": EASY}]})
+    with house.client(house.admin_key) as admin:
+        row = admin.get(f"/admin/usage-records/{answer.headers['x-request-id']}")
+
+    assert (answer.status_code, row.status_code, len(upstream.requests)) == (200, 404, asked)
+    assert not any(name.startswith("x-ratelimit") for name in answer.headers)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "model"),
+    [
+        ({"model": "small", "prompt": "Once"}, "named", "small"),
+        ({"model": "old-name", "input": "Once"}, "alias", "large"),
+        ({"model": "small", "messages": [{"role": "user", "content": "Hi"}]}, "named", "small"),
+    ],
+)
+def test_named_models_are_explained_too(client: httpx.Client, body: dict[str, Any], reason: str, model: str) -> None:
+    """Completions, embeddings and chat are told apart by their own fields."""
+    told = client.post("/v1/route", json=body).raise_for_status().json()
+
+    assert (told["reason"], told["model_used"], told["small_suffices"]) == (reason, model, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"model": "nobody", "prompt": "Once"}, 404, "model_not_found"),
+        ({"model": "auto"}, 400, "invalid_value"),
+        ({"model": "auto", "prompt": "Once", "input": "twice"}, 400, "invalid_value"),
+        ({"model": "auto", "messages": []}, 400, "invalid_value"),
+        ({"model": "auto", "prompt": "Once", "max_cost_usd": 0}, 400, "max_cost_exceeded"),
+    ],
+)
+def test_what_a_call_would_be_refused_is_refused(
+    client: httpx.Client, body: dict[str, Any], status: int, code: str
+) -> None:
+    """An explanation of a call that cannot be made is the refusal that it would meet."""
+    answer = client.post("/v1/route", json=body)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+def test_a_thread_stays_where_it_is_when_the_score_hardly_moves(client: httpx.Client) -> None:
+    """The same turn goes on with what the thread had, where alone it would have changed the model by a hair."""
+    words = "What is the capital of {}, and which river flows through it on its long way down to the sea?"
+    turns = [{"role": "user", "content": words.format("France")}, {"role": "assistant", "content": "Paris; the Seine."}]
+    last = {"role": "user", "content": words.format("the United Kingdom")}
+    first, alone = explain(client, {"messages": turns[:1]}), explain(client, {"messages": [last]})
+    low, high = sorted((first["small_suffices"], alone["small_suffices"]))
+    assert low < high
+    between = {"x-quality": str((low + high) / 2)}  # one of the two turns reaches it, and the other does not
+
+    thread = explain(client, {"messages": [*turns, last]}, between)
+
+    assert high - low < 2 * MARGIN
+    assert explain(client, {"messages": [last]}, between)["reason"] != thread["reason"]
+    assert thread["reason"] == explain(client, {"messages": turns[:1]}, between)["reason"]
+    assert thread["turns_back"] == 1
