@@ -147,7 +147,8 @@ def run_case(case: Case, server: Server, number: int, requests: int, rate: float
     cpu, helpers = server.cpu() - before, server.helpers_cpu() - helpers_before
     outcome = json.loads(done.stdout)
     if outcome["failures"]:
-        raise SystemExit(f"{server.name}, {case.name}: {outcome['failures']} of {requests} requests failed")
+        failed = f"{outcome['failures']} of {requests} requests failed: {outcome['failure']}"
+        raise SystemExit(f"{server.name}, {case.name}: {failed}")
     return Measured(
         case=case.name,
         server=server.name,

@@ -44,6 +44,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
     requests: int
     failures: int
+    failure: str | None  # what came in place of the first answer that failed
     wall: float  # seconds
     bytes_per_answer: float
     first: dict[str, float]
@@ -58,11 +59,12 @@ class Client(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._since = 0.0
         self._first = 0.0
+        self._error = b""
         self.is_busy = False
 
     def send(self, since: float) -> None:
         """Send the request; ``since`` is the moment from which its latency counts."""
-        self._since, self._first, self.is_busy = since, 0.0, True
+        self._since, self._first, self._error, self.is_busy = since, 0.0, b"", True
         self._transport.write(self._load.request)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -76,10 +78,14 @@ class Client(asyncio.Protocol):
         if not self._first and (self._load.takes_any_byte or TOKEN.search(body)):
             self._first = time.perf_counter()
         self._load.bytes += len(body)
+        if self._parser.get_status_code() != 200:
+            self._error += body[:500]
 
     def on_message_complete(self) -> None:
         self.is_busy = False
-        self._load.note(self._parser.get_status_code() == 200, self._since, self._first)
+        status = self._parser.get_status_code()
+        failure = None if status == 200 else f"{status} {self._error.decode(errors='replace')}"
+        self._load.note(failure, self._since, self._first)
         if self._parser.should_keep_alive():
             self._parser = httptools.HttpResponseParser(self)
             self._load.is_free(self)
@@ -88,7 +94,7 @@ class Client(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.is_busy:
-            self._load.note(False, self._since, self._first)
+            self._load.note(f"the connection broke: {exc!r}", self._since, self._first)
         self._load.open_again()
 
 
@@ -112,6 +118,7 @@ class Load:
         self._left = plan.requests  # not sent yet
         self._open = plan.requests  # not answered yet
         self._failures = 0
+        self._failure: str | None = None
         self._firsts: list[float] = []
         self._totals: list[float] = []
         self._free: deque[Client] = deque()
@@ -132,6 +139,7 @@ class Load:
         return Outcome(
             requests=answered,
             failures=self._failures,
+            failure=self._failure,
             wall=time.perf_counter() - self._started,
             bytes_per_answer=self.bytes / max(1, answered),
             first=_spread(self._firsts),
@@ -153,15 +161,16 @@ class Load:
             self._left = 0
             self._look()
 
-    def note(self, was_good: bool, since: float, first: float) -> None:
+    def note(self, failure: str | None, since: float, first: float) -> None:
         """An answer is whole, or will never be."""
         now = time.perf_counter()
         self._open -= 1
-        if was_good and since >= self._started + self._plan.warm_up:
+        if failure is not None:
+            self._failures += 1
+            self._failure = self._failure or failure
+        elif since >= self._started + self._plan.warm_up:
             self._firsts.append(((first or now) - since) * 1000)
             self._totals.append((now - since) * 1000)
-        elif not was_good:
-            self._failures += 1
         self._look()
 
     def open_again(self) -> None:

@@ -130,7 +130,8 @@ def outcome_of(load: subprocess.Popen[str], server: Server) -> dict[str, dict[st
         raise SystemExit(f"the load generator failed: {complaint}")
     outcome = json.loads(told)
     if outcome["failures"]:
-        raise SystemExit(f"{server.name}: {outcome['failures']} of {outcome['requests']} streams failed")
+        failed = f"{outcome['failures']} of {outcome['requests']} streams failed: {outcome['failure']}"
+        raise SystemExit(f"{server.name}: {failed}")
     return outcome  # type: ignore[no-any-return]
 
 
