@@ -46,7 +46,10 @@ async def begin_file(connection: AsyncConnection, team_id: str, filename: str, p
 
 
 async def add_chunk(connection: AsyncConnection, file_id: str, position: int, data: bytes) -> None:
-    """Append a chunk."""
+    """Append a chunk. Raises NotFound when the file was dropped meanwhile."""
+    query = update(files).where(files.c.id == file_id).values(bytes=files.c.bytes + len(data))
+    if not (await connection.execute(query)).rowcount:
+        raise _no_such_file(file_id)
     await connection.execute(insert(file_chunks).values(file_id=file_id, position=position, data=data))
 
 
@@ -107,6 +110,11 @@ async def delete_file(connection: AsyncConnection, team_id: str, file_id: str) -
     if file.purpose == "batch_output":
         for statement in FORGET:
             await connection.execute(statement, {"file_id": file_id})
+    await drop_file(connection, file_id)
+
+
+async def drop_file(connection: AsyncConnection, file_id: str) -> None:
+    """Erase a file, finished or not."""
     await connection.execute(delete(files).where(files.c.id == file_id))
 
 

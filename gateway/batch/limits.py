@@ -52,8 +52,10 @@ OPEN_BYTES = """
     FROM batches WHERE team_id = :team_id AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
 """
 QUEUED = text(OPEN_BYTES)
-# Requests that came without a file lie here until they have ended.
+# An upload counts as far as it came, also one that was broken off. Requests that came without a file lie here until
+# they have ended.
 STORED = text(f"""
-    SELECT coalesce((SELECT sum(bytes) FROM files WHERE team_id = :team_id AND expires_at > now()), 0)
+    SELECT coalesce((SELECT sum(bytes) FROM files
+                     WHERE team_id = :team_id AND (expires_at > now() OR status = 'uploading')), 0)
            + ({OPEN_BYTES} AND input_file_id IS NULL)
 """)  # noqa: S608  (all of it is ours)

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 
-from gateway.batch.file_store import CHUNK, FileRecord, add_chunk, begin_file, end_file
+from gateway.batch.file_store import CHUNK, FileRecord, add_chunk, begin_file, drop_file, end_file
 from gateway.batch.limits import check_storage, lock_limits
 from gateway.batch.shapes import LARGEST_FILE
 from gateway.database import Database
 from gateway.settings import BatchLimits
-from protocol.errors import BadRequest, TooLarge
+from protocol.errors import BadRequest, ServiceError, TooLarge
 
 FORM_ROOM = 64 * 1024  # bytes of a form beside the file
 LONGEST_FIELD = 1024  # bytes
@@ -22,12 +22,13 @@ PURPOSES = ("batch",)
 class _Upload:
     """One form as it arrives: its fields, and its file on the way into Postgres."""
 
-    def __init__(self, database: Database, team_id: str) -> None:
+    def __init__(self, database: Database, team_id: str, limits: BatchLimits) -> None:
         self.fields: dict[str, str] = {}
         self.file_id: str | None = None
         self.size = 0
         self._database = database
         self._team_id = team_id
+        self._limits = limits
         self._segment: MultipartSegment | None = None
         self._rest = bytearray()
         self._position = 0
@@ -68,6 +69,7 @@ class _Upload:
             data = bytes(self._rest[:most])
             del self._rest[:most]
             async with self._database.begin() as connection:
+                await check_storage(connection, self._limits, self._team_id, len(data))
                 await add_chunk(connection, self.file_id, self._position, data)
             self._position += 1
 
@@ -83,7 +85,7 @@ async def receive_file(
 ) -> FileRecord:
     """Store an uploaded file for ``keep`` seconds and return it. Raises BadRequest, TooLarge, StorageFull.
 
-    What of it had come before something went wrong is dropped within an hour.
+    What of a refused one had come is dropped at once; of one that was broken off, within an hour.
     """
     kind, options = parse_options_header(content_type)
     if kind != "multipart/form-data" or not options.get("boundary"):
@@ -92,25 +94,40 @@ async def receive_file(
         )
     async with database.begin() as connection:  # before it is sent in vain
         await check_storage(connection, limits, team_id, 1)
-    upload = _Upload(database, team_id)
+    upload = _Upload(database, team_id, limits)
     try:
-        with PushMultipartParser(options["boundary"], max_segment_count=MOST_PARTS) as parser:
+        await _receive(upload, options["boundary"], body)
+        file_id = _file_of(upload)
+        async with database.begin() as connection:
+            await lock_limits(connection, team_id)
+            await check_storage(connection, limits, team_id, 0)  # it is among them now
+            return await end_file(connection, file_id, upload.size, keep)
+    except ServiceError:
+        if upload.file_id is not None:
+            async with database.begin() as connection:
+                await drop_file(connection, upload.file_id)
+        raise
+
+
+async def _receive(upload: _Upload, boundary: str, body: AsyncIterator[bytes]) -> None:
+    try:
+        with PushMultipartParser(boundary, max_segment_count=MOST_PARTS) as parser:
             async for data in body:
                 for event in parser.parse(data):
                     await upload.take(event)
     except MultipartError as exc:
         raise BadRequest(f"The form cannot be read: {exc.args[0]}.", code="invalid_form") from exc
-    purpose = upload.fields.get("purpose")
-    if purpose not in PURPOSES:
+
+
+def _file_of(upload: _Upload) -> str:
+    """Return the file of a form that came whole. Raises BadRequest where something is missing."""
+    if upload.fields.get("purpose") not in PURPOSES:
         raise _invalid("purpose", f"is {' or '.join(PURPOSES)}")
     if upload.file_id is None:
         raise BadRequest("Missing required parameter: 'file'.", param="file", code="missing_required_parameter")
     if not upload.size:
         raise _invalid("file", "is empty")
-    async with database.begin() as connection:
-        await lock_limits(connection, team_id)
-        await check_storage(connection, limits, team_id, upload.size)
-        return await end_file(connection, upload.file_id, upload.size, keep)
+    return upload.file_id
 
 
 def _invalid(param: str, rule: str) -> BadRequest:
