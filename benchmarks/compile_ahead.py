@@ -181,15 +181,18 @@ def _sampling() -> Iterator[Variant]:
 
 
 def _products() -> Iterator[Variant]:
-    for kind, weight, group in (("int8", "i8", 0), ("int4", "u8", 128), ("same sums", "bf16", 0)):
+    kinds = (("int8", "i8", 0), ("w8a8", "i8", 0), ("int4", "u8", 128), ("int4 from zeros", "u8", 128))
+    for kind, weight, group in (*kinds, ("same sums", "bf16", 0)):
         rows = (512,) if kind == "same sums" else (8, 64, 512)
         for count in rows:
             shape = quantized_linear.product_shape(count, batch_invariant=kind == "same sums")
             constants = {
                 "ROWS": shape.rows, "COLUMNS": shape.columns, "DEPTH": group or shape.depth, "SPLITS": 4 if count == 8
                 else 1, "GROUP": group, "SCALED": kind != "same sums", "BIASED": False, "PRECISION": "tf32",
+                "SHIFTED": kind == "int4 from zeros", "ROUNDED": kind == "w8a8",
             }  # fmt: skip
-            types = {"x": "*bf16", "weight": f"*{weight}", "scales": "*fp32", "bias": "*bf16"}
+            types = {"x": "*i8" if kind == "w8a8" else "*bf16", "weight": f"*{weight}", "bias": "*bf16"}
+            types |= {"scales": "*fp32", "row_scales": "*fp32", "zeros": "*u8"}
             types |= {"part": "*fp32" if count == 8 else "*bf16"}
             name = f"product, {kind}, tiles of {shape.rows} rows"
             yield Variant(name, quantized_linear.product_kernel, types, constants, shape.num_warps, shape.num_stages)
@@ -198,7 +201,8 @@ def _products() -> Iterator[Variant]:
         "product: sum of 4 splits", quantized_linear.sum_kernel, types, {"SPLITS": 4, "BIASED": False, "BLOCK": 1024}, 4
     )
     types = {"x": "*bf16", "out": "*fp8e4nv", "scales": "*fp32"}
-    yield Variant("rows to float8", quantized_linear.quantize_rows_kernel, types, {"WIDTH": 4096, "BLOCK": 4096}, 8)
+    constants = {"WIDTH": 4096, "BLOCK": 4096, "MOST": 448.0, "WHOLE": False}
+    yield Variant("rows to float8", quantized_linear.quantize_rows_kernel, types, constants, 8)
 
 
 def _is_aligned(parameter: Any, kind: str) -> bool:

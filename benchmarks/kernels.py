@@ -171,14 +171,16 @@ def _products(model: str, config: ModelConfig, device: torch.device, tiny: bool)
             weight.nbytes + ends,
             flops,
         )
-        for method in ("int8", "int4") if tiny else ("int8", "int4", "fp8"):
+        for method in ("int8", "w8a8", "int4") if tiny else ("int8", "w8a8", "int4", "fp8"):
             kept = quantize(weight, None, method)
             size = kept.weight.nbytes + kept.scales.nbytes + ends
 
             def multiply(x: Tensor = x, kept: Any = kept) -> object:
-                return quantized_linear.linear(x, kept.weight, kept.scales, None) if tiny else kept(x)
+                if tiny:
+                    return quantized_linear.linear(x, kept.weight, kept.scales, None, rounds_input=kept.rounds_input)
+                return kept(x)
 
-            yield Case(f"product, {method}", shape, multiply, size, flops / 2 if method == "fp8" else flops)
+            yield Case(f"product, {method}", shape, multiply, size, flops / 2 if method in ("fp8", "w8a8") else flops)
 
 
 def _sampling(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:

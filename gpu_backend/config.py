@@ -13,7 +13,7 @@ DTYPES = ("auto", "bfloat16", "float32")
 LOAD_FORMATS = ("auto", "dummy")
 SPECULATIVE_METHODS = ("off", "ngram")
 MOST_SPECULATIVE_TOKENS = 16
-QUANTIZATIONS = ("fp8", "int8", "int4")
+QUANTIZATIONS = ("fp8", "int8", "w8a8", "int4")
 KV_CACHE_DTYPES = ("auto", "fp8")
 
 

@@ -38,7 +38,7 @@ class Runner:
         weights = (
             RandomWeights(self.device, self.dtype, linear=linear)
             if dummy
-            else Checkpoint(config.folder, self.device, self.dtype, linear)
+            else Checkpoint(config.folder, self.device, self.dtype, linear, model_config.packed)
         )
         with torch.inference_mode():
             self._model = load_model(self.model_config, weights, wished)

@@ -104,20 +104,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, batch_invariant: bool
 
 
 def quantized_linear(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, batch_invariant: bool = False
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    zeros: Tensor | None = None,
+    rounds_input: bool = False,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """Return x (rows, in) · weightᵀ + bias for weights (out, in) of float8 or int8, or int4 packed as (out, in / 2).
 
     With weights of float8 the input is rounded to it, too, where the device multiplies such rows; it does so for sizes
-    in multiples of 16, and in an order of its own.
+    in multiples of 16, and in an order of its own. With ``rounds_input`` both sides are int8. ``zeros`` (out, groups)
+    are what four bits count from; 8 if not given.
     """
     if not uses_triton(x.device):
-        return reference.quantized_linear(x, weight, scales, bias)
+        return reference.quantized_linear(x, weight, scales, bias, zeros, rounds_input)
     from gpu_backend.kernels import quantized_linear as triton_linear
 
     if weight.dtype != FP8 or batch_invariant or weight.shape[0] % 16 or weight.shape[1] % 16:
-        return triton_linear.linear(x, weight, scales, bias, batch_invariant)
-    rounded, row_scales = triton_linear.quantize_rows(x)
+        return triton_linear.linear(x, weight, scales, bias, batch_invariant, zeros, rounds_input)
+    rounded, row_scales = triton_linear.quantize_rows(x, FP8)
     product = torch._scaled_mm(
         rounded, weight.t(), scale_a=row_scales, scale_b=scales[None], out_dtype=torch.bfloat16
     ).to(x.dtype)

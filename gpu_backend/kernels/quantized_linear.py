@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_FP8 = tl.constexpr(448.0)  # the largest number of float8 e4m3
+MOST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}  # the largest number of each type
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,19 @@ def product_shape(rows: int, batch_invariant: bool = False) -> ProductShape:
 
 
 def linear(
-    x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, batch_invariant: bool = False
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor | None,
+    bias: Tensor | None,
+    batch_invariant: bool = False,
+    zeros: Tensor | None = None,
+    rounds_input: bool = False,
 ) -> Tensor:
-    """Return x · weightᵀ + bias; x (rows, in) of bfloat16, float16 or float32.
+    """Return x · weightᵀ + bias; x (rows, in) of bfloat16, float16 or float32, rounded to int8 if ``rounds_input``.
 
     ``weight`` is int8 (out, in) with ``scales`` (out,); or uint8 (out, in / 2) with ``scales`` (out, groups), packed as
-    ``models.quantization.pack_int4`` says; or of x's own type (out, in), with none. Scales are float32.
+    ``models.quantization.pack_int4`` says, and ``zeros`` uint8 (out, groups) that they count from, 8 if not given; or
+    of x's own type (out, in), with none. Scales are float32.
     ``batch_invariant`` makes each row's sum the same to the bit however many rows there are.
     """
     rows, inputs = x.shape
@@ -58,13 +65,15 @@ def linear(
     tiles = triton.cdiv(outputs, shape.columns) * (1 if batch_invariant else triton.cdiv(rows, shape.rows))
     splits = max(1, min(MOST_SPLITS, PROGRAMS_WISHED // tiles, triton.cdiv(inputs, depth) // 4))
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    x, row_scales = quantize_rows(x, torch.int8) if rounds_input else (x, out)
     part = out if splits == 1 else torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device)
     product_kernel[(triton.cdiv(rows, shape.rows), triton.cdiv(outputs, shape.columns), splits)](
-        x, weight, out if scales is None else scales, out if bias is None else bias, part,
+        x, weight, out if scales is None else scales, weight if zeros is None else zeros, row_scales,
+        out if bias is None else bias, part,
         rows, outputs, inputs, x.stride(0), weight.stride(0),
         ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=depth, SPLITS=splits, GROUP=group,
-        SCALED=scales is not None, BIASED=bias is not None,
-        PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",
+        SCALED=scales is not None, SHIFTED=zeros is not None, ROUNDED=rounds_input, BIASED=bias is not None,
+        PRECISION="tf32x3" if out.dtype == torch.float32 else "tf32",
         num_warps=shape.num_warps, num_stages=shape.num_stages,
     )  # fmt: skip
     if splits > 1:
@@ -75,23 +84,24 @@ def linear(
     return out
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row of ``x`` (rows, width) as float8 e4m3, and the scale (rows, 1) it is to be multiplied with."""
+def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return rows (rows, width) as float8 e4m3 or int8, and the scales (rows, 1) to multiply them with."""
     rows, width = x.shape
-    out = torch.empty((rows, width), dtype=torch.float8_e4m3fn, device=x.device)
+    out = torch.empty((rows, width), dtype=dtype, device=x.device)
     scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
     quantize_rows_kernel[(rows,)](
-        x, out, scales, x.stride(0), WIDTH=width, BLOCK=block, num_warps=min(16, max(1, block // 512))
-    )
+        x, out, scales, x.stride(0), WIDTH=width, BLOCK=block, MOST=MOST[dtype], WHOLE=dtype == torch.int8,
+        num_warps=min(16, max(1, block // 512)),
+    )  # fmt: skip
     return out, scales
 
 
 @triton.jit(do_not_specialize=["rows"])
 def product_kernel(
-    x, weight, scales, bias, part, rows, outputs, inputs, row_stride, weight_stride,
+    x, weight, scales, zeros, row_scales, bias, part, rows, outputs, inputs, row_stride, weight_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr,
-    SCALED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
+    SCALED: tl.constexpr, SHIFTED: tl.constexpr, ROUNDED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of the output, over one split of the inputs."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -113,12 +123,26 @@ def product_kernel(
             packed = tl.load(from_weight + step * HALF + byte, mask=there, other=0)
             low = tl.load(from_x + step * GROUP + byte, mask=here, other=0.0)
             high = tl.load(from_x + step * GROUP + HALF + byte, mask=here, other=0.0)
-            first = ((packed & 15).to(tl.int8) - 8).to(low.dtype)
-            second = ((packed >> 4).to(tl.int8) - 8).to(low.dtype)
+            place = column * (inputs // GROUP) + step
+            zero = 8
+            if SHIFTED:
+                zero = tl.load(zeros + place, mask=column < outputs, other=0).to(tl.int8)[:, None]
+            first = ((packed & 15).to(tl.int8) - zero).to(low.dtype)
+            second = ((packed >> 4).to(tl.int8) - zero).to(low.dtype)
             summed = tl.dot(low, tl.trans(first), input_precision=PRECISION)
             summed = tl.dot(high, tl.trans(second), summed, input_precision=PRECISION)
-            scale = tl.load(scales + column * (inputs // GROUP) + step, mask=column < outputs, other=0.0)
+            scale = tl.load(scales + place, mask=column < outputs, other=0.0)
             acc += summed * scale[None, :]
+    elif ROUNDED:
+        whole = tl.zeros([ROWS, COLUMNS], tl.int32)
+        for step in range(begin, end):
+            place = step * DEPTH + tl.arange(0, DEPTH)[None, :]
+            inside = place < inputs
+            taken = tl.load(from_x + place, mask=here & inside, other=0)
+            w = tl.load(from_weight + place, mask=there & inside, other=0)
+            whole = tl.dot(taken, tl.trans(w), whole, out_dtype=tl.int32)
+        acc = whole.to(tl.float32) * tl.load(row_scales + row, mask=row < rows, other=0.0)[:, None]
+        acc *= tl.load(scales + column, mask=column < outputs, other=0.0)[None, :]
     else:
         for step in range(begin, end):
             place = step * DEPTH + tl.arange(0, DEPTH)[None, :]
@@ -149,13 +173,17 @@ def sum_kernel(part, bias, out, rows, outputs, SPLITS: tl.constexpr, BIASED: tl.
 
 
 @triton.jit
-def quantize_rows_kernel(x, out, scales, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def quantize_rows_kernel(
+    x, out, scales, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr, WHOLE: tl.constexpr
+):
     """One row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     held = columns < WIDTH
     value = tl.load(x + row * row_stride + columns, mask=held, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(value), 0), 1e-12) / MOST_FP8
+    scale = tl.maximum(tl.max(tl.abs(value), 0), 1e-12) / MOST
     tl.store(scales + row, scale)
-    clipped = tl.clamp(value / scale, -MOST_FP8, MOST_FP8)
+    clipped = tl.clamp(value / scale, -MOST, MOST)
+    if WHOLE:  # a conversion cuts off what is behind the point
+        clipped += tl.where(clipped < 0.0, -0.5, 0.5)
     tl.store(out + row * WIDTH + columns, clipped.to(out.dtype.element_ty), mask=held)

@@ -195,28 +195,41 @@ def linear_by_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.cat([F.linear(row.clone(), weight, bias) for row in x.split(1)]) if len(x) else F.linear(x, weight)
 
 
-def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+def quantized_linear(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    zeros: Tensor | None = None,
+    rounds_input: bool = False,
+) -> Tensor:
     """Return x · weightᵀ + bias for float8 (both sides rounded, a scale for each row), int8 or packed int4 weights.
 
-    Shapes and packing as in ``models.quantization``.
+    Shapes and packing as in ``models.quantization``. ``rounds_input`` says that x is rounded to int8, too.
     """
     if weight.dtype == torch.float8_e4m3fn:
-        rounded, row_scales = quantize_rows(x)
+        rounded, row_scales = quantize_rows(x, weight.dtype)
         product = F.linear(rounded.float(), weight.float()) * row_scales * scales
+    elif rounds_input:
+        rounded, row_scales = quantize_rows(x, torch.int8)
+        product = (F.linear(rounded.double(), weight.double()) * row_scales * scales).float()
     elif weight.dtype == torch.int8:
         product = F.linear(x, weight.to(x.dtype)).float() * scales
     else:
         packed = weight.view(len(weight), scales.shape[1], 1, -1)
-        numbers = torch.cat([packed & 15, packed >> 4], dim=2).flatten(2).float() - 8
+        numbers = torch.cat([packed & 15, packed >> 4], dim=2).flatten(2).float()
+        numbers -= 8 if zeros is None else zeros[:, :, None].float()
         product = F.linear(x.float(), (numbers * scales[:, :, None]).flatten(1))
     product = product if bias is None else product + bias
     return product.to(x.dtype)
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row of ``x`` (rows, width) as float8 e4m3, and the scale (rows, 1) it is to be multiplied with."""
-    scales = x.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448.0
-    return (x.float() / scales).clamp(-448.0, 448.0).to(torch.float8_e4m3fn), scales
+def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return rows (rows, width) as float8 e4m3 or int8, and the scales (rows, 1) to multiply them with."""
+    most = 127.0 if dtype == torch.int8 else 448.0
+    scales = x.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / most
+    scaled = (x.float() / scales).clamp(-most, most)
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scales
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,6 +32,16 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedFormat:
+    """How a checkpoint packs weights of four bits; see ``packed.py``."""
+
+    method: str  # awq, or gptq
+    group_size: int  # inputs that share a scale; -1: all
+    zeros_are_one_less: bool = False  # as GPTQ's first format stores them
+    kept_whole: tuple[str, ...] = ()  # parts of the names of matrices that are not packed
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape of a decoder of the Llama family."""
 
@@ -50,6 +60,7 @@ class ModelConfig:
     attention_bias: bool
     mlp_bias: bool
     eos_token_ids: frozenset[int]
+    packed: PackedFormat | None  # None: weights are there as they are
     windows: tuple[int, ...]  # by layer: how many tokens a query looks back to, itself included; 0: all
 
     @property
@@ -59,6 +70,8 @@ class ModelConfig:
 
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+PACKED_BITS, PACKED_GROUPS = 4, 32  # the one width that is read, and what its groups are multiples of
+PACKED_FORMATS = (("awq", "gemm"), ("gptq", "gptq"), ("gptq", "gptq_v2"))
 ROPE_KINDS = ("default", "dynamic", "linear", "llama3", "yarn")
 
 
@@ -99,6 +112,7 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] 
         attention_bias=bool(config.get("attention_bias", False)),
         mlp_bias=bool(config.get("mlp_bias", False)),
         eos_token_ids=_eos(config) | _eos(generation or {}),
+        packed=_packed_format(config),
         windows=_windows(config, architecture, num_layers),
     )
 
@@ -116,8 +130,23 @@ def _architecture(config: Mapping[str, Any]) -> str:
 def _refuse_options(config: Mapping[str, Any]) -> None:
     if config.get("hidden_act", "silu") != "silu":
         raise UnsupportedModel(f"hidden_act is {config['hidden_act']!r}; supported: 'silu'")
-    if config.get("quantization_config"):
-        raise UnsupportedModel("the checkpoint is quantized; only float32, float16 and bfloat16 weights are supported")
+
+
+def _packed_format(config: Mapping[str, Any]) -> PackedFormat | None:
+    asked = config.get("quantization_config")
+    if not asked:
+        return None
+    method, bits = asked.get("quant_method"), asked.get("bits", asked.get("w_bit", PACKED_BITS))
+    version = asked.get("version", "gemm") if method == "awq" else asked.get("checkpoint_format", "gptq")
+    if (method, str(version).lower()) not in PACKED_FORMATS or bits != PACKED_BITS:
+        raise UnsupportedModel(
+            f"the checkpoint is quantized by {method} ({version}) to {bits} bits; supported: awq (gemm) and "
+            "gptq (gptq, gptq_v2) of 4 bits, and float32, float16 or bfloat16 weights"
+        )
+    group = int(asked.get("group_size", asked.get("q_group_size", 128)))
+    if group != -1 and (group < 1 or group % PACKED_GROUPS):
+        raise UnsupportedModel(f"quantization_config has groups of {group}; they are of a multiple of {PACKED_GROUPS}")
+    return PackedFormat(method, group, version == "gptq", tuple(asked.get("modules_to_not_convert") or ()))
 
 
 def _windows(config: Mapping[str, Any], architecture: str, num_layers: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from gpu_backend.engine.batch import Batch, token_by_token
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.quantized_kv import KvScales
 from gpu_backend.models.config import ModelConfig, RopeConfig
+from gpu_backend.models.packed import is_packed, load_packed
 from gpu_backend.models.quantization import QuantizedLinear, quantize
 from gpu_backend.models.weights import WeightSource
 
@@ -124,14 +125,16 @@ def load_linear(
     weights: WeightSource, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: bool
 ) -> Linear | QuantizedLinear:
     """Load matrices that read the same input, packed into one: their outputs lie beside each other."""
-    weight = _packed(weights, [f"{name}.weight" for name in names], outs, width)
-    added = _packed(weights, [f"{name}.bias" for name in names], outs) if bias else None
+    added = _together(weights, [f"{name}.bias" for name in names], outs) if bias else None
+    if is_packed(weights.packed, names[0]):
+        return load_packed(weights, names, outs, width, added)
+    weight = _together(weights, [f"{name}.weight" for name in names], outs, width)
     if weights.linear.quantization is not None:
         return quantize(weight, added, weights.linear.quantization, weights.linear.batch_invariant)
     return Linear(weight, added, weights.linear.batch_invariant)
 
 
-def _packed(weights: WeightSource, names: list[str], outs: tuple[int, ...], *width: int) -> Tensor:
+def _together(weights: WeightSource, names: list[str], outs: tuple[int, ...], *width: int) -> Tensor:
     """Put tensors below each other, with only one of them in memory beside the whole."""
     first = weights.get(names[0], outs[0], *width)
     if len(names) == 1:

@@ -31,10 +31,16 @@ class QuantizedLinear:
     weight: Tensor  # fp8 or int8 (out, in), or int4 packed (out, in / 2)
     scales: Tensor  # float32: (out,), or (out, groups) for int4
     bias: Tensor | None = None
+    zeros: Tensor | None = None  # uint8 (out, groups): what int4 counts from; None: 8
+    order: Tensor | None = None  # (in,): which input each column is for; None: its own
+    rounds_input: bool = False  # to int8, too
     batch_invariant: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        return ops.quantized_linear(x, self.weight, self.scales, self.bias, self.batch_invariant)
+        x = x if self.order is None else x.index_select(1, self.order)
+        return ops.quantized_linear(
+            x, self.weight, self.scales, self.bias, self.zeros, self.rounds_input, self.batch_invariant
+        )
 
 
 def quantize(weight: Tensor, bias: Tensor | None, method: str, batch_invariant: bool = False) -> QuantizedLinear:
@@ -44,17 +50,18 @@ def quantize(weight: Tensor, bias: Tensor | None, method: str, batch_invariant: 
         if group is None:
             raise UnsupportedModel(f"int4 needs inputs in groups of {GROUPS[-1]}; a matrix has {weight.shape[1]}")
         numbers, scales = _round_to_int4(weight, group)
-        return QuantizedLinear(pack_int4(numbers, group), scales, bias, batch_invariant)
+        packed = pack_int4(numbers + 8, group)
+        return QuantizedLinear(packed, scales, bias, batch_invariant=batch_invariant)
     most = MOST_FP8 if method == "fp8" else 127.0
     scales = _largest(weight, 1) / most
     scaled = weight.float() / scales[:, None]
     rounded = scaled.clamp(-most, most).to(FP8) if method == "fp8" else scaled.round().to(torch.int8)
-    return QuantizedLinear(rounded, scales, bias, batch_invariant)
+    return QuantizedLinear(rounded, scales, bias, rounds_input=method == "w8a8", batch_invariant=batch_invariant)
 
 
 def pack_int4(numbers: Tensor, group: int) -> Tensor:
-    """Pack (out, in) of -8 … 7: byte i of a group has number i + 8 low and number i + group / 2 + 8 high."""
-    halves = (numbers + 8).to(torch.uint8).view(len(numbers), -1, 2, group // 2)
+    """Pack (out, in) of 0 … 15: byte i of a group has number i in its low bits, number i + group / 2 in its high."""
+    halves = numbers.to(torch.uint8).view(len(numbers), -1, 2, group // 2)
     return (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
 
 

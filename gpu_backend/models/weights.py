@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpu_backend.models.config import UnsupportedModel
+from gpu_backend.models.config import PackedFormat, UnsupportedModel
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -31,9 +31,14 @@ class WeightSource(Protocol):
     """Gives a model its tensors, and says what is to become of those of matrix products."""
 
     linear: LinearOptions
+    packed: PackedFormat | None  # None: every matrix is there as it is
 
     def get(self, name: str, *shape: int) -> Tensor:
         """Return the tensor of that name and shape. Raises ``UnsupportedModel``."""
+        ...
+
+    def get_whole(self, name: str, *shape: int) -> Tensor:
+        """Return the tensor of whole numbers of that name and shape. Raises ``UnsupportedModel``."""
         ...
 
 
@@ -41,9 +46,19 @@ class Checkpoint:
     """The safetensors files of a Hugging Face checkpoint, one or several shards, read tensor by tensor."""
 
     def __init__(
-        self, folder: Path, device: torch.device, dtype: torch.dtype, linear: LinearOptions | None = None
+        self,
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        linear: LinearOptions | None = None,
+        packed: PackedFormat | None = None,
     ) -> None:
         self.linear = linear or LinearOptions()
+        self.packed = packed
+        if packed is not None and self.linear.quantization is not None:
+            raise UnsupportedModel(
+                f"the checkpoint has weights of 4 bits already ({packed.method}); leave quantization out"
+            )
         self._device = device
         self._dtype = dtype
         self._file_of: dict[str, Any] = {}
@@ -55,6 +70,19 @@ class Checkpoint:
 
     def get(self, name: str, *shape: int) -> Tensor:
         """Return the tensor of that name and shape, on the device. Raises ``UnsupportedModel``."""
+        tensor = self._read(name, shape)
+        if not tensor.is_floating_point():
+            raise UnsupportedModel(f"tensor {name} is of {tensor.dtype}; float32, float16 or bfloat16 is needed")
+        return tensor.to(self._device, self._dtype)
+
+    def get_whole(self, name: str, *shape: int) -> Tensor:
+        """Return the tensor of int32 of that name and shape, on the device. Raises ``UnsupportedModel``."""
+        tensor = self._read(name, shape)
+        if tensor.dtype != torch.int32:
+            raise UnsupportedModel(f"tensor {name} is of {tensor.dtype}; int32 is needed")
+        return tensor.to(self._device)
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._file_of:
             near = get_close_matches(name, self._unread, n=1)
             hint = f"; the nearest name there is {near[0]}" if near else ""
@@ -66,13 +94,14 @@ class Checkpoint:
             raise UnsupportedModel(f"tensor {name} cannot be read from its shard: {error}") from error
         if tuple(tensor.shape) != shape:
             raise UnsupportedModel(f"tensor {name} has shape {tuple(tensor.shape)}; config.json calls for {shape}")
-        if not tensor.is_floating_point():
-            raise UnsupportedModel(f"tensor {name} is of {tensor.dtype}; float32, float16 or bfloat16 is needed")
-        return tensor.to(self._device, self._dtype)
+        assert isinstance(tensor, Tensor)
+        return tensor
 
 
 class RandomWeights:
     """Tensors drawn by chance from a fixed seed, for benchmarks of a shape whose weights are not at hand."""
+
+    packed: PackedFormat | None = None
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype, seed: int = 0, linear: LinearOptions | None = None
@@ -90,6 +119,10 @@ class RandomWeights:
             return torch.zeros(shape, device=self._device, dtype=self._dtype)
         tensor = torch.empty(shape, device=self._device, dtype=self._dtype)
         return tensor.normal_(0.0, 0.02, generator=self._generator)
+
+    def get_whole(self, name: str, *shape: int) -> Tensor:
+        """Raise ``UnsupportedModel``: random weights are never packed."""
+        raise UnsupportedModel(f"random weights have no {name} of whole numbers")
 
 
 def _shards(folder: Path) -> dict[Path, list[str] | None]:

@@ -26,8 +26,11 @@ class Setting:
 
     def randn(self, *shape: int) -> Tensor:
         """Return normal numbers, drawn on the CPU and rounded to the precision, on the device."""
-        generator = torch.Generator().manual_seed(self.dice.getrandbits(62))
-        return torch.randn(shape, generator=generator).to(self.device, self.dtype)
+        return torch.randn(shape, generator=self.generator()).to(self.device, self.dtype)
+
+    def generator(self) -> torch.Generator:
+        """Return the CPU's, freshly seeded."""
+        return torch.Generator().manual_seed(self.dice.getrandbits(62))
 
 
 @dataclass(frozen=True, slots=True)

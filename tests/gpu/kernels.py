@@ -183,17 +183,20 @@ def log_probabilities(setting: Setting) -> str:
 
 def products(setting: Setting) -> str:
     """Weights of 4 and 8 bits, and plain ones whose sums don't follow the batch, with awkward sizes and biases."""
-    return _worst(setting, lambda: _product_error(setting))
+    return _worst(setting, lambda: _product_error(setting), 5)
 
 
-def rows_of_float8(setting: Setting) -> str:
-    """Each row as float8 with its scale, as plain torch rounds it."""
-    x = setting.randn(5, 300).to(_dtype(setting)) * 9
-    rounded, scales = quantized_linear.quantize_rows(x)
-    expected, expected_scales = reference.quantize_rows(x)
-    error = relative_error(rounded.float() * scales, expected.float() * expected_scales)
-    require(error <= _float8_tolerance(setting), f"relative error {error:.1e}")
-    return f"relative error {error:.1e}"
+def rows_of_eight_bits(setting: Setting) -> str:
+    """Each row as float8 or int8 with its scale, as plain torch rounds it."""
+    errors = []
+    for dtype, allowed in ((FP8, _float8_tolerance(setting)), (torch.int8, 2e-3)):
+        x = setting.randn(5, 300).to(_dtype(setting)) * 9
+        x[2] = 0
+        rounded, scales = quantized_linear.quantize_rows(x, dtype)
+        expected, expected_scales = reference.quantize_rows(x, dtype)
+        errors.append(relative_error(rounded.float() * scales, expected.float() * expected_scales))
+        require(errors[-1] <= allowed, f"relative error {errors[-1]:.1e} as {dtype}")
+    return f"relative errors {errors[0]:.1e} and {errors[1]:.1e}"
 
 
 def engine(setting: Setting) -> str:
@@ -302,7 +305,7 @@ def _product_error(setting: Setting) -> float:
     inputs, outputs = dice.choice((128, 1024, 4096) if large else (128, 640)), dice.choice((24, 136))
     x, weight = setting.randn(rows, inputs).to(dtype), setting.randn(outputs, inputs).to(dtype)
     bias = setting.randn(outputs).to(dtype) if dice.random() < 0.5 else None
-    method = dice.choice(("int8", "int4", "plain"))
+    method = dice.choice(("int8", "w8a8", "int4", "plain"))
     if method == "plain":
         with rows_one_by_one(setting):
             out = quantized_linear.linear(x, weight, None, bias, batch_invariant=True)
@@ -311,9 +314,15 @@ def _product_error(setting: Setting) -> float:
         expected = x.cpu().double() @ weight.cpu().double().T + (0 if bias is None else bias.cpu().double())
         return relative_error(out, expected)
     kept = quantize(weight, bias, method)
-    out = quantized_linear.linear(x, kept.weight, kept.scales, bias)
-    wide = None if bias is None else bias.cpu().double()
-    return relative_error(out, reference.quantized_linear(x.cpu().double(), kept.weight.cpu(), kept.scales.cpu(), wide))
+    zeros = None
+    if method == "int4" and dice.random() < 0.7:
+        zeros = torch.randint(0, 17, kept.scales.shape, generator=setting.generator()).byte().to(setting.device)
+    out = quantized_linear.linear(x, kept.weight, kept.scales, bias, dice.random() < 0.3, zeros, kept.rounds_input)
+    zeros, wide = None if zeros is None else zeros.cpu(), None if bias is None else bias.cpu().double()
+    expected = reference.quantized_linear(
+        x.cpu().double(), kept.weight.cpu(), kept.scales.cpu(), wide, zeros, kept.rounds_input
+    )
+    return relative_error(out, expected)
 
 
 def _float8_tolerance(setting: Setting) -> float:
@@ -328,8 +337,8 @@ def _dtype(setting: Setting) -> torch.dtype:
     return torch.float16 if setting.device.type == "cpu" and setting.dtype == torch.bfloat16 else setting.dtype
 
 
-def _worst(setting: Setting, error: Callable[[], float]) -> str:
-    shapes = 12 if setting.device.type == "cuda" else 1
+def _worst(setting: Setting, error: Callable[[], float], interpreted: int = 1) -> str:
+    shapes = 12 if setting.device.type == "cuda" else interpreted
     worst = max(error() for _ in range(shapes))
     figures = f"{shapes} shapes, worst relative error {worst:.1e}"
     require(worst <= TOLERANCE[_dtype(setting)], f"{figures}, above {TOLERANCE[_dtype(setting)]:.0e}")
@@ -348,7 +357,7 @@ CHECKS = (
     Check("kernel: draws", draws, (torch.float32,)),
     Check("kernel: log-probabilities", log_probabilities, (torch.float32,)),
     Check("kernel: products of few bits", products),
-    Check("kernel: rows of float8", rows_of_float8, (torch.bfloat16,)),
+    Check("kernel: rows of eight bits", rows_of_eight_bits, (torch.bfloat16,)),
     Check("kernel: an engine of them equals a plain pass", engine, (torch.float32,)),
     Check("kernel: an engine of them whatever the batch", engine_stays_the_same, (torch.float32,)),
 )

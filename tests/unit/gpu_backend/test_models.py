@@ -121,7 +121,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         ),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"use_sliding_window": True}, "sliding-window"),
-        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"quantization_config": {"bits": 4}}, "quantized by None"),
         ({"num_key_value_heads": 3}, "no multiple"),
         ({"hidden_size": None}, "hidden_size = None"),
         ({"vocab_size": "many"}, "vocab_size = 'many'"),

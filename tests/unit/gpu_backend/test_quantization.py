@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.precision import measure, perplexity, plant_outliers
 from gpu_backend.config import EngineConfig
 from gpu_backend.demo_model import CHECKPOINT
-from gpu_backend.engine.plan import SequenceStep, StepPlan
 from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sequence import SamplingParams
 from gpu_backend.kernels.quantized_kv import load_kv, quantize_kv, scales_from
 from gpu_backend.models.config import UnsupportedModel, load_model_config
 from gpu_backend.models.quantization import pack_int4, quantize
@@ -25,7 +22,7 @@ from tests.support.tiny_model import TinyModel, write_tiny_model
 
 # ‖product − that of the whole numbers‖ / ‖it‖ for normal weights. Rounding x to n even steps of its range costs
 # step / √12: about 0.8 % for eight bits, 11 % for four; e4m3 keeps three bits of each number, 2.5 % a side.
-ALLOWED = {"int8": 0.012, "fp8": 0.045, "int4": 0.13}
+ALLOWED = {"int8": 0.012, "w8a8": 0.018, "fp8": 0.045, "int4": 0.13}
 
 
 def relative_error(out: Tensor, expected: Tensor) -> float:
@@ -46,8 +43,8 @@ def test_rounded_products_stay_close(method: str, outliers: int) -> None:
 
 
 def test_four_bits_are_packed_by_halves_of_a_group() -> None:
-    """Byte i of a group holds number i in its low bits and number i + half in its high ones, each 8 more."""
-    numbers = torch.tensor([[-8, -7, 6, 7, 0, 1, 2, 3]])
+    """Byte i of a group holds number i in its low bits and number i + half in its high ones."""
+    numbers = torch.tensor([[0, 1, 14, 15, 8, 9, 10, 11]])
 
     packed = pack_int4(numbers, group=4)
 
@@ -91,12 +88,17 @@ def test_float8_cache_keeps_three_bits_and_cuts_what_is_beyond() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "allowed"),
-    [({"quantization": "int8"}, 1.003), ({"quantization": "fp8"}, 1.02), ({"quantization": "int4"}, 1.25),
-     ({"kv_cache_dtype": "fp8"}, 1.02)],
-)  # fmt: skip
+    [
+        ({"quantization": "int8"}, 1.003),
+        ({"quantization": "w8a8"}, 1.01),
+        ({"quantization": "fp8"}, 1.02),
+        ({"quantization": "int4"}, 1.25),
+        ({"kv_cache_dtype": "fp8"}, 1.02),
+    ],
+)
 def test_demo_model_barely_notices(settings: dict[str, str], allowed: float) -> None:
     """Perplexity on a text of its own kind grows by no more than this."""
-    plain, rounded = (_perplexity(EngineConfig(str(CHECKPOINT), "cpu", **some)) for some in ({}, settings))
+    plain, rounded = (perplexity(EngineConfig(str(CHECKPOINT), "cpu", **some)) for some in ({}, settings))
 
     assert plain != rounded and rounded / plain < allowed, f"perplexity {plain:.4f} becomes {rounded:.4f}"
 
@@ -112,16 +114,15 @@ def test_float8_cache_has_twice_the_room(tmp_path: Path) -> None:
     assert half in (2 * plain, 2 * plain + 1)
 
 
-def _perplexity(config: EngineConfig) -> float:
-    """Return that of a fixed text, scored in one prefill."""
-    from tokenizers import Tokenizer
+def test_planted_outliers_are_outliers_and_change_nothing_else(tmp_path: Path) -> None:
+    """The benchmark's second checkpoint says what the first says, and is harder for integers, but not for float8."""
+    planted = plant_outliers(CHECKPOINT, tmp_path / "planted")
+    plain, hard = (perplexity(EngineConfig(str(folder), "cpu")) for folder in (CHECKPOINT, planted))
 
-    lessons = map(json.loads, (CHECKPOINT.parent / "data" / "engine.jsonl").read_text().splitlines())
-    text = "".join(f"<|user|>{it['questions'][0]}<|end|><|assistant|>{it['answer']}<|end|>" for it in lessons)
-    tokens = tuple(Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")).encode(text).ids[:600])
-    runner = Runner(config, load_model_config(CHECKPOINT))
-    blocks = tuple(range(-(-len(tokens) // config.block_size)))
-    sampling = SamplingParams(1, prompt_logprobs=0)
-    step = SequenceStep(1, tokens, 0, blocks, False, sampling, 0, targets=tokens[1:])
-    (scores,) = runner.run(StepPlan(0, (step,))).scored
-    return math.exp(-sum(score.logprob for score in scores) / len(scores))
+    errors = {
+        method: [max(measure(folder, method, "auto").layer_errors) for folder in (CHECKPOINT, planted)]
+        for method in ("w8a8", "fp8")
+    }
+
+    assert hard == pytest.approx(plain, rel=1e-5)
+    assert errors["w8a8"][1] > 2 * errors["w8a8"][0] and errors["fp8"][1] < 1.5 * errors["fp8"][0]
