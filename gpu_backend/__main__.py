@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quantization", choices=QUANTIZATIONS, help="round the weights while they are loaded; not if not given")
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default=engine.kv_cache_dtype, help="auto is that of the model")
     add("--batch-invariant", action="store_true", help="the same bits whatever else is in the batch; slower")
+    add("--tensor-parallel-size", type=int, default=1, metavar="N", help="devices that compute the model together")
     add("--max-num-batched-tokens", type=int, default=engine.max_num_batched_tokens, metavar="N", help="tokens a step")
     add("--max-num-seqs", type=int, default=engine.max_num_seqs, metavar="N", help="replies that run at once")
     add("--max-batch-tier-tokens", type=int, metavar="N", help="of them for batch work; all if not given")
@@ -108,6 +109,7 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Fr
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         batch_invariant=options.batch_invariant,
+        tensor_parallel_size=options.tensor_parallel_size,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,
         max_model_len=options.max_model_len,

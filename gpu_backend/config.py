@@ -30,6 +30,7 @@ class EngineConfig:
     quantization: str | None = None  # how weights are rounded while they are loaded; None: not at all
     kv_cache_dtype: str = "auto"  # auto: that of the model; fp8: half the bytes, with a scale for each key head
     batch_invariant: bool = False  # bit-identical replies whatever else is in the batch
+    tensor_parallel_size: int = 1  # processes that compute the model together, each on a device of its own
     block_size: int = 16  # tokens in a KV block
     load_format: str = "auto"  # dummy: random weights of the config's shape
     num_kv_blocks: int | None = None  # None: from the two sizes below
@@ -62,7 +63,7 @@ class EngineConfig:
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.quantization is not None:
             _one_of("quantization", self.quantization, QUANTIZATIONS)
-        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "cpu_kv_bytes"):
+        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "cpu_kv_bytes", "tensor_parallel_size"):
             _at_least_one(name, getattr(self, name))
         for name in ("max_model_len", "num_kv_blocks", "num_threads"):
             if getattr(self, name) is not None:
@@ -70,6 +71,8 @@ class EngineConfig:
         for name in ("max_batch_tier_tokens", "max_waiting"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
+        if self.tensor_parallel_size > 1 and self.speculative_method != "off":
+            raise ValueError("speculative_method needs tensor_parallel_size 1: ranks do not take guesses back together")
         if not 0 <= self.interactive_headroom < 1:
             raise ValueError(
                 f"interactive_headroom is {self.interactive_headroom}; it is a share, at least 0 and less than 1"

@@ -86,7 +86,7 @@ class EngineProcess:
 
 def main(descriptor: int, parent: int) -> int:
     """Run the engine in this process until the socket closes; return the exit status."""
-    _die_with(parent)
+    die_with(parent)
     # Ctrl-C and a service manager's stop go to the whole group: the parent drains first, then ends this process.
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
@@ -142,6 +142,10 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     compiler = GrammarCompiler(config.folder, model.vocab_size, model.eos_token_ids)
     runner = Runner(config, model)
     runner.warm_up()
+    if config.tensor_parallel_size > 1:
+        for rank, (weights, cache) in enumerate(runner.bytes_of_ranks):
+            told = f"rank {rank} of {config.tensor_parallel_size}: {weights:,} bytes of weights, {cache:,} of KV cache"
+            print(f"gpu_backend: {told}", file=sys.stderr, flush=True)  # noqa: T201
     limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids, runner.num_host_blocks)
     loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))
     ready = Ready(
@@ -154,7 +158,7 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     return loop, ready
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Ask the kernel to end this process with its parent, and end it now if the parent is gone already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,11 @@ from gpu_backend.kernels.layout import PagedLayouts, invariant_split
 from gpu_backend.kernels.quantized_kv import KvScales, scales_from
 from gpu_backend.models.config import ModelConfig, UnsupportedModel
 from gpu_backend.models.registry import load_model
-from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights
+from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes
+from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights, WeightSource
+
+if TYPE_CHECKING:
+    from gpu_backend.engine.ranks import Ranks
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
@@ -27,19 +33,28 @@ GPU_WORKSPACE_BYTES = 1024**3  # activations and logits of a full step
 class Runner:
     """The model and its KV cache on one device. Raises ``UnsupportedModel`` if the checkpoint cannot be served."""
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig) -> None:
-        self.device = _choose_device(config.device)
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, ranks: Ranks | None = None) -> None:
+        """Load it; of several ranks the first starts the others, which come with ``ranks``."""
+        if ranks is None and config.tensor_parallel_size > 1:
+            from gpu_backend.engine.ranks import start_ranks
+
+            config_of_rank(model_config, config.tensor_parallel_size)  # refused here, not in all of them
+            ranks = start_ranks(config)
+        self._ranks = ranks
+        self.device = _choose_device(config.device, ranks.rank if ranks else 0)
         self.dtype = DTYPES.get(config.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.block_size = config.block_size
-        self.model_config = model_config
+        self.model_config = config_of_rank(model_config, ranks.size) if ranks else model_config
         wished = _wished_length(config, self.model_config)
         dummy = config.load_format == "dummy"
-        linear = LinearOptions(config.quantization, config.batch_invariant)
-        weights = (
+        linear = LinearOptions(config.quantization, config.batch_invariant, ranks.add if ranks else None)
+        weights: WeightSource = (
             RandomWeights(self.device, self.dtype, linear=linear)
             if dummy
             else Checkpoint(config.folder, self.device, self.dtype, linear, model_config.packed)
         )
+        if ranks is not None:
+            weights = ShardedWeights(weights, ranks.rank, ranks.size)
         with torch.inference_mode():
             self._model = load_model(self.model_config, weights, wished)
             self._batch_invariant = config.batch_invariant
@@ -47,6 +62,7 @@ class Runner:
             if config.kv_cache_dtype == "fp8":
                 self._kv_scales = self._measure_kv_scales(min(wished, TOKENS_TO_MEASURE))
             self.num_blocks = config.num_kv_blocks or self._affordable_blocks(config, wished)
+            self.num_blocks = ranks.least(self.num_blocks) if ranks else self.num_blocks
             # One block more than is handed out: the null block, zeros for ever, pads block tables.
             self.kv_cache = self._empty_cache(self.num_blocks, self._cache_dtype)
             # The token sampled last for each row of the scheduler's; a step may be launched before the host knows it.
@@ -55,6 +71,10 @@ class Runner:
             self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
             self.max_model_len = _possible_length(config, wished, self.num_blocks * self.block_size)
             self._grouping = self._placement(self.num_blocks, self.max_model_len)
+
+        # Weights, and KV cache.
+        mine = (num_bytes(self._model), self.kv_cache.nbytes)
+        self.bytes_of_ranks: list[tuple[int, int]] = ranks.gather(mine) if ranks else [mine]
 
     @property
     def is_asynchronous(self) -> bool:
@@ -71,6 +91,9 @@ class Runner:
     def launch(self, plan: StepPlan) -> Launched:
         """Begin a step: its keys and values get stored, and a token is sampled for each sequence that asks for one."""
         timer = Timer(self.device)
+        leads = self._ranks is None or self._ranks.rank == 0
+        if self._ranks is not None and leads:
+            self._ranks.tell(plan)
         self._host_cache.make(plan.copies)
         if not plan.sequences:
             return Computed(StepResult(plan.step, (), 0.0))
@@ -78,10 +101,14 @@ class Runner:
         if batch.unknown is not None:
             rows, places = batch.unknown
             batch.token_ids.index_copy_(0, rows, self._last_tokens.index_select(0, places))
+            if self._ranks is not None:
+                self._ranks.share(batch.token_ids)  # only the first rank samples
         if batch.fresh_blocks is not None:
             # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
             self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
         hidden = self._model.hidden_states(batch, self.kv_cache, self._kv_scales)
+        if not leads:
+            return Computed(StepResult(plan.step, (), 0.0))
         step = DeviceStep(plan, batch, self._model, hidden, self.kv_cache, self._last_tokens, timer)
         if not any(sampler.constraint for sampler in batch.samplers):
             step.sample()
@@ -97,6 +124,12 @@ class Runner:
         table = (0, 1)[: self.num_blocks]
         for step, (tokens, start) in enumerate([(prompt, 0), ((0,), len(prompt))]):
             self.run(StepPlan(step, (SequenceStep(0, tokens, start, table, True, sampling, 0),)))
+
+    def close(self) -> None:
+        """Let the other ranks go, if there are any."""
+        if self._ranks is not None:
+            self._ranks.tell(None)
+            self._ranks.leave()
 
     def _empty_cache(self, num_blocks: int, dtype: torch.dtype) -> Tensor:
         """Return a cache of zeros with one block more than is handed out."""
@@ -153,12 +186,16 @@ class Runner:
         return room // block_bytes
 
 
-def _choose_device(name: str) -> torch.device:
+def _choose_device(name: str, rank: int) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise UnsupportedModel("device is cuda, but torch finds no CUDA device here; use cpu or auto")
-    return torch.device(name, 0) if name == "cuda" else torch.device(name)
+    if name == "cuda" and rank >= torch.cuda.device_count():
+        raise UnsupportedModel(f"rank {rank} has no CUDA device of its own; torch finds {torch.cuda.device_count()}")
+    if name == "cuda":
+        torch.cuda.set_device(rank)  # where Triton and NCCL launch
+    return torch.device(name, rank) if name == "cuda" else torch.device(name)
 
 
 def _wished_length(config: EngineConfig, model: ModelConfig) -> int:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,6 +66,7 @@ class DecoderLayer:
     gate_up: Linear | QuantizedLinear
     down: Linear | QuantizedLinear
     eps: float
+    add_ranks: Callable[[Tensor], Tensor] | None = None  # where each rank has a part of the heads and of the MLP
 
     def __call__(
         self,
@@ -79,9 +80,12 @@ class DecoderLayer:
     ) -> tuple[Tensor, Tensor]:
         """Return what the layer adds, and what it is to be added to: the sum is one with the next norm."""
         normed, residual = ops.add_rms_norm(x, residual, self.attention_norm, self.eps)
-        attended = self.attention(normed, cos, sin, kv_cache, kv_scales, batch)
+        attended = self._whole(self.attention(normed, cos, sin, kv_cache, kv_scales, batch))
         normed, residual = ops.add_rms_norm(attended, residual, self.mlp_norm, self.eps)
-        return self.down(ops.silu_and_mul(self.gate_up(normed))), residual
+        return self._whole(self.down(ops.silu_and_mul(self.gate_up(normed)))), residual
+
+    def _whole(self, part: Tensor) -> Tensor:
+        return part if self.add_ranks is None else self.add_ranks(part)
 
 
 @dataclass(frozen=True, slots=True)

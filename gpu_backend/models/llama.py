@@ -74,4 +74,5 @@ def _load_layer(
         gate_up=load_linear(weights, (f"{mlp}.gate_proj", f"{mlp}.up_proj"), (inner, inner), hidden, config.mlp_bias),
         down=load_linear(weights, (f"{mlp}.down_proj",), (hidden,), inner, config.mlp_bias),
         eps=config.rms_norm_eps,
+        add_ranks=weights.linear.add_ranks,
     )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,7 +25,8 @@ class LinearOptions:
     """How matrix products are kept and computed."""
 
     quantization: str | None = None  # one of ``config.QUANTIZATIONS``; None: as they are
-    batch_invariant: bool = False  # on a GPU: each row's sums in the same order however many rows there are
+    batch_invariant: bool = False  # each row's sums in the same order however many rows there are
+    add_ranks: Callable[[Tensor], Tensor] | None = None  # what adds up the ranks' parts; None: there is but one
 
 
 class WeightSource(Protocol):

@@ -1,0 +1,31 @@
+# python -m gpu_backend.engine.follower RANK FILE PARENT: one of the ranks behind the first; see ranks.py. It computes
+# its part of every step, and samples nothing.
+
+from __future__ import annotations
+
+import pickle
+import signal
+import sys
+
+from gpu_backend.engine.process import die_with
+from gpu_backend.engine.ranks import Ranks
+from gpu_backend.engine.runner import Runner
+from gpu_backend.models.config import load_model_config
+
+
+def main(rank: int, meeting_file: str, parent: int) -> int:
+    """Compute what the first rank says until there is no more of it, or no more first rank."""
+    die_with(parent)
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
+    config = pickle.load(sys.stdin.buffer)  # from the process that started this one
+    ranks = Ranks(rank, config.tensor_parallel_size, meeting_file)
+    runner = Runner(config, load_model_config(config.folder), ranks)
+    while (plan := ranks.tell(None)) is not None:
+        runner.launch(plan)
+    ranks.leave()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3])))

@@ -1,0 +1,88 @@
+# Several processes that compute one model together, each on a device of its own: the first has the step loop, and tells
+# the others each step's plan. They talk by torch.distributed: gloo on the CPU, NCCL between GPUs.
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.plan import StepPlan
+
+STARTING = timedelta(minutes=10)
+FOR_EVER = timedelta(days=365)  # followers wait for work, however long
+
+
+class Ranks:
+    """This process's place among them. Every method is called by all ranks, in the same order."""
+
+    def __init__(self, rank: int, size: int, meeting_file: str) -> None:
+        self.rank = rank
+        self.size = size
+        store = dist.FileStore(meeting_file, size)  # type: ignore[attr-defined]
+        store.set_timeout(STARTING)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOR_EVER)
+
+    def add(self, part: Tensor) -> Tensor:
+        """Return the sum of all ranks' parts, the same bits on each; ``part`` is written over."""
+        dist.all_reduce(part)
+        return part
+
+    def share(self, tensor: Tensor) -> None:
+        """Give all ranks the first one's numbers."""
+        dist.broadcast(tensor, 0)
+
+    def least(self, number: int) -> int:
+        """Return the smallest of all ranks' numbers."""
+        return min(self.gather(number))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return what each rank has, in their order."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def tell(self, plan: StepPlan | None) -> StepPlan | None:
+        """Return the first rank's plan on all ranks; None: there will be no more."""
+        box = [None if plan is None else _bare(plan)]
+        dist.broadcast_object_list(box, 0, device=torch.device("cpu"))
+        return box[0]
+
+    def leave(self) -> None:
+        """Part from the others."""
+        dist.destroy_process_group()
+
+
+def start_ranks(config: EngineConfig) -> Ranks:
+    """Start the others as processes that die with this one, and meet them; this is the first."""
+    meeting_file = str(Path(tempfile.mkdtemp(prefix="tollgate-ranks-")) / "meeting")
+    package_root = str(Path(__file__).resolve().parents[2])
+    search_path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    for rank in range(1, config.tensor_parallel_size):
+        child = subprocess.Popen(
+            [sys.executable, "-m", "gpu_backend.engine.follower", str(rank), meeting_file, str(os.getpid())],
+            env={**os.environ, "PYTHONPATH": search_path},
+            stdin=subprocess.PIPE,
+        )
+        assert child.stdin is not None
+        with child.stdin as pipe:
+            pickle.dump(config, pipe)
+    return Ranks(0, config.tensor_parallel_size, meeting_file)
+
+
+def _bare(plan: StepPlan) -> StepPlan:
+    """Leave out what only sampling asks for: that is the first rank's alone."""
+    steps = (replace(step, constraint=None, prompt=b"", generated=b"") for step in plan.sequences)
+    return replace(plan, sequences=tuple(steps))
