@@ -18,6 +18,7 @@ COLUMNS_AT_ONCE = 1024
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the norm of ``x + residual``, and that sum; rows (tokens, width). Without a residual the sum is ``x``."""
     tokens, width = x.shape
+    assert x.stride(1) == 1 and (residual is None or tokens == 1 or residual.stride() == x.stride())
     normed = torch.empty_like(x)
     summed = x if residual is None else torch.empty_like(x)
     block = triton.next_power_of_2(width)

@@ -22,7 +22,10 @@ ROOT = Path(__file__).parents[3]
 # Runs a module as `python -m` does, where none of these can be imported.
 BARE = """
 import runpy, sys
-ABSENT = {"msgspec", "litestar", "httpx", "pytest", "hypothesis", "redis", "asyncpg", "sqlalchemy", "structlog"}
+ABSENT = {
+    "msgspec", "litestar", "uvicorn", "httpx", "pytest", "hypothesis", "redis", "asyncpg", "sqlalchemy", "structlog",
+    "openai", "anthropic", "sklearn", "transformers", "llguidance", "jinja2", "pydantic", "prometheus_client",
+}
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in ABSENT:
