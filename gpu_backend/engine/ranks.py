@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -66,7 +67,10 @@ class Ranks:
 
 
 def start_ranks(config: EngineConfig) -> Ranks:
-    """Start the others as processes that die with this one, and meet them; this is the first."""
+    """Start the others as processes that die with this one, and meet them; this is the first.
+
+    It ends at once when one of them is lost: the sums of the step under way would never come.
+    """
     meeting_file = str(Path(tempfile.mkdtemp(prefix="tollgate-ranks-")) / "meeting")
     package_root = str(Path(__file__).resolve().parents[2])
     search_path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
@@ -79,7 +83,14 @@ def start_ranks(config: EngineConfig) -> Ranks:
         assert child.stdin is not None
         with child.stdin as pipe:
             pickle.dump(config, pipe)
+        threading.Thread(target=_end_with, args=(rank, child), daemon=True).start()
     return Ranks(0, config.tensor_parallel_size, meeting_file)
+
+
+def _end_with(rank: int, child: subprocess.Popen[bytes]) -> None:
+    if status := child.wait():
+        print(f"gpu_backend: rank {rank} ended with status {status}", file=sys.stderr, flush=True)  # noqa: T201
+        os._exit(1)
 
 
 def _bare(plan: StepPlan) -> StepPlan:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 
 from gpu_backend.config import EngineConfig
-from gpu_backend.engine.messages import Generate
+from gpu_backend.engine.messages import Generate, Ready
+from gpu_backend.engine.process import EngineProcess
 from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sequence import SamplingParams
 from gpu_backend.models.config import UnsupportedModel, load_model_config
@@ -55,6 +58,23 @@ def test_what_does_not_divide_is_refused_before_any_process_starts(tmp_path: Pat
 
     with pytest.raises(UnsupportedModel, match="num_kv_heads is 2, which 4 ranks do not divide"):
         Runner(EngineConfig(str(folder), "cpu", tensor_parallel_size=4), load_model_config(folder))
+
+
+@pytest.mark.soak
+def test_engine_ends_when_a_rank_is_lost(tmp_path: Path) -> None:
+    """Whoever waits for it learns so at once, instead of waiting for ever."""
+    folder = write_tiny_model(tmp_path, TinyModel(), with_tokenizer=True)
+    engine = EngineProcess.start(EngineConfig(str(folder), "cpu", tensor_parallel_size=2))
+    try:
+        assert isinstance(engine.receive()[0], Ready)
+        (follower,) = Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()
+        os.kill(int(follower), signal.SIGKILL)
+
+        with pytest.raises(EOFError):
+            while True:
+                engine.receive()
+    finally:
+        engine.stop()
 
 
 def _replies(loop: Any) -> dict[Any, tuple[int, ...]]:
