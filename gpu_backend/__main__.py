@@ -38,8 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time needs no thread pool
     try:
-        folder = fetch_model(settings.engine.model)
-        return serve(replace(settings, engine=replace(settings.engine, model=str(folder))))
+        engine = settings.engine
+        draft = fetch_model(engine.speculative_model) if engine.speculative_model else None
+        engine = replace(
+            engine, model=str(fetch_model(engine.model)), speculative_model=None if draft is None else str(draft)
+        )
+        return serve(replace(settings, engine=engine))
     except (OSError, ValueError) as exc:
         print(f"gpu_backend: {exc}", file=sys.stderr)  # noqa: T201
         return 1
@@ -90,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         default=engine.speculative_method,
         help="how to guess ahead",
     )
+    add("--speculative-model", metavar="PATH", help="for the method draft: a smaller model with the same tokenizer")
     add("--num-speculative-tokens", type=int, default=engine.num_speculative_tokens, metavar="N", help="guesses a step")
     add("--max-waiting", type=int, default=front["max_waiting"].default, metavar="N", help="requests in the queue")
     add("--drain-seconds", type=float, default=front["drain_seconds"].default, metavar="S", help="after SIGTERM")
@@ -121,6 +126,7 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Fr
         step_cost=read_step_cost(Path(options.step_cost)) if options.step_cost else None,
         num_threads=options.num_threads,
         speculative_method=options.speculative_method,
+        speculative_model=options.speculative_model,
         num_speculative_tokens=options.num_speculative_tokens,
         async_scheduling=options.async_scheduling,
     )

@@ -11,7 +11,7 @@ from gpu_backend.engine.cost import StepCost
 DEVICES = ("auto", "cuda", "cpu")
 DTYPES = ("auto", "bfloat16", "float32")
 LOAD_FORMATS = ("auto", "dummy")
-SPECULATIVE_METHODS = ("off", "ngram")
+SPECULATIVE_METHODS = ("off", "ngram", "draft")
 MOST_SPECULATIVE_TOKENS = 16
 QUANTIZATIONS = ("fp8", "int8", "w8a8", "int4")
 KV_CACHE_DTYPES = ("auto", "fp8")
@@ -47,6 +47,7 @@ class EngineConfig:
     protected_cache_share: float = 0.25  # of the KV blocks: what tenants have cached there, no other's work takes
     shared_prefixes: tuple[tuple[int, ...], ...] = ()  # token ids of prompts' beginnings that all tenants may share
     speculative_method: str = "off"  # ngram: the tokens that followed the same text before are guessed and verified
+    speculative_model: str | None = None  # draft: folder of a smaller checkpoint with the same tokenizer, which guesses
     num_speculative_tokens: int = 4  # guesses for one sequence in one step, at most
     num_threads: int | None = None  # of torch on the CPU; None: torch's own choice
     async_scheduling: bool | None = None  # launch a step before the last one's tokens are known; None: on a GPU
@@ -63,6 +64,11 @@ class EngineConfig:
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.quantization is not None:
             _one_of("quantization", self.quantization, QUANTIZATIONS)
+        if (self.speculative_method == "draft") != (self.speculative_model is not None):
+            raise ValueError(
+                f"speculative_method is {self.speculative_method!r} and speculative_model {self.speculative_model!r}; "
+                "the method draft, and no other, needs a model"
+            )
         for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "cpu_kv_bytes", "tensor_parallel_size"):
             _at_least_one(name, getattr(self, name))
         for name in ("max_model_len", "num_kv_blocks", "num_threads"):

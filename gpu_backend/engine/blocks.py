@@ -59,6 +59,8 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.shared = shared
+        # Leading tokens of each block that the draft model has computed too; what it computed is its owner's to know.
+        self.num_drafted = [0] * num_blocks
         self._references = [0] * num_blocks
         self._free = deque(range(num_blocks))
         self._evictable = TenantCache(num_protected, clock)
@@ -231,6 +233,7 @@ class BlockManager:
             self._send_to_host(evicted)
         for block in taken:
             self._references[block] = 1
+            self.num_drafted[block] = 0
         return taken
 
     def _send_to_host(self, evicted: list[_Named]) -> None:

@@ -40,6 +40,14 @@ class StepCost:
         return self.fixed + reading + self.context * work.context + self.pair * work.pairs
 
 
+# What a step is taken to take where nothing is known, in units of its least. A GPU waits for the weights up to some 128
+# tokens; a CPU is slower with each token from the first on.
+ASSUMED_COSTS = {
+    "cuda": StepCost(fixed=0.0, weights=1.0, token=1 / 128, context=0.0, pair=0.0),
+    "cpu": StepCost(fixed=1.0, weights=0.0, token=1 / 5, context=0.0, pair=0.0),
+}
+
+
 def read_step_cost(path: Path) -> StepCost:
     """Read the five numbers from a JSON object. Raises ``OSError`` and ``ValueError``."""
     found = json.loads(path.read_text(encoding="utf-8"))

@@ -15,17 +15,24 @@ TO_BEGIN = 1.2  # times the tokens that its time would have made: what guessing 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Guesses for one sequence's next tokens; ``acceptance`` is the chance that one holds if those before it did."""
+    """Guesses for one sequence's next tokens; ``acceptance`` is the chance that one holds if those before it did.
+
+    Without ``guesses`` the draft model makes them, within the step.
+    """
 
     step: SequenceStep
-    guesses: tuple[int, ...]
+    length: int
     acceptance: float
+    guesses: tuple[int, ...] = ()
 
 
-def could_pay(cost: StepCost, base: StepWork, work: StepWork) -> bool:
-    """Whether a guess that is sure to hold would be worth its time; ``base`` is the work of the decodes alone."""
+def could_pay(cost: StepCost, base: StepWork, work: StepWork, pass_seconds: float = 0.0) -> bool:
+    """Whether guesses that are sure to hold, one for each decode, would be worth their time.
+
+    ``base`` is the work of the decodes alone; ``pass_seconds`` is what it takes to make the guesses.
+    """
     extra = cost.seconds(work + StepWork(1, 1, base.pairs // base.tokens)) - cost.seconds(work)
-    return extra * base.tokens < cost.seconds(base)
+    return extra * base.tokens + pass_seconds < cost.seconds(base)
 
 
 def best_lengths(
@@ -36,28 +43,30 @@ def best_lengths(
     most_tokens: int,
     most_seconds: float,
     is_on: bool,
+    pass_seconds: float = 0.0,
 ) -> list[int]:
     """Say how many guesses of each offer a step with ``work`` takes in, so that tokens come fastest.
 
     The likeliest guesses go first: each is worth its chance to hold, which is the product of the chances up to it. The
     step has at most ``most_tokens`` guesses and takes at most ``most_seconds``. Unless ``is_on``, guessing begins only
-    where it gains clearly.
+    where it gains clearly. Making the guesses takes ``pass_seconds`` for each depth, all sequences together.
     """
     chances = [
         (-(offer.acceptance ** (depth + 1)), depth, index)
         for index, offer in enumerate(offers)
-        for depth in range(len(offer.guesses))
+        for depth in range(offer.length)
         if offer.acceptance ** (depth + 1) >= LEAST_GAIN
     ]
     chances.sort()
     now, alone = cost.seconds(work), cost.seconds(base)
     rate = base.tokens / alone
     best, best_rate = 0, rate
-    gain = 0.0
+    gain, deepest = 0.0, 0
     for taken, (chance, depth, index) in enumerate(chances[:most_tokens], 1):
         context = offers[index].step.start + depth + 2
         work += StepWork(1, 1, context)
-        seconds = cost.seconds(work)
+        deepest = max(deepest, depth + 1)
+        seconds = cost.seconds(work) + deepest * pass_seconds
         if seconds > most_seconds:
             break
         gain -= chance

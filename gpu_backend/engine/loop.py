@@ -200,7 +200,7 @@ class EngineLoop:
     def _accept(self, plan: StepPlan, result: StepResult, started: float) -> Iterator[Event]:
         now = self._clock()
         staying = self._staying(plan)
-        num_tokens = sum(len(step.token_ids) for step, _ in staying)
+        num_tokens = sum(step.num_tokens for step, _ in staying)
         seconds_per_token = result.seconds / max(1, num_tokens)
         gains = result.counts or (1,) * len(result.token_ids)
         samplers = [step.sequence_id for step in plan.sequences if step.samples]
@@ -221,7 +221,7 @@ class EngineLoop:
             sequence = self.scheduler.running(step.sequence_id)
             if sequence.admitted is None:
                 sequence.admitted = started
-            sequence.gpu_seconds += seconds_per_token * len(step.token_ids)
+            sequence.gpu_seconds += seconds_per_token * step.num_tokens
             if scores:  # what was scored before a preemption is not reported again
                 sequence.prompt_scores += scores[len(sequence.prompt_scores) - step.start :]
             if step.sequence_id in result.failed:
@@ -244,8 +244,8 @@ class EngineLoop:
         logprobs: tuple[TokenLogprob | None, ...],
         now: float,
     ) -> Iterator[Event]:
-        if step.num_proposed and self.scheduler.speculator is not None:
-            self.scheduler.speculator.learn(sequence, step, len(token_ids))
+        if (step.num_proposed or step.draft_ids) and self.scheduler.speculator is not None:
+            self.scheduler.speculator.learn(sequence, step, len(token_ids), self.blocks)
         sequence.num_awaited -= 1
         reason: FinishReason | None = None
         problem: str | None = None
@@ -262,7 +262,7 @@ class EngineLoop:
                 break
         # The last token is known, but not computed; without any, nothing that the step computed counts.
         end = step.start + (step.num_known + taken - 1 if taken else 0)
-        if step.num_proposed:
+        if step.num_proposed or step.num_to_draft:
             sequence.num_computed = end
         self.scheduler.advance(sequence, end)
         if taken:
@@ -351,10 +351,10 @@ class EngineLoop:
         """
         seconds = self._clock() - launched
         staying = self._staying(plan)
-        num_tokens = sum(len(step.token_ids) for step, _ in staying)
+        num_tokens = sum(step.num_tokens for step, _ in staying)
         self._meter.count_failed_step(seconds if staying else 0.0)
         for step, sequence in staying:
-            sequence.gpu_seconds += seconds / num_tokens * len(step.token_ids)
+            sequence.gpu_seconds += seconds / num_tokens * step.num_tokens
         self._failures += 1
         if self._failures >= FAILURES_IN_A_ROW:
             raise RuntimeError(f"{self._failures} steps in a row failed") from error

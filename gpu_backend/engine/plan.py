@@ -42,11 +42,21 @@ class SequenceStep:
     constraint: Constraint | None = None  # knows which tokens may come next; None: all
     num_proposed: int = 0  # tokens at the end of ``token_ids`` that are guesses; each place before one is sampled too
     row: int = 0
+    # What the draft model is to compute first: known tokens that it lacks, at positions from ``draft_start`` on. If
+    # they reach up to the last known one, it guesses ``num_to_draft`` tokens, for which the block table has room.
+    draft_ids: tuple[int, ...] = ()
+    draft_start: int = 0
+    num_to_draft: int = 0
 
     @property
     def num_known(self) -> int:
         """Leading ``token_ids`` that are the sequence's for sure."""
         return len(self.token_ids) - self.num_proposed
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the model computes for the sequence."""
+        return len(self.token_ids) + self.num_to_draft
 
     @property
     def num_generated(self) -> int:
@@ -77,7 +87,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """Tokens that this step computes."""
-        return sum(len(s.token_ids) for s in self.sequences)
+        return sum(s.num_tokens for s in self.sequences)
 
 
 @dataclass(frozen=True, slots=True)

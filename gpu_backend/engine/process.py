@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_backend.config import EngineConfig
+from gpu_backend.engine.cost import ASSUMED_COSTS
 from gpu_backend.engine.messages import Command, Event, NewTokens, Ready
 from gpu_backend.models.config import load_model_config
 
@@ -146,7 +147,14 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
         for rank, (weights, cache) in enumerate(runner.bytes_of_ranks):
             told = f"rank {rank} of {config.tensor_parallel_size}: {weights:,} bytes of weights, {cache:,} of KV cache"
             print(f"gpu_backend: {told}", file=sys.stderr, flush=True)  # noqa: T201
-    limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids, runner.num_host_blocks)
+    limits = Limits(
+        runner.max_model_len,
+        model.vocab_size,
+        model.eos_token_ids,
+        runner.num_host_blocks,
+        assumed_cost=ASSUMED_COSTS[runner.device.type],
+        draft_share=runner.draft_share,
+    )
     loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))
     ready = Ready(
         total_blocks=runner.num_blocks,

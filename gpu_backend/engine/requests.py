@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpu_backend.engine.admission import TIERS
+from gpu_backend.engine.cost import ASSUMED_COSTS, StepCost
 from gpu_backend.engine.messages import Embed, Embedding, Event, Generate, NewTokens
 from gpu_backend.engine.sequence import FinishReason, SamplingParams, Sequence
 
@@ -19,7 +20,8 @@ class Limits:
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
     num_host_blocks: int = 0
-    free_tokens: int = 128  # of a step, that hide behind the reading of the weights: guessed where no cost is known
+    assumed_cost: StepCost = ASSUMED_COSTS["cuda"]  # judges whether guesses pay where no cost is known
+    draft_share: float = 0.0  # what a step of the draft model takes, of one of the model's
 
 
 def find_problem(request: Generate | Embed, limits: Limits) -> str | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.batch import build_batch
 from gpu_backend.engine.device_step import DeviceStep, Timer
+from gpu_backend.engine.drafter import Drafter
 from gpu_backend.engine.host_cache import HostCache
 from gpu_backend.engine.plan import Computed, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.sequence import SamplingParams
@@ -61,6 +62,8 @@ class Runner:
             self._kv_scales: tuple[KvScales, ...] | None = None
             if config.kv_cache_dtype == "fp8":
                 self._kv_scales = self._measure_kv_scales(min(wished, TOKENS_TO_MEASURE))
+            drafts = config.speculative_method == "draft" and (ranks is None or ranks.rank == 0)
+            self._drafter = Drafter(config, model_config, self.device, self.dtype, wished) if drafts else None
             self.num_blocks = config.num_kv_blocks or self._affordable_blocks(config, wished)
             self.num_blocks = ranks.least(self.num_blocks) if ranks else self.num_blocks
             # One block more than is handed out: the null block, zeros for ever, pads block tables.
@@ -70,7 +73,10 @@ class Runner:
             self.num_host_blocks = config.host_kv_bytes // self._block_bytes
             self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
             self.max_model_len = _possible_length(config, wished, self.num_blocks * self.block_size)
-            self._grouping = self._placement(self.num_blocks, self.max_model_len)
+            self._grouping = self._placement(self.model_config, self.num_blocks, self.max_model_len)
+            if self._drafter is not None:
+                placement = self._placement(self._drafter.config, self.num_blocks, self.max_model_len)
+                self._drafter.make_room(self.num_blocks, placement)
 
         # Weights, and KV cache.
         mine = (num_bytes(self._model), self.kv_cache.nbytes)
@@ -92,6 +98,8 @@ class Runner:
         """Begin a step: its keys and values get stored, and a token is sampled for each sequence that asks for one."""
         timer = Timer(self.device)
         leads = self._ranks is None or self._ranks.rank == 0
+        if self._drafter is not None:
+            plan = self._drafter.complete(plan)
         if self._ranks is not None and leads:
             self._ranks.tell(plan)
         self._host_cache.make(plan.copies)
@@ -113,6 +121,11 @@ class Runner:
         if not any(sampler.constraint for sampler in batch.samplers):
             step.sample()
         return step
+
+    @property
+    def draft_share(self) -> float:
+        """What a step of the draft model takes, of one of the model's; 0 without one."""
+        return self._drafter.share if self._drafter is not None else 0.0
 
     def warm_up(self) -> None:
         """Compute a prefill and a decode of no request, so that the first one does not wait for libraries to get ready.
@@ -143,13 +156,12 @@ class Runner:
         cache = self._empty_cache(blocks, self.dtype)
         tokens = tuple(i * self.model_config.vocab_size // count for i in range(count))
         step = SequenceStep(0, tokens, 0, tuple(range(blocks)), False, SamplingParams(1), 0)
-        placement = self._placement(blocks, count)
+        placement = self._placement(self.model_config, blocks, count)
         self._model.hidden_states(build_batch(StepPlan(0, (step,)), placement, self.device), cache)
         return tuple(scales_from(layer) for layer in cache.unbind(0))
 
-    def _placement(self, num_blocks: int, max_model_len: int) -> Grouping | PagedLayouts:
+    def _placement(self, model: ModelConfig, num_blocks: int, max_model_len: int) -> Grouping | PagedLayouts:
         """Return who tells attention where the sequences of a step lie: as kernels read it, or plain torch."""
-        model = self.model_config
         if ops.uses_triton(self.device):
             processors = ops.num_processors(self.device)
             split = invariant_split(max_model_len) if self._batch_invariant else 0
@@ -175,7 +187,7 @@ class Runner:
 
     def _affordable_blocks(self, config: EngineConfig, max_model_len: int) -> int:
         """Return how many blocks fit the memory; on the CPU no more than all sequences at full length need."""
-        block_bytes = self._block_bytes
+        block_bytes = self._block_bytes + (self._drafter.block_bytes if self._drafter is not None else 0)
         if self.device.type == "cpu":
             useful = config.max_num_seqs * -(-max_model_len // self.block_size)
             return max(1, min(useful, config.cpu_kv_bytes // block_bytes))

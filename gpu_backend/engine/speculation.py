@@ -55,17 +55,27 @@ Proposer = Callable[[Sequence, int], tuple[int, ...]]
 class Speculator:
     """Adds guesses to step plans while they pay, and learns from what became of them.
 
-    ``cost`` judges what they take; only its proportions matter. ``propose`` makes them, at most as many as it is told.
+    ``cost`` judges what they take; only its proportions matter. ``propose`` makes guesses, at most as many as it is
+    told; without it the draft model does, a pass of which takes ``draft_share`` of a step.
     """
 
-    def __init__(self, config: EngineConfig, max_model_len: int, cost: StepCost, propose: Proposer) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        max_model_len: int,
+        cost: StepCost,
+        propose: Proposer | None = None,
+        draft_share: float = 0.0,
+    ) -> None:
         self.propose = propose
+        self.is_forced = False  # guess whether it pays or not: for measurements
         self.num_drafts = 0  # times that a sequence's guesses were verified
         self.num_proposed = 0  # guesses
         self.num_held_at = [0] * config.num_speculative_tokens  # guesses that held, by their place
         self._config = config
         self._max_model_len = max_model_len
         self._cost = cost
+        self._draft_share = draft_share
         self._most = config.num_speculative_tokens
         self._is_on = False
         self._step = 0
@@ -89,72 +99,132 @@ class Speculator:
         decodes = [step for step in steps if step.samples and len(step.token_ids) == 1]
         base, work = plan_work(decodes), plan_work(steps)
         left = self._config.max_num_batched_tokens - work.tokens
-        if not decodes or left <= 0 or not could_pay(self._cost, base, work):
+        pass_seconds = self._draft_share * self._cost.seconds(base)
+        if not decodes or left <= 0:
             return steps
-        offers = self._offers(decodes, running)
-        lengths = best_lengths(self._cost, base, work, offers, left, self._longest(base, work), self._is_on)
+        if not (self.is_forced or could_pay(self._cost, base, work, pass_seconds)):
+            return steps
+        longest = self._longest(base, work)
+        changed: dict[int, SequenceStep] = {}
+        if self.propose is None:
+            offers, left = self._drafts(
+                decodes, running, blocks, self._most_catching_up(work, longest, left), left, changed
+            )
+        else:
+            offers = self._guesses(decodes, running)
+        # A step of one reply alone keeps nobody waiting, however long it gets by guesses that pay.
+        limit = longest if len(steps) > 1 else float("inf")
+        lengths = best_lengths(self._cost, base, work, offers, left, limit, self._is_on, pass_seconds)
+        if self.is_forced:
+            lengths = _first_come(offers, left)
         self._is_on = any(lengths)
         batch_left = self._batch_tier_left(steps, running)
-        longer: dict[int, SequenceStep] = {}
         for offer, length in zip(offers, lengths, strict=True):
             sequence = running[offer.step.sequence_id]
-            record = sequence.guess_record
-            assert record is not None
             if sequence.tier == "batch":
                 length = min(length, batch_left)
                 batch_left -= length
             if length:
-                longer[offer.step.sequence_id] = _lengthen(offer, length, sequence, blocks, len(running))
+                changed[offer.step.sequence_id] = _lengthen(offer, length, sequence, blocks, len(running))
             else:
-                record.is_paused = True
-        return [longer.get(step.sequence_id, step) for step in steps] if longer else steps
+                self._record(sequence).is_paused = True
+        return [changed.get(step.sequence_id, step) for step in steps] if changed else steps
 
-    def learn(self, sequence: Sequence, step: SequenceStep, num_gained: int) -> None:
+    def learn(self, sequence: Sequence, step: SequenceStep, num_gained: int, blocks: BlockManager) -> None:
         """Take note of how many tokens a step with guesses gained; none: its guesses did harm, and it gets no more."""
-        record = sequence.guess_record
-        assert record is not None
+        if step.draft_ids:
+            drafted = step.draft_start + len(step.draft_ids) + max(step.num_to_draft - 1, 0)
+            _note_drafted(blocks, sequence.block_table, step.draft_start, min(drafted, step.start + num_gained))
+        num_proposed = step.num_proposed or step.num_to_draft
+        if not num_proposed:
+            return
         self.num_drafts += 1
-        self.num_proposed += step.num_proposed
+        self.num_proposed += num_proposed
         for place in range(num_gained - 1):
             self.num_held_at[place] += 1
         if num_gained:
-            record.learn(step.num_proposed, num_gained - 1)
+            self._record(sequence).learn(num_proposed, num_gained - 1)
         else:
-            record.is_allowed = False
+            self._record(sequence).is_allowed = False
 
-    def _offers(self, decodes: list[SequenceStep], running: Mapping[int, Sequence]) -> list[Offer]:
+    def _guesses(self, decodes: list[SequenceStep], running: Mapping[int, Sequence]) -> list[Offer]:
+        """Ask for guesses: as many as may all hold, with room for one more token after the last."""
+        assert self.propose is not None
         offers: list[Offer] = []
         for step in decodes:
+            sequence = running[step.sequence_id]
+            if not (most := self._most_for(sequence)):
+                continue
+            guesses = _cut(sequence, self.propose(sequence, most))
+            if guesses:
+                offers.append(Offer(step, len(guesses), self._trust(sequence), guesses))
             if len(offers) == PROPOSERS:
                 break
-            sequence = running[step.sequence_id]
-            record = sequence.guess_record
-            if record is None:
-                record = sequence.guess_record = GuessRecord(may_speculate(sequence))
-            # Probes of several sequences fall into the same steps, where they share what guessing costs at all.
-            if not record.is_allowed or (record.is_paused and self._step % record.pause):
-                continue
-            if guesses := self._guesses(sequence):
-                acceptance = max(PROBE, record.acceptance) if record.is_paused else record.acceptance
-                offers.append(Offer(step, guesses[:1] if record.is_paused else guesses, acceptance))
         return offers
 
-    def _guesses(self, sequence: Sequence) -> tuple[int, ...]:
-        """Return guesses that may all hold: the last of them leaves room for one more token."""
-        sampling = sequence.sampling
-        room = min(sampling.max_tokens - sequence.num_generated, self._max_model_len - len(sequence.token_ids)) - 1
-        guesses = self.propose(sequence, min(room, self._most)) if room > 0 else ()
-        for index, token in enumerate(guesses):
-            if token in sampling.stop_token_ids:
-                guesses = guesses[:index]
+    def _drafts(
+        self,
+        decodes: list[SequenceStep],
+        running: Mapping[int, Sequence],
+        blocks: BlockManager,
+        most: int,
+        left: int,
+        changed: dict[int, SequenceStep],
+    ) -> tuple[list[Offer], int]:
+        """Offer what the draft model can guess, once it has computed what it lacks: ``most`` such tokens in this step.
+
+        Who lacks more is put into ``changed`` with a part of it. Returns the offers, and what is left of the budget.
+        """
+        offers: list[Offer] = []
+        for step in decodes:
+            sequence = running[step.sequence_id]
+            if not (length := self._most_for(sequence)):
+                continue
+            start = _num_drafted(blocks, sequence.block_table, step.start)
+            missing = step.start - start
+            if missing <= most:
+                known = tuple(sequence.token_ids[start:])
+                offers.append(Offer(replace(step, draft_ids=known, draft_start=start), length, self._trust(sequence)))
+            elif most:
+                missing = most
+                part = tuple(sequence.token_ids[start : start + most])
+                changed[step.sequence_id] = replace(step, draft_ids=part, draft_start=start)
+            else:
+                continue
+            most -= missing
+            left -= missing
+            if len(offers) == PROPOSERS:
                 break
-        if guesses and sequence.constraint is not None:
-            guesses = guesses[: sequence.constraint.num_allowed(guesses)]
-        return guesses
+        return offers, left
+
+    def _most_for(self, sequence: Sequence) -> int:
+        """Return how many guesses a sequence may get in this step."""
+        record = self._record(sequence)
+        # Probes of several sequences fall into the same steps, where they share what guessing costs at all.
+        if not record.is_allowed or (record.is_paused and self._step % record.pause):
+            return 0
+        room = min(sequence.sampling.max_tokens - sequence.num_generated, self._max_model_len - len(sequence.token_ids))
+        return min(room - 1, 1 if record.is_paused else self._most)
+
+    def _trust(self, sequence: Sequence) -> float:
+        record = self._record(sequence)
+        return max(PROBE, record.acceptance) if record.is_paused else record.acceptance
+
+    def _record(self, sequence: Sequence) -> GuessRecord:
+        if sequence.guess_record is None:
+            sequence.guess_record = GuessRecord(may_speculate(sequence))
+        return sequence.guess_record
 
     def _longest(self, base: StepWork, work: StepWork) -> float:
         """Return the seconds that the step may take: guesses stretch nobody's step more than prompts may."""
         return max(self._cost.seconds(work), self._config.step_stretch * self._cost.seconds(base))
+
+    def _most_catching_up(self, work: StepWork, longest: float, left: int) -> int:
+        """Return how many tokens the draft model may compute to catch up; at least a block's worth."""
+        seconds = longest - self._cost.seconds(work)
+        token = self._draft_share * self._cost.token
+        fitting = int(seconds / token) if token * left > seconds else left
+        return min(left, max(fitting, self._config.block_size))
 
     def _batch_tier_left(self, steps: list[SequenceStep], running: Mapping[int, Sequence]) -> int:
         if self._config.max_batch_tier_tokens is None:
@@ -167,9 +237,10 @@ def make_speculator(config: EngineConfig, limits: Limits) -> Speculator | None:
     """Return the speculator that a configuration asks for."""
     if config.speculative_method == "off":
         return None
-    # Where nothing is known, a step takes as long as reading the weights, and from so many tokens on as multiplying.
-    assumed = StepCost(fixed=0.0, weights=1.0, token=1 / limits.free_tokens, context=0.0, pair=0.0)
-    return Speculator(config, limits.max_model_len, config.step_cost or assumed, propose_from_text)
+    propose = propose_from_text if config.speculative_method == "ngram" else None
+    return Speculator(
+        config, limits.max_model_len, config.step_cost or limits.assumed_cost, propose, limits.draft_share
+    )
 
 
 def propose_from_text(sequence: Sequence, count: int) -> tuple[int, ...]:
@@ -180,18 +251,55 @@ def propose_from_text(sequence: Sequence, count: int) -> tuple[int, ...]:
     return proposer.propose(record.text, count)
 
 
+def _first_come(offers: list[Offer], most: int) -> list[int]:
+    """Take all guesses that the budget leaves room for."""
+    lengths = []
+    for offer in offers:
+        lengths.append(min(offer.length, most))
+        most -= lengths[-1]
+    return lengths
+
+
+def _cut(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
+    """Leave out the first guess that ends the reply, or that it cannot have, and all after it."""
+    for index, token in enumerate(guesses):
+        if token in sequence.sampling.stop_token_ids:
+            guesses = guesses[:index]
+            break
+    if guesses and sequence.constraint is not None:
+        guesses = guesses[: sequence.constraint.num_allowed(guesses)]
+    return guesses
+
+
 def _lengthen(offer: Offer, length: int, sequence: Sequence, blocks: BlockManager, headroom: int) -> SequenceStep:
     """Add an offer's first guesses to its step, as many as have room while each running sequence can fill a block."""
     step, table = offer.step, sequence.block_table
-    end = step.start + len(step.token_ids) + length
-    while len(table) < blocks.blocks_for(end) and blocks.available_to(sequence.tenant) > headroom:
+    known = step.start + len(step.token_ids)
+    while len(table) < blocks.blocks_for(known + length) and blocks.available_to(sequence.tenant) > headroom:
         block = blocks.allocate_block(sequence.tenant)
         assert block is not None
         table.append(block)
-    length = min(length, len(table) * blocks.block_size - step.start - len(step.token_ids))
-    return replace(
-        step,
-        token_ids=step.token_ids + offer.guesses[:length],
-        block_table=tuple(table[: blocks.blocks_for(step.start + len(step.token_ids) + length)]),
-        num_proposed=length,
-    )
+    length = min(length, len(table) * blocks.block_size - known)
+    covering = tuple(table[: blocks.blocks_for(known + length)])
+    if not offer.guesses:
+        return replace(step, block_table=covering, num_to_draft=length)
+    guesses = offer.guesses[:length]
+    return replace(step, token_ids=step.token_ids + guesses, block_table=covering, num_proposed=length)
+
+
+def _num_drafted(blocks: BlockManager, block_table: list[int], most: int) -> int:
+    """Return how many leading tokens of a table, at most that many, the draft model has computed."""
+    drafted = 0
+    for block in block_table:
+        drafted += blocks.num_drafted[block]
+        if blocks.num_drafted[block] < blocks.block_size:
+            break
+    return min(drafted, most)
+
+
+def _note_drafted(blocks: BlockManager, block_table: list[int], start: int, end: int) -> None:
+    """Note that the draft model has computed a table's tokens up to ``end``, from ``start`` on anew."""
+    size = blocks.block_size
+    for index in range(start // size, blocks.blocks_for(end)):
+        block = block_table[index]
+        blocks.num_drafted[block] = max(blocks.num_drafted[block], min(size, end - index * size))

@@ -68,6 +68,13 @@ class ModelConfig:
         """Numbers that one token adds to the KV cache, all layers together."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
+    @property
+    def products_per_token(self) -> int:
+        """Weights that one token is multiplied with."""
+        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        mlp = 3 * self.intermediate_size * self.hidden_size
+        return self.num_layers * (attention + mlp) + self.vocab_size * self.hidden_size
+
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 PACKED_BITS, PACKED_GROUPS = 4, 32  # the one width that is read, and what its groups are multiples of

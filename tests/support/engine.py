@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from gpu_backend.engine.grammar import GrammarCompiler
 from gpu_backend.engine.grammar_queue import GrammarQueue
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Command, Embedding, Event, Generate, NewTokens
-from gpu_backend.engine.plan import UNKNOWN, AtOnce, StepPlan, StepResult
+from gpu_backend.engine.plan import UNKNOWN, AtOnce, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sequence import FinishReason, SamplingParams, Sequence
 from gpu_backend.engine.verification import num_gained
 from gpu_backend.models.config import load_model_config
 
+DRAFT_SHARE = 0.05  # tiny draft models are as large as their models; guessing must seem to pay all the same
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
 
 
@@ -49,6 +50,9 @@ class CountingRunner(AtOnce):
         self._slots: dict[int, int] = {}
         self._host_slots: dict[int, int] = {}
         self._sampled: dict[int, int] = {}  # by row
+        self._draft_slots: dict[int, int] = {}
+        self.draft_is_right = 1.0  # the chance that a draft's token is the one that will be sampled
+        self._dice = random.Random(0)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Write the step's tokens to their slots, then read every sampling sequence's context back."""
@@ -57,6 +61,7 @@ class CountingRunner(AtOnce):
             origin, goal = (self._slots, self._host_slots) if copy.to_host else (self._host_slots, self._slots)
             for i in range(self._block_size):
                 goal[copy.target * self._block_size + i] = origin[copy.source * self._block_size + i]
+        plan = replace(plan, sequences=tuple(self._draft(step) if step.draft_ids else step for step in plan.sequences))
         for step in plan.sequences:
             for position, token in enumerate(step.token_ids, step.start):
                 token = self._sampled[step.row] if token == UNKNOWN else token
@@ -75,6 +80,23 @@ class CountingRunner(AtOnce):
             (float(sum(step.token_ids)), float(len(step.token_ids))) for step in plan.sequences if step.pools
         )
         return StepResult(plan.step, tuple(tokens), seconds=0.001, pooled=pooled, counts=tuple(counts))
+
+    def _draft(self, step: SequenceStep) -> SequenceStep:
+        """Write what a draft model would, check that it then has seen the whole reply, and guess."""
+        end = step.draft_start
+        for token in step.draft_ids:
+            self._draft_slots[self._slot(step.block_table, end)] = token
+            end += 1
+        if not step.num_to_draft:
+            return step
+        seen = [self._draft_slots[self._slot(step.block_table, i)] for i in range(end)]
+        known = [self._slots[self._slot(step.block_table, i)] for i in range(step.start)]
+        assert seen == [*known, *step.token_ids], "the draft model has not seen all of the reply"
+        for count in range(step.num_to_draft):
+            if count:
+                self._draft_slots[self._slot(step.block_table, end + count - 1)] = seen[-1]
+            seen.append(next_token(seen) if self._dice.random() < self.draft_is_right else 251)
+        return replace(step, token_ids=step.token_ids + tuple(seen[end:]), num_proposed=step.num_to_draft)
 
     def _slot(self, block_table: tuple[int, ...], position: int) -> int:
         return block_table[position // self._block_size] * self._block_size + position % self._block_size
@@ -100,9 +122,8 @@ def counting_loop(
     config = EngineConfig(model="", **settings)
     runner = CountingRunner(config.block_size)
     length = max_model_len or num_blocks * config.block_size
-    return EngineLoop(
-        config, runner, num_blocks, Limits(length, vocab_size=256, num_host_blocks=num_host_blocks)
-    ), runner
+    limits = Limits(length, vocab_size=256, num_host_blocks=num_host_blocks, draft_share=DRAFT_SHARE)
+    return EngineLoop(config, runner, num_blocks, limits), runner
 
 
 def model_loop(folder: Path, **settings: Any) -> EngineLoop:
@@ -110,7 +131,9 @@ def model_loop(folder: Path, **settings: Any) -> EngineLoop:
     config = EngineConfig(model=str(folder), device="cpu", **settings)
     model = load_model_config(folder)
     runner = Runner(config, model)
-    limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids, runner.num_host_blocks)
+    limits = Limits(
+        runner.max_model_len, model.vocab_size, model.eos_token_ids, runner.num_host_blocks, draft_share=DRAFT_SHARE
+    )
     compiler = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)
     return EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))
 

@@ -7,21 +7,28 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from gpu_backend.engine import drafter
 from gpu_backend.engine.composition import EXACT, OFF
 from gpu_backend.engine.grammar import is_available
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Abort, Command, Embed, Generate
+from gpu_backend.engine.plan import SequenceStep
+from gpu_backend.engine.runner import Runner
+from gpu_backend.engine.sampler import Sampled, sample
 from gpu_backend.engine.sequence import FinishReason, Grammar, GrammarKind, SamplingParams
+from gpu_backend.models.config import UnsupportedModel
 from gpu_backend.server.reply import ReplyWriter, join_replies
 from gpu_backend.server.tokens import TextCodec
 from tests.support.engine import Answer, answer_all, collect, expect_short_replies, finish, guess_from, model_loop
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 
-ON = {"speculative_method": "ngram", "num_speculative_tokens": 3}
+ON: dict[str, Any] = {"speculative_method": "ngram", "num_speculative_tokens": 3}
 PLAIN = SamplingParams(max_tokens=24, temperature=0.0)
 WARM = SamplingParams(max_tokens=24, temperature=1.0)
 SCHEMA = '{"type":"object","properties":{"a":{"type":"integer"},"b":{"enum":["x","yy"]}},"required":["a","b"]}'
@@ -72,12 +79,27 @@ def prompts() -> list[tuple[int, ...]]:
     return [tuple(dice.randrange(250) for _ in range(length)) for length in (1, 5, 16, 30, 47)]
 
 
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama with other weights than it has, but not by much: it agrees more often than not."""
+    folder = write_tiny_model(tmp_path_factory.mktemp("draft"), TinyModel(), with_tokenizer=True)
+    dice = torch.Generator().manual_seed(3)
+    tensors = TinyModel().tensors()
+    write_shards(folder, {n: t + 0.06 * t.std() * torch.randn(t.shape, generator=dice) for n, t in tensors.items()})
+    return folder
+
+
+def drafting(folder: Path) -> dict[str, Any]:
+    """Return the settings of an engine whose guesses come from that model."""
+    return {"speculative_method": "draft", "speculative_model": str(folder), "num_speculative_tokens": 3}
+
+
 def tokens_of(answers: dict[tuple[str, int], Answer]) -> dict[tuple[str, int], list[int]]:
     return {key: answer.token_ids for key, answer in answers.items()}
 
 
 def guessing_loop(
-    folder: Path, replies: dict[tuple[str, int], list[int]], share: float = 0.8, **settings: object
+    folder: Path, replies: dict[tuple[str, int], list[int]], share: float = 0.8, **settings: Any
 ) -> EngineLoop:
     """Return a loop whose guesses are those replies, some tokens wrong."""
     loop = model_loop(folder, **ON, **settings)
@@ -86,12 +108,13 @@ def guessing_loop(
 
 
 def compare(
-    folder: Path, commands: Iterable[Command], share: float = 0.8, **settings: object
+    folder: Path, commands: Iterable[Command], share: float = 0.8, **settings: Any
 ) -> dict[tuple[str, int], Answer]:
     """Answer without guesses and with them, and return the answers if they are the same."""
     commands = list(commands)
     expected = answer_all(model_loop(folder), commands)
-    loop = guessing_loop(folder, tokens_of(expected), share, **settings)
+    drafts = "speculative_method" in settings
+    loop = model_loop(folder, **settings) if drafts else guessing_loop(folder, tokens_of(expected), share, **settings)
     answers = answer_all(loop, commands)
     assert loop.scheduler.speculator is not None
     assert loop.scheduler.speculator.num_held > 0
@@ -109,8 +132,11 @@ def test_every_declared_feature_has_a_test() -> None:
     assert OFF.keys() == {"embeddings"}
 
 
+@pytest.mark.parametrize("method", ["text", "draft"])
 @pytest.mark.parametrize("feature", ASKED)
-def test_a_feature_composes(feature: str, llama: Path, prompts: list[tuple[int, ...]]) -> None:
+def test_a_feature_composes(
+    feature: str, method: str, llama: Path, draft: Path, prompts: list[tuple[int, ...]]
+) -> None:
     """Tokens, ends and errors are the same with guesses and without, in one batch of several lengths."""
     sampling = ASKED[feature]
     if sampling.grammar is not None and not is_available():
@@ -120,7 +146,8 @@ def test_a_feature_composes(feature: str, llama: Path, prompts: list[tuple[int, 
         Generate(str(i), prompt, replace(sampling, seed=sampling.seed + i)) for i, prompt in enumerate(prompts[:count])
     ]
 
-    answers = compare(llama, commands, max_num_batched_tokens=64, max_num_seqs=8)
+    speculation = drafting(draft) if method == "draft" else {}
+    answers = compare(llama, commands, max_num_batched_tokens=64, max_num_seqs=8, **speculation)
 
     if feature == "max_tokens":
         assert all(len(answer.token_ids) == 5 for answer in answers.values())
@@ -188,6 +215,65 @@ def test_resumed_reply_goes_on_with_guesses(llama: Path, prompts: list[tuple[int
     assert first.token_ids == whole
     assert rest.token_ids == whole[11:]
     assert rest.events[0].cached_tokens == 47
+
+
+def test_draft_model_knows_what_the_model_knows(llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """One that is the model itself guesses everything; its cache is the model's, as far as it is said to be filled."""
+    commands = [Generate(str(i), p, replace(WARM, max_tokens=40, seed=i)) for i, p in enumerate((*prompts, *prompts))]
+    expected = answer_all(model_loop(llama), commands)
+    loop = model_loop(llama, num_kv_blocks=14, max_num_batched_tokens=40, max_num_seqs=8, **drafting(llama))
+    expect_short_replies(loop)
+
+    answers = answer_all(loop, commands)
+
+    speculator, runner = loop.scheduler.speculator, loop.runner
+    assert isinstance(runner, Runner)
+    assert speculator is not None
+    assert runner._drafter is not None
+    assert tokens_of(answers) == tokens_of(expected)
+    assert loop.scheduler.num_preemptions > 0
+    assert speculator.num_held > 0.98 * speculator.num_proposed > 50
+    assert sum(loop.blocks.num_drafted) > 50
+    for block, count in enumerate(loop.blocks.num_drafted):
+        known, drafted = runner.kv_cache[:, block, :count], runner._drafter.kv_cache[:, block, :count]
+        torch.testing.assert_close(drafted, known, atol=1e-4, rtol=1e-4)
+
+
+def test_draft_that_draws_with_the_same_noise_agrees_more_often(
+    llama: Path, draft: Path, prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a high temperature a draft's own dice agree by chance alone; common noise couples the two."""
+    commands = [Generate(str(i), p, replace(WARM, temperature=2.0, seed=i)) for i, p in enumerate(prompts)]
+
+    def sample_with_own_dice(logits: Tensor, steps: list[SequenceStep], last: Tensor) -> Sampled:
+        return sample(logits, [replace(step, sampling=replace(step.sampling, seed=99)) for step in steps], last)
+
+    shares = []
+    for own_dice in (False, True):
+        if own_dice:
+            monkeypatch.setattr(drafter, "sample", sample_with_own_dice)
+        loop = model_loop(llama, **drafting(draft))
+        answer_all(loop, commands)
+        assert loop.scheduler.speculator is not None
+        shares.append(loop.scheduler.speculator.num_held / loop.scheduler.speculator.num_proposed)
+
+    assert shares[0] > 1.5 * shares[1]
+
+
+def test_draft_model_with_another_tokenizer_is_refused(tmp_path: Path, llama: Path) -> None:
+    """Its guesses would be other words; so is one that knows fewer positions."""
+    other = write_tiny_model(tmp_path / "other", TinyModel(), with_tokenizer=True)
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text.replace("<|user|>", "<|human|>"))
+    short = write_tiny_model(tmp_path / "short", TinyModel(max_position=256), with_tokenizer=True)
+    small = write_tiny_model(tmp_path / "small", TinyModel(vocab_size=259))
+
+    with pytest.raises(UnsupportedModel, match="tokenizers"):
+        model_loop(llama, **drafting(other))
+    with pytest.raises(UnsupportedModel, match="knows only 256 positions"):
+        model_loop(llama, **drafting(short))
+    with pytest.raises(UnsupportedModel, match="has 259 tokens"):
+        model_loop(llama, **drafting(small))
 
 
 def test_aborted_reply_leaves_nothing_of_its_guesses(llama: Path, prompts: list[tuple[int, ...]]) -> None:

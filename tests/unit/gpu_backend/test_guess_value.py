@@ -16,7 +16,7 @@ COST = StepCost(fixed=0.0, weights=1.0, token=1 / 64, context=0.0, pair=0.0)
 def offer(acceptance: float, guesses: int = 4) -> Offer:
     """Return an offer for a decode at position 10."""
     step = SequenceStep(1, (1,), 10, (0,), samples=True, sampling=SamplingParams(8), reply_index=0)
-    return Offer(step, (1,) * guesses, acceptance)
+    return Offer(step, guesses, acceptance)
 
 
 def lengths(

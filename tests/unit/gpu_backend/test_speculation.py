@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_backend.engine.composition import EXACT, OFF
+from gpu_backend.engine.cost import StepCost, plan_work
 from gpu_backend.engine.messages import Abort, Embed, Generate
 from gpu_backend.engine.sequence import FinishReason, SamplingParams
 from tests.support.engine import (
@@ -24,7 +26,8 @@ from tests.support.engine import (
     guess_from,
 )
 
-ON = {"speculative_method": "ngram", "num_speculative_tokens": 4}
+ON: dict[str, Any] = {"speculative_method": "ngram", "num_speculative_tokens": 4}
+DRAFT: dict[str, Any] = {"speculative_method": "draft", "speculative_model": "small", "num_speculative_tokens": 4}
 
 
 def test_every_field_of_a_request_is_declared() -> None:
@@ -46,7 +49,7 @@ def test_the_table_in_the_documentation_is_the_one_in_the_code() -> None:
         assert f"| {feature} | off | {why} |\n" in text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 25)), min_size=1, max_size=7),
     share=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
@@ -54,20 +57,24 @@ def test_the_table_in_the_documentation_is_the_one_in_the_code() -> None:
     budget=st.integers(8, 40),
     abort_at=st.integers(1, 12),
     seed=st.integers(0, 3),
+    method=st.sampled_from(["ngram", "draft"]),
 )
 def test_replies_are_those_without_guesses(
-    lengths: list[tuple[int, int]], share: float, num_blocks: int, budget: int, abort_at: int, seed: int
+    lengths: list[tuple[int, int]], share: float, num_blocks: int, budget: int, abort_at: int, seed: int, method: str
 ) -> None:
     """Random prompts, budgets, preemption and an abort: each reply is what it must be, and every block comes back."""
     settings = {"max_num_batched_tokens": budget, "max_num_seqs": 6, "block_size": 4}
-    loop, runner = counting_loop(num_blocks, max_model_len=60, **settings, **ON)
+    speculation = ON if method == "ngram" else DRAFT
+    loop, runner = counting_loop(num_blocks, max_model_len=60, num_host_blocks=seed * 5, **settings, **speculation)
     expect_short_replies(loop)
     prompts = [tuple((seed + 7 * i + j) % 50 for j in range(length)) for i, (length, _) in enumerate(lengths)]
     expected = {
         (str(i), 0): continuation(prompt, count)
         for i, (prompt, (_, count)) in enumerate(zip(prompts, lengths, strict=True))
     }
-    guess_from(loop, expected, share, seed)
+    runner.draft_is_right = share
+    if method == "ngram":
+        guess_from(loop, expected, share, seed)
     answers: dict[tuple[str, int], Answer] = {}
     for i, (prompt, (_, count)) in enumerate(zip(prompts, lengths, strict=True)):
         tier = "batch" if i % 3 == 2 else "interactive"
@@ -219,6 +226,76 @@ def test_embeddings_get_no_guesses() -> None:
     answer_all(loop, [Embed("e", tuple(range(3)) * 6)])
 
     assert not any(s.num_proposed for plan in runner.plans for s in plan.sequences)
+
+
+COST = StepCost(fixed=0.0, weights=1.0, token=1 / 16, context=0.0, pair=0.0)
+
+
+@pytest.mark.parametrize(
+    ("replies", "share", "least", "most"),
+    [
+        (1, 1.0, 0.2, 0.3),  # five tokens a step, which takes no longer
+        (1, 0.6, 0.3, 0.7),
+        (1, 0.0, 1.0, 1.0),  # below the knee wrong guesses take no time
+        (8, 0.8, 0.3, 0.9),
+        (12, 0.0, 1.0, 1.15),  # above it they do, until they are given up
+        (16, 1.0, 1.0, 1.0),  # and where even right ones would not pay, there are none
+    ],
+)
+def test_guesses_never_make_the_engine_much_slower(replies: int, share: float, least: float, most: float) -> None:
+    """By the predicted clock, against the same replies without guesses."""
+    expected = {(str(i), 0): continuation(range(i, i + 5), 60) for i in range(replies)}
+    seconds = []
+    for speculation in ({}, ON):
+        loop, runner = counting_loop(400, block_size=4, step_cost=COST, **speculation)
+        if speculation:
+            guess_from(loop, expected, share)
+        answer_all(loop, [greedy(str(i), range(i, i + 5), 60) for i in range(replies)])
+        seconds.append(sum(COST.seconds(plan_work(plan.sequences)) for plan in runner.plans))
+
+    assert least <= seconds[1] / seconds[0] <= most
+
+
+def test_draft_model_catches_up_before_it_guesses() -> None:
+    """It computes a prompt in its first step with a reply, in parts where that is much, and then guesses."""
+    loop, runner = counting_loop(64, block_size=4, max_num_batched_tokens=12, max_num_seqs=2, **DRAFT)
+
+    answer = answer_all(loop, [greedy("x", range(30), 11)])["x", 0]
+
+    steps = [step for plan in runner.plans for step in plan.sequences]
+    assert answer.token_ids == continuation(range(30), 11)
+    assert [(s.draft_start, len(s.draft_ids), s.num_to_draft) for s in steps if s.draft_ids] == [
+        (0, 11, 0),
+        (11, 11, 0),
+        (22, 11, 1),
+        (33, 2, 4),
+    ]
+
+
+def test_draft_model_computes_what_is_cached_no_second_time() -> None:
+    """A prompt whose blocks it has seen is found by both; one that came back from host memory it computes anew."""
+    loop, runner = counting_loop(12, block_size=4, num_host_blocks=20, **DRAFT)
+    first = answer_all(loop, [greedy("x", range(16), 10)])["x", 0].token_ids
+    again, drafted = (*range(16), *first), []
+    for prompt in (again, range(50, 90), again):
+        runner.plans.clear()
+        answer_all(loop, [greedy("y", prompt, 5)])
+        drafted.append(next(s.draft_start for plan in runner.plans for s in plan.sequences if s.draft_ids))
+
+    assert drafted == [24, 0, 0]
+
+
+def test_draft_model_rests_while_its_guesses_do_not_pay() -> None:
+    """Wrong guesses end it but for probes; what it missed it computes when it is tried again."""
+    loop, runner = counting_loop(60, block_size=4, **DRAFT)
+    runner.draft_is_right = 0.0
+
+    answer = answer_all(loop, [greedy("x", range(5), 150)])["x", 0]
+
+    passes = [step for plan in runner.plans for step in plan.sequences if step.draft_ids]
+    assert answer.token_ids == continuation(range(5), 150)
+    assert len(passes) < 15
+    assert max(len(step.draft_ids) for step in passes) > 30
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])

@@ -1,0 +1,155 @@
+# A second, smaller model that guesses what the model will say. It draws with the same filters, penalties, masks and
+# noise, so that the two agree as often as they can. Its keys and values lie in a cache of its own, in the same blocks.
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.batch import build_batch
+from gpu_backend.engine.plan import SequenceStep, StepPlan
+from gpu_backend.engine.sampler import sample
+from gpu_backend.kernels.grouping import Grouping
+from gpu_backend.kernels.layout import PagedLayouts
+from gpu_backend.models.config import ModelConfig, UnsupportedModel, load_model_config
+from gpu_backend.models.registry import load_model
+from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights
+
+
+class Drafter:
+    """The draft model on the model's device. Raises ``UnsupportedModel`` for one that does not fit beside the model."""
+
+    def __init__(
+        self, config: EngineConfig, target: ModelConfig, device: torch.device, dtype: torch.dtype, max_model_len: int
+    ) -> None:
+        assert config.speculative_model is not None
+        folder = Path(config.speculative_model)
+        self.config = load_model_config(folder)
+        _check_fit(config.folder, target, folder, self.config, max_model_len)
+        dummy = config.load_format == "dummy"
+        linear = LinearOptions(batch_invariant=config.batch_invariant)
+        weights = RandomWeights(device, dtype, linear=linear) if dummy else Checkpoint(folder, device, dtype, linear)
+        self._model = load_model(self.config, weights, max_model_len)
+        self._vocab_size = target.vocab_size
+        self._block_size = config.block_size
+        self._device = device
+        self._dtype = dtype
+        self.share = self.config.products_per_token / target.products_per_token
+        self.block_bytes = self.config.kv_floats_per_token * config.block_size * dtype.itemsize
+
+    def make_room(self, num_blocks: int, placement: Grouping | PagedLayouts) -> None:
+        """Allocate the cache: as many blocks as the model has, and the null block."""
+        config = self.config
+        shape = (config.num_layers, num_blocks + 1, self._block_size, 2, config.num_kv_heads, config.head_dim)
+        self.kv_cache = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self._grouping = placement
+
+    def complete(self, plan: StepPlan) -> StepPlan:
+        """Compute what a plan asks of the draft model, and return the plan with its guesses in it.
+
+        A sequence gets fewer than it asks for where its reply would end with the next.
+        """
+        steps = [_draft_step(step) for step in plan.sequences if step.draft_ids]
+        if not steps:
+            return plan
+        asking = {step.sequence_id: step for step in plan.sequences}
+        guesses: dict[int, tuple[int, ...]] = {step.sequence_id: () for step in steps}
+        while steps:
+            following = []
+            for step, token in self._compute(steps):
+                id_ = step.sequence_id
+                after = self._follow(step, token, asking[id_].block_table)
+                if after is None:
+                    continue
+                guesses[id_] += (token,)
+                if len(guesses[id_]) < asking[id_].num_to_draft:
+                    following.append(after)
+            steps = following
+        return replace(
+            plan, sequences=tuple(self._with(step, guesses.get(step.sequence_id)) for step in plan.sequences)
+        )
+
+    def _compute(self, steps: list[SequenceStep]) -> list[tuple[SequenceStep, int]]:
+        """Compute one pass; return a guess for each step that samples."""
+        plan = StepPlan(0, tuple(replace(s, block_table=self._table(s, s.block_table)) for s in steps))
+        batch = build_batch(plan, self._grouping, self._device)
+        if batch.fresh_blocks is not None:
+            self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
+        hidden = self._model.hidden_states(batch, self.kv_cache)
+        if not batch.samplers:
+            return []
+        rows, last = hidden, batch.token_ids
+        if batch.sample_rows is not None:
+            rows, last = (some.index_select(0, batch.sample_rows) for some in (rows, last))
+        # Tokenizers are equal, but tables may be padded to different lengths.
+        padding = self._vocab_size - self.config.vocab_size
+        logits = F.pad(self._model.logits(rows), (0, padding), value=-torch.inf)
+        return list(zip(batch.samplers, sample(logits, batch.samplers, last).token_ids.tolist(), strict=True))
+
+    def _follow(self, step: SequenceStep, token: int, block_table: tuple[int, ...]) -> SequenceStep | None:
+        """Return the step that computes a guess; None if the reply ends with it, or cannot have it."""
+        if token in step.sampling.stop_token_ids:
+            return None
+        constraint = step.constraint
+        if constraint is not None:
+            constraint = constraint.copy()
+            if constraint.accept((token,)) or constraint.is_complete:
+                return None
+        looks_back = step.sampling.penalises_reply
+        return replace(
+            step,
+            token_ids=(token,),
+            start=step.start + len(step.token_ids),
+            block_table=block_table,
+            generated=step.generated + array("i", (token,)).tobytes() if looks_back else b"",
+            constraint=constraint,
+        )
+
+    def _with(self, step: SequenceStep, guesses: tuple[int, ...] | None) -> SequenceStep:
+        if guesses is None:
+            return step
+        step = replace(
+            step, token_ids=step.token_ids + guesses, num_proposed=len(guesses), draft_ids=(), num_to_draft=0
+        )
+        return replace(step, block_table=self._table(step, step.block_table))
+
+    def _table(self, step: SequenceStep, block_table: tuple[int, ...]) -> tuple[int, ...]:
+        return block_table[: -(-(step.start + len(step.token_ids)) // self._block_size)]
+
+
+def _draft_step(step: SequenceStep) -> SequenceStep:
+    """Return what the draft model computes first of a step."""
+    return replace(
+        step,
+        token_ids=step.draft_ids,
+        start=step.draft_start,
+        samples=step.num_to_draft > 0,
+        sampling=replace(step.sampling, logprobs=None, prompt_logprobs=None),
+        targets=(),
+    )
+
+
+def _check_fit(folder: Path, model: ModelConfig, draft_folder: Path, draft: ModelConfig, max_model_len: int) -> None:
+    if draft.max_position < max_model_len:
+        raise UnsupportedModel(
+            f"the draft model knows only {draft.max_position} positions, but replies may have {max_model_len}; "
+            "lower max_model_len or take another"
+        )
+    files = [path / "tokenizer.json" for path in (folder, draft_folder)]
+    if all(file.exists() for file in files):
+        known, drafted = (Tokenizer.from_file(str(file)).get_vocab() for file in files)
+        if known != drafted:
+            raise UnsupportedModel(
+                f"the tokenizers of {folder} and {draft_folder} differ; a draft model needs the same"
+            )
+    elif draft.vocab_size != model.vocab_size:
+        raise UnsupportedModel(
+            f"the vocabulary of {draft_folder} has {draft.vocab_size} tokens, that of {folder} {model.vocab_size}; "
+            "a draft model needs the same"
+        )
