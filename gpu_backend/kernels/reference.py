@@ -13,6 +13,9 @@ from gpu_backend.kernels.grouping import AttentionGroup
 from gpu_backend.kernels.layout import PagedLayout
 from gpu_backend.kernels.quantized_kv import KvScales, load_kv, quantize_kv
 
+MOST_HEADS_AT_ONCE = 4  # key heads, in decodes
+FLOATS_AT_ONCE = 2**18  # of keys and values, in decodes: about what a core's second cache holds
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale each row of ``x`` to root mean square one, then by ``weight`` (Zhang & Sennrich 2019)."""
@@ -146,13 +149,40 @@ def _attend_one_each(
     scale: float,
     out: Tensor,
 ) -> None:
-    """One query each: the heads that share a key head take the place of several queries."""
+    """One query each: the heads that share a key head take the place of several queries.
+
+    Some sequences at a time, so that what was gathered is still in the processor's cache when it is used.
+    """
     _, heads, head_dim = query.shape
-    key, value = _gather(kv_cache, kv_scales, group, query.dtype)
-    kv_heads = key.shape[1]
+    kv_heads = kv_cache.shape[3]
     q = query[group.rows].view(group.num_sequences, kv_heads, heads // kv_heads, head_dim)
-    attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale)
-    out[group.rows] = attended.reshape(-1, heads, head_dim)
+    attend = _attend_all_heads if kv_heads <= MOST_HEADS_AT_ONCE else _attend_head_by_head
+    tables = group.block_tables.view(group.num_sequences, -1)
+    count = max(1, FLOATS_AT_ONCE // (tables.shape[1] * kv_cache[0].numel()))
+    attended = [
+        attend(rows, _gather(kv_cache, kv_scales, some, query.dtype), own, scale)
+        for rows, some, own in zip(q.split(count), tables.split(count), mask.split(count), strict=True)
+    ]
+    out[group.rows] = torch.cat(attended).reshape(-1, heads, head_dim)
+
+
+def _attend_all_heads(q: Tensor, kv: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """One product for all heads of a sequence: each query has zeros where the keys of other heads than its own lie.
+
+    That multiplies more, but reads keys and values as they lie; for few heads it is the faster way.
+    """
+    count, kv_heads, sharing, head_dim = q.shape
+    spread = q.new_zeros(count, kv_heads, sharing, kv_heads, head_dim)
+    spread.diagonal(dim1=1, dim2=3).copy_((q * scale).permute(0, 2, 3, 1))
+    key, value = kv.flatten(3).unbind(2)
+    scores = torch.baddbmm(mask[:, 0], spread.view(count, kv_heads * sharing, -1), key.transpose(1, 2))
+    attended = torch.bmm(scores.softmax(-1), value).view_as(spread)
+    return attended.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+
+
+def _attend_head_by_head(q: Tensor, kv: Tensor, mask: Tensor, scale: float) -> Tensor:
+    key, value = kv.transpose(1, 3).unbind(2)
+    return F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale)
 
 
 def _attend_several_each(
@@ -165,7 +195,8 @@ def _attend_several_each(
     out: Tensor,
 ) -> None:
     _, heads, head_dim = query.shape
-    key, value = _gather(kv_cache, kv_scales, group, query.dtype)
+    kv = _gather(kv_cache, kv_scales, group.block_tables.view(group.num_sequences, -1), query.dtype)
+    key, value = kv.transpose(1, 3).unbind(2)
     q = query[group.rows]
     if group.padded_rows is not None:
         q = q.index_select(0, group.padded_rows)
@@ -175,13 +206,10 @@ def _attend_several_each(
     out[group.rows] = rows if group.unpadded is None else rows.index_select(0, group.unpadded)
 
 
-def _gather(
-    kv_cache: Tensor, kv_scales: KvScales | None, group: AttentionGroup, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Copy a group's blocks side by side: keys and values, each (sequences, kv_heads, context, head_dim)."""
-    kv = _load_blocks(kv_cache, kv_scales, group.block_tables, dtype)
-    kv = kv.view(group.num_sequences, -1, *kv_cache.shape[2:])
-    return kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
+def _gather(kv_cache: Tensor, kv_scales: KvScales | None, block_tables: Tensor, dtype: torch.dtype) -> Tensor:
+    """Copy blocks side by side: (sequences, blocks) becomes (sequences, context, 2, kv_heads, head_dim)."""
+    kv = _load_blocks(kv_cache, kv_scales, block_tables.reshape(-1), dtype)
+    return kv.view(len(block_tables), -1, *kv_cache.shape[2:])
 
 
 def _load_blocks(kv_cache: Tensor, kv_scales: KvScales | None, blocks: Tensor, dtype: torch.dtype) -> Tensor:
