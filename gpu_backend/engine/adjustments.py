@@ -8,25 +8,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
-from gpu_backend.engine.grammar import apply_constraints
+from gpu_backend.engine.grammar import apply_masks, begin_masks
 from gpu_backend.engine.plan import UNKNOWN, SequenceStep
 from gpu_backend.engine.upload import upload
 
 
-def adjust(logits: Tensor, steps: Sequence[SequenceStep], last_tokens: Tensor | None = None) -> None:
+def adjust(
+    logits: Tensor,
+    steps: Sequence[SequenceStep],
+    last_tokens: Tensor | None = None,
+    masks: Future[Tensor] | None = None,
+) -> None:
     """Change ``logits`` (rows, vocab), float32, in place as each row's step asks; other rows are not touched.
 
-    ``last_tokens`` (rows,) are the last of each step's, on the device: needed where a step says ``UNKNOWN``.
+    ``last_tokens`` (rows,) are the last of each step's, on the device: needed where a step says ``UNKNOWN``. ``masks``
+    are those of the steps' constraints, where they were begun before.
     """
     _add_bias(logits, steps)
     _forbid_early_ends(logits, steps)
     _penalise(logits, steps, last_tokens)
-    if any(step.constraint is not None for step in steps):
-        apply_constraints(logits, [(i, step.constraint) for i, step in enumerate(steps) if step.constraint is not None])
+    _constrain(logits, steps, masks or begin_masks([step.constraint for step in steps], logits.shape[-1]))
+
+
+def _constrain(logits: Tensor, steps: Sequence[SequenceStep], masks: Future[Tensor] | None) -> None:
+    if masks is not None:
+        apply_masks(logits, [row for row, step in enumerate(steps) if step.constraint is not None], masks.result())
 
 
 def _add_bias(logits: Tensor, steps: Sequence[SequenceStep]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from itertools import islice
 
 import torch
@@ -13,7 +14,7 @@ from gpu_backend.engine.batch import Batch
 from gpu_backend.engine.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
 from gpu_backend.engine.sampler import Logprobs, report_logprobs, sample
 from gpu_backend.engine.upload import upload
-from gpu_backend.engine.verification import num_gained, rows_of
+from gpu_backend.engine.verification import num_gained
 from gpu_backend.models.layers import Decoder
 
 ROWS_TO_SCORE = 128  # logits of so many positions exist at once where a prompt is scored
@@ -45,12 +46,17 @@ class Timer:
 
 
 class DeviceStep:
-    """One launched step: ``hidden`` (tokens, width) are its final hidden states, still being computed."""
+    """One launched step: ``hidden`` (tokens, width) are its final hidden states, still being computed.
+
+    ``places`` has a step for each place that is sampled; ``masks`` are those of their grammars, if they could be begun.
+    """
 
     def __init__(
         self,
         plan: StepPlan,
         batch: Batch,
+        places: list[SequenceStep],
+        masks: Future[Tensor] | None,
         model: Decoder,
         hidden: Tensor,
         kv_cache: Tensor,
@@ -59,6 +65,8 @@ class DeviceStep:
     ) -> None:
         self._plan = plan
         self._batch = batch
+        self._places = places
+        self._masks = masks
         self._model = model
         self._hidden = hidden
         self._kv_cache = kv_cache
@@ -78,9 +86,8 @@ class DeviceStep:
             rows, last = hidden, batch.token_ids
             if batch.sample_rows is not None:
                 rows, last = (some.index_select(0, batch.sample_rows) for some in (rows, last))
-            places = [place for step in batch.samplers for place in rows_of(step)]
-            sampled = sample(self._model.logits(rows), places, last)
-            if len(places) == len(batch.samplers):  # which guesses hold is for the host to say
+            sampled = sample(self._model.logits(rows), self._places, last, self._masks)
+            if len(self._places) == len(batch.samplers):  # which guesses hold is for the host to say
                 self._last_tokens.index_copy_(0, batch.sampled_to, sampled.token_ids)
             self._tokens, self._usable = to_host(sampled.token_ids), to_host(sampled.finite)
             self._logprobs = _to_host(sampled.logprobs) if sampled.logprobs else None

@@ -41,9 +41,9 @@ class BadGrammar(ValueError):
 class Constraint:
     """Where one reply stands in its grammar."""
 
-    def __init__(self, matcher: Any, threads: Any) -> None:
+    def __init__(self, matcher: Any, maker: MaskMaker) -> None:
         self._matcher = matcher
-        self._threads = threads  # the library's own, shared by all constraints of an engine
+        self._maker = maker  # shared by all constraints of an engine
 
     @property
     def is_complete(self) -> bool:
@@ -68,7 +68,28 @@ class Constraint:
 
     def copy(self) -> Constraint:
         """Return an independent constraint that stands where this one does."""
-        return Constraint(self._matcher.deep_copy(), self._threads)
+        return Constraint(self._matcher.deep_copy(), self._maker)
+
+
+class MaskMaker:
+    """Makes the masks of many constraints at once, on threads of its own that need no interpreter."""
+
+    def __init__(self) -> None:
+        from llguidance import LLExecutor
+
+        self._threads = LLExecutor(MASK_THREADS)
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="masks")
+
+    def begin(self, constraints: Sequence[Constraint], vocab_size: int) -> Future[Tensor]:
+        """Begin with what ``make`` returns. None of the constraints may move on before it is done."""
+        return self._beside.submit(self.make, constraints, vocab_size)
+
+    def make(self, constraints: Sequence[Constraint], vocab_size: int) -> Tensor:
+        """Return a row of int32 for each constraint, on the CPU: a bit for every token, set if it may come next."""
+        words = torch.zeros(len(constraints), -(-vocab_size // 32), dtype=torch.int32)
+        matchers = [(constraint._matcher, row) for row, constraint in enumerate(constraints)]
+        self._threads.unsafe_compute_mask_ptr(matchers, words.data_ptr(), words.shape[1] * 4, len(constraints))
+        return words
 
 
 class GrammarCompiler:
@@ -104,18 +125,18 @@ class GrammarCompiler:
 
         if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
             raise BadGrammar(f"it has more than {MAX_GRAMMAR_BYTES} bytes")
-        tokenizer, threads = self._tokenizer.result()
+        tokenizer, maker = self._tokenizer.result()
         matcher = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=LLParserLimits(step_lexer_fuel=STEP_FUEL))
         if matcher.is_error():
             raise BadGrammar(matcher.get_error().split("\n")[0][:300])
-        return Constraint(matcher, threads)
+        return Constraint(matcher, maker)
 
-    def _read_tokenizer(self) -> tuple[Any, Any]:
-        from llguidance import LLExecutor, LLTokenizer
+    def _read_tokenizer(self) -> tuple[Any, MaskMaker]:
+        from llguidance import LLTokenizer
 
         file = str(self._folder / "tokenizer.json")
         tokenizer = LLTokenizer(file, n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
-        return tokenizer, LLExecutor(MASK_THREADS)
+        return tokenizer.with_slices(LLTokenizer.json_slices()), MaskMaker()
 
 
 def is_available() -> bool:
@@ -123,13 +144,10 @@ def is_available() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-def apply_constraints(logits: Tensor, constraints: Sequence[tuple[int, Constraint]]) -> None:
-    """Put -inf in place of what the constraints forbid; each comes with its row of ``logits`` (rows, vocab).
-
-    The masks are computed here, on the host, while the device is still busy with the model.
-    """
-    words = allowed_tokens([constraint for _, constraint in constraints], logits.shape[-1])
-    apply_masks(logits, [row for row, _ in constraints], words)
+def begin_masks(constraints: Sequence[Constraint | None], vocab_size: int) -> Future[Tensor] | None:
+    """Begin with the masks of those rows that have a constraint, if any has; they are made while the model computes."""
+    some = [constraint for constraint in constraints if constraint is not None]
+    return some[0]._maker.begin(some, vocab_size) if some else None
 
 
 def apply_masks(logits: Tensor, rows: Sequence[int], words: Tensor) -> None:
@@ -147,14 +165,6 @@ def _terms_of_octets(device: torch.device) -> Tensor:
     """Return what to add to the logits of eight tokens for every octet of a mask: 0 where its bit is set, else -inf."""
     bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1
     return torch.zeros(256, 8, device=device).masked_fill_(bits == 0, -torch.inf)
-
-
-def allowed_tokens(constraints: Sequence[Constraint], vocab_size: int) -> Tensor:
-    """Return a row of int32 for each constraint, on the CPU: a bit for every token, set if it may come next."""
-    words = torch.zeros(len(constraints), -(-vocab_size // 32), dtype=torch.int32)
-    matchers = [(constraint._matcher, row) for row, constraint in enumerate(constraints)]
-    constraints[0]._threads.unsafe_compute_mask_ptr(matchers, words.data_ptr(), words.shape[1] * 4, len(constraints))
-    return words
 
 
 def _source(grammar: Grammar) -> str:

@@ -11,9 +11,11 @@ from gpu_backend.config import EngineConfig
 from gpu_backend.engine.batch import build_batch
 from gpu_backend.engine.device_step import DeviceStep, Timer
 from gpu_backend.engine.drafter import Drafter
+from gpu_backend.engine.grammar import begin_masks
 from gpu_backend.engine.host_cache import HostCache
-from gpu_backend.engine.plan import Computed, Launched, SequenceStep, StepPlan, StepResult
+from gpu_backend.engine.plan import UNKNOWN, Computed, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.verification import rows_of
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.kernels.layout import PagedLayouts, invariant_split
@@ -107,17 +109,21 @@ class Runner:
             return Computed(StepResult(plan.step, (), 0.0))
         batch = build_batch(plan, self._grouping, self.device)
         if batch.unknown is not None:
-            rows, places = batch.unknown
-            batch.token_ids.index_copy_(0, rows, self._last_tokens.index_select(0, places))
+            rows, origins = batch.unknown
+            batch.token_ids.index_copy_(0, rows, self._last_tokens.index_select(0, origins))
             if self._ranks is not None:
                 self._ranks.share(batch.token_ids)  # only the first rank samples
         if batch.fresh_blocks is not None:
             # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
             self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
+        places = [place for sampler in batch.samplers for place in rows_of(sampler)]
+        masks = None
+        if not any(place.constraint is not None and place.token_ids[0] == UNKNOWN for place in places):
+            masks = begin_masks([place.constraint for place in places], self.model_config.vocab_size)
         hidden = self._model.hidden_states(batch, self.kv_cache, self._kv_scales)
         if not leads:
             return Computed(StepResult(plan.step, (), 0.0))
-        step = DeviceStep(plan, batch, self._model, hidden, self.kv_cache, self._last_tokens, timer)
+        step = DeviceStep(plan, batch, places, masks, self._model, hidden, self.kv_cache, self._last_tokens, timer)
         if not any(sampler.constraint for sampler in batch.samplers):
             step.sample()
         return step

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -44,16 +45,22 @@ class Sampled:
     logprobs: Logprobs | None  # of the rows that asked for them, in their order
 
 
-def sample(logits: Tensor, steps: Sequence[SequenceStep], last_tokens: Tensor | None = None) -> Sampled:
+def sample(
+    logits: Tensor,
+    steps: Sequence[SequenceStep],
+    last_tokens: Tensor | None = None,
+    masks: Future[Tensor] | None = None,
+) -> Sampled:
     """Choose the next token of each step from its row of ``logits`` (rows, vocab), float32, which are used up.
 
-    ``last_tokens`` (rows,) are the last of each step's, on the device: needed where a step says ``UNKNOWN``.
+    ``last_tokens`` (rows,) are the last of each step's, on the device: needed where a step says ``UNKNOWN``. ``masks``
+    are those of the steps' constraints, where they were begun before.
     """
     finite = torch.isfinite(logits.sum(-1))
     scored = [row for row, step in enumerate(steps) if step.sampling.logprobs is not None]
     which = upload(scored, logits.device, torch.long)
     unadjusted = logits.index_select(0, which) if scored else None
-    adjust(logits, steps, last_tokens)
+    adjust(logits, steps, last_tokens, masks)
     if ops.uses_triton(logits.device):
         chosen = ops.draw(logits, wishes_of(steps, logits.device), any(step.sampling.filters for step in steps))
     else:

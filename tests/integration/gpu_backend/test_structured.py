@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_backend.engine.grammar import Constraint, GrammarCompiler, allowed_tokens, is_available
+from gpu_backend.engine.grammar import Constraint, GrammarCompiler, begin_masks, is_available
 from gpu_backend.engine.messages import Abort, Drain, Drained, Generate
 from gpu_backend.engine.sequence import FinishReason, Grammar, GrammarKind, SamplingParams
 from gpu_backend.server.tokens import TextCodec
@@ -191,7 +191,9 @@ def suite() -> Iterator[tuple[str, str, str, bool]]:
 
 def can_end(constraint: Constraint) -> bool:
     """Whether nothing is missing."""
-    return constraint.is_complete or bool(allowed_tokens([constraint], 260)[0, END // 32] >> END % 32 & 1)
+    masks = begin_masks([constraint], 260)
+    assert masks is not None
+    return constraint.is_complete or bool(masks.result()[0, END // 32] >> END % 32 & 1)
 
 
 @pytest.mark.skipif(not SUITE.exists(), reason=f"SKIPPED: {SUITE.name} is not here; set TOLLGATE_DATA")

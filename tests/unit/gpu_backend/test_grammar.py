@@ -14,8 +14,8 @@ from gpu_backend.engine.grammar import (
     BadGrammar,
     Constraint,
     GrammarCompiler,
-    allowed_tokens,
-    apply_constraints,
+    apply_masks,
+    begin_masks,
 )
 from gpu_backend.engine.sequence import Grammar, GrammarKind
 from tests.support.front import END, token_ids, write_small_files
@@ -39,10 +39,16 @@ def schema(value: Any) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value))
 
 
+def mask(constraint: Constraint) -> torch.Tensor:
+    masks = begin_masks([None, constraint], VOCAB)
+    assert masks is not None
+    return masks.result()
+
+
 def allowed(constraint: Constraint) -> set[int]:
     """The tokens that may come next."""
     logits = torch.zeros(2, VOCAB)
-    apply_constraints(logits, [(1, constraint)])
+    apply_masks(logits, [1], mask(constraint))
     assert torch.equal(logits[0], torch.zeros(VOCAB))
     return {token for token, value in enumerate(logits[1].tolist()) if value == 0}
 
@@ -104,7 +110,7 @@ def test_a_costly_grammar_ends_itself(compiler: GrammarCompiler) -> None:
     constraint = compiler.compile(Grammar(GrammarKind.REGEX, "(.*a.{4000}x|.*b.{4000}y|.*c.{4000}z)")).result().copy()
     problems = []
     for token in token_ids("abcabccbabacacb" * 100):
-        allowed_tokens([constraint], VOCAB)
+        mask(constraint)
         problems.append(constraint.accept((token,)))
 
     assert any(problems)
