@@ -34,7 +34,7 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
 def check_completion(request: CompletionRequest) -> None:
     """Refuse what the types let through and OpenAI's API does not. Raises BadRequest."""
     require(request.prompt not in ([], [[]]), "prompt", "'prompt' must hold at least one prompt.")
-    require_between(request.max_tokens, 1, 2**31, "max_tokens")
+    require_between(request.max_tokens, 0, 2**31, "max_tokens")  # 0 and an echo: the prompt's scores alone
     check_sampling(request)
     require_between(request.logprobs, 0, 5, "logprobs")
     require_between(request.best_of, 1, 128, "best_of")

@@ -177,7 +177,7 @@ def _check_both(body: GeneratingRequest, extensions: Extensions) -> None:
     _check_span("presence_penalty", body.presence_penalty, -2, 2)
     _check_span("frequency_penalty", body.frequency_penalty, -2, 2)
     _check_span("resume_text_chars", extensions.resume_text_chars, 0, 2**31 - 1)
-    least = 0 if isinstance(body, CompletionRequest) and body.echo else 1
+    least = 0 if isinstance(body, CompletionRequest) else 1  # as OpenAI's: with an echo, the prompt's scores alone
     _check_span("max_tokens", body.max_tokens, least, 2**31 - 1)
     if isinstance(body, ChatRequest):
         _check_span("max_completion_tokens", body.max_completion_tokens, 1, 2**31 - 1)

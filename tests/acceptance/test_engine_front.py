@@ -126,7 +126,8 @@ def test_an_echoed_prompt_has_its_scores(client: OpenAI) -> None:
     prompts = ["gäte", "toll house"]
     asked: Any = {"model": "tiny", "prompt": prompts, "echo": True, "logprobs": 2, "temperature": 0, "n": 2}
     with_reply = client.completions.create(**asked, max_tokens=3).choices
-    alone = client.completions.create(**asked, extra_body={"max_tokens": 0})
+    alone = client.completions.create(**asked, max_tokens=0)
+    nothing = client.completions.create(model="tiny", prompt=prompts, max_tokens=0)
     streamed: list[list[Any]] = [[], [], [], []]
     for chunk in client.completions.create(**asked, max_tokens=3, stream=True):
         for choice in chunk.choices:
@@ -145,6 +146,7 @@ def test_an_echoed_prompt_has_its_scores(client: OpenAI) -> None:
         assert (bare.text, bare.finish_reason) == (prompt, "length")
         assert bare.logprobs.token_logprobs == pytest.approx(scores.token_logprobs[:size], abs=1e-5)
     assert alone.usage.completion_tokens == 0
+    assert [(choice.text, choice.finish_reason) for choice in nothing.choices] == [("", "length")] * 2
     assert with_reply[0].logprobs.tokens[1:3] == ["bytes:\\xc3", "bytes:\\xa4"]
 
 

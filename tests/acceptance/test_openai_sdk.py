@@ -69,6 +69,16 @@ def test_completions_and_their_stream(openai: OpenAI) -> None:
     assert plain.usage is not None and plain.usage.completion_tokens > 0
 
 
+def test_an_echoed_prompt_alone_costs_no_output(openai: OpenAI) -> None:
+    """OpenAI's completions take max_tokens 0, which benchmarks of models send to have a prompt scored."""
+    plain = openai.completions.create(model="small", prompt="Once", echo=True, max_tokens=0)
+    stream = openai.completions.create(model="small", prompt="Once", echo=True, max_tokens=0, stream=True)
+
+    assert (plain.choices[0].text, plain.choices[0].finish_reason) == ("Once", "length")
+    assert plain.usage is not None and plain.usage.completion_tokens == 0
+    assert "".join(chunk.choices[0].text for chunk in stream) == "Once"
+
+
 def test_embeddings_travel_as_base64_or_floats(openai: OpenAI) -> None:
     """The package asks for base64; floats asked for by name are the same numbers."""
     packed = openai.embeddings.create(model="small", input=["one", "two"])

@@ -202,12 +202,12 @@ def answer_completion(request: dict[str, Any], script: Script, number: int) -> A
     """Return the answer to a plain completion: ``n`` choices for each prompt, in order."""
     prompts = prompts_of(request["prompt"])
     each = request.get("n") or 1
-    spoken = []
+    spoken, said = [], 0
     for index in range(len(prompts) * each):
         one = _tokens(request, index, script, request.get("max_tokens", 16), WORDS)
+        said += len(one.tokens)
         echoed = [str(prompts[index // each])] if request.get("echo") else []
         spoken.append(Spoken(index, echoed + one.tokens, one.finish))
-    said = sum(len(one.tokens) for one in spoken)
     usage = usage_of(sum(count_tokens(prompt) for prompt in prompts), said, script)
     return Answer("text", request, f"cmpl-{_digest(request, 0)[:20]}{number}", spoken, usage)
 

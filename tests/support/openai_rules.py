@@ -191,6 +191,7 @@ class Chat(Sampled, kw_only=True, frozen=True):
 
 class Completion(Sampled, kw_only=True, frozen=True):
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0 with an echo scores the prompt alone
     best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
     echo: bool | None = None
     suffix: str | None = None

@@ -101,7 +101,7 @@ def test_a_bad_chat_request_names_its_field(fields: dict[str, Any], param: str, 
         ({"best_of": 2}, "best_of", "unsupported_parameter"),
         ({"logprobs": 6}, "logprobs", "invalid_value"),
         ({"echo": True, "resume_token_ids": [1]}, "echo", "unsupported_parameter"),
-        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": -1}, "max_tokens", "invalid_value"),
         ({"prompt": [1, "a"]}, None, "invalid_value"),
     ],
 )
