@@ -1,6 +1,7 @@
-# What speculation composes with: every feature of a request and of the engine is either in EXACT, with the reason why
-# tokens and books are the same with guesses and without, or in OFF, with the test that finds such a request. Each has
-# a test of its own name in tests/integration/gpu_backend/test_speculation.py, and a line in docs/speculation.md.
+# What composes with what. With speculation: every feature of a request and of the engine is either in EXACT, with the
+# reason why tokens and books are the same with guesses and without, or in OFF, with the test that finds such a request.
+# Each has a test of its own name in tests/integration/gpu_backend/test_speculation.py, and a line in
+# docs/speculation.md. With each other: all pairs but those in APART.
 
 from __future__ import annotations
 
@@ -40,6 +41,27 @@ EXACT = {
 
 OFF: dict[str, tuple[Callable[[Sequence], bool], str]] = {
     "embeddings": (lambda sequence: sequence.pools, "nothing is generated"),
+}
+
+# What an engine does for all requests at once, with how each is asked for in its configuration.
+ENGINE_FEATURES = {
+    "ngram": "--speculative-method ngram",
+    "draft": "--speculative-method draft",
+    "overlap": "a step is launched before the last one's tokens are known",
+    "prefix cache": "blocks of equal beginnings are computed once",
+    "host cache": "--host-kv-bytes: evicted blocks go to host memory and come back",
+    "preemption": "too few KV blocks for all who run",
+    "chunks": "a prompt is longer than --max-num-batched-tokens",
+    "sliding window": "a model whose queries look back only so far",
+}
+# Every pair of features gives the tokens that a reply has alone in a plain engine, but for these, which exclude each
+# other. tests/integration/gpu_backend/test_composition.py has a test for each pair.
+APART: dict[frozenset[str], str] = {
+    frozenset(("n", "resume_token_ids")): "a reply is resumed alone: refused unless n is 1",
+    frozenset(("grammar", "tools")): "a reply has one grammar: a response format beside a forced tool is refused",
+    frozenset(("ngram", "draft")): "an engine has one method",
+    frozenset(("ngram", "overlap")): "guesses follow the last token: no step is launched before it is known",
+    frozenset(("draft", "overlap")): "guesses follow the last token: no step is launched before it is known",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_backend.engine.composition import EXACT, OFF
+from gpu_backend.engine.composition import APART, ENGINE_FEATURES, EXACT, OFF
 from gpu_backend.engine.cost import StepCost, plan_work
 from gpu_backend.engine.messages import Abort, Embed, Generate
 from gpu_backend.engine.sequence import FinishReason, SamplingParams
@@ -47,6 +47,9 @@ def test_the_table_in_the_documentation_is_the_one_in_the_code() -> None:
         assert f"| {feature} | exact | {why} |\n" in text
     for feature, (_, why) in OFF.items():
         assert f"| {feature} | off | {why} |\n" in text
+    for pair, why in APART.items():
+        assert f"| {', '.join(sorted(pair))} | {why} |\n" in text
+    assert all(f"`{feature}`" in text for feature in ENGINE_FEATURES)
 
 
 @settings(max_examples=50, deadline=None)

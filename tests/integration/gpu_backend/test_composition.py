@@ -1,0 +1,262 @@
+# Every pair of features of a request and of the engine, on a real tiny model: a reply in a busy engine is token for
+# token what it is alone in a plain one, for each pair that composition.py does not declare apart. Each request asks
+# for several features and each engine has several, so that few of them hold all pairs.
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.composition import APART, ENGINE_FEATURES, EXACT
+from gpu_backend.engine.grammar import is_available
+from gpu_backend.engine.loop import EngineLoop
+from gpu_backend.engine.messages import Abort, Generate
+from gpu_backend.engine.requests import Limits, find_problem
+from gpu_backend.engine.sequence import FinishReason, Grammar, GrammarKind, SamplingParams
+from gpu_backend.server.reply import ReplyWriter, join_replies
+from gpu_backend.server.tokens import TextCodec
+from tests.support.engine import Answer, collect, expect_short_replies, guess_from, model_loop
+from tests.support.tiny_model import TinyModel, write_tiny_model
+
+Answers = dict[tuple[str, int], Answer]
+END = 256
+SCHEMA = '{"type":"object","properties":{"a":{"enum":["x","yy"]}},"required":["a"],"additionalProperties":false}'
+TOOL_CALL = 'start: "<tool_call>" /[a-z]{3,9}/ "</tool_call>"'
+# One way to ask for each feature of a request: fields of its sampling, and of the command.
+SAMPLING: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.7},
+    "top_p": {"top_p": 0.8},
+    "top_k": {"top_k": 7},
+    "min_p": {"min_p": 0.05},
+    "seed": {"seed": 2**63 - 5},
+    "logit_bias": {"logit_bias": ((5, 2.5), (77, -100.0))},
+    "presence_penalty": {"presence_penalty": 0.8},
+    "frequency_penalty": {"frequency_penalty": 0.9},
+    "repetition_penalty": {"repetition_penalty": 1.3},
+    "min_tokens": {"min_tokens": 4, "stop_token_ids": frozenset(range(0, 250, 3))},
+    "max_tokens": {"max_tokens": 5},
+    "stop_token_ids": {"stop_token_ids": frozenset(range(0, 250, 12))},
+    "ignore_eos": {"ignore_eos": True, "logit_bias": ((END, 4.0),)},
+    "logprobs": {"logprobs": 3},
+    "prompt_logprobs": {"prompt_logprobs": 2},
+    "grammar": {"grammar": Grammar(GrammarKind.JSON_SCHEMA, SCHEMA)},
+    "tools": {"grammar": Grammar(GrammarKind.LARK, TOOL_CALL)},
+}
+COMMAND: dict[str, dict[str, Any]] = {
+    "n": {"n": 2},
+    "tenant": {"tenant": "another"},
+    "weight": {"weight": 3.0},
+    "tier": {"tier": "batch"},
+    "deadline_ms": {"deadline_ms": 600_000},
+}
+LATER = ("resume_token_ids", "stop", "abort")  # asked for when the reply alone is known
+FEATURES = [*SAMPLING, *COMMAND, *LATER]
+AT_ONCE = 6  # features of one request
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"speculative_method": "ngram", "num_speculative_tokens": 3},
+    "draft": {"speculative_method": "draft", "num_speculative_tokens": 3},
+    "overlap": {"async_scheduling": True},
+}
+ALWAYS = ("prefix cache", "host cache", "preemption", "chunks")  # what the busy engine meets
+ENGINES = [(method, *ALWAYS, *window) for method in METHODS for window in ((), ("sliding window",))]
+PLAIN: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "block_size": 2, "max_model_len": 80}
+BUSY: dict[str, Any] = PLAIN | {
+    "prefix_caching": True,
+    "max_num_seqs": 8,
+    "host_kv_bytes": 2**20,
+    "num_kv_blocks": 40,
+    "max_num_batched_tokens": 16,
+}
+
+pytestmark = pytest.mark.skipif(not is_available(), reason="llguidance is not installed")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    windowed = TinyModel("MistralForCausalLM", extra={"sliding_window": 10}, eos_token_id=END)
+    kinds = {"": TinyModel(eos_token_id=END), "sliding window": windowed}
+    return {name: write_tiny_model(tmp_path_factory.mktemp("m"), kind, True) for name, kind in kinds.items()}
+
+
+def ask(*features: str) -> Generate:
+    """Ask for the features, of a prompt that is theirs; some prompts begin alike."""
+    sampling: dict[str, Any] = {"max_tokens": 40 if {"grammar", "tools"} & {*features} else 12}
+    command: dict[str, Any] = {}
+    for feature in features:
+        both = {field: sampling[field] for field in SAMPLING.get(feature, {}) if field in sampling}
+        sampling |= SAMPLING.get(feature, {})
+        if "logit_bias" in both:
+            sampling["logit_bias"] += both["logit_bias"]
+        command |= COMMAND.get(feature, {})
+    dice = random.Random(",".join(features))
+    sampling.setdefault("seed", dice.randrange(2**40))
+    prompt = (*range(100, 117), *(dice.randrange(250) for _ in range(dice.randrange(2, 12))))
+    return Generate(",".join(features), prompt[dice.choice((0, 9)) :], SamplingParams(**sampling), **command)
+
+
+def answer(loop: EngineLoop, asked: list[Generate]) -> Answers:
+    """Answer all together; who wants to be aborted is, some steps later."""
+    answers: Answers = {}
+    for command in asked:
+        collect(answers, loop.handle(command))
+    steps = 0
+    while loop.has_work():
+        collect(answers, loop.step())
+        loop.scheduler.check()
+        steps += 1
+        for command in asked if steps % 9 == 0 else ():
+            if "abort" in command.request_id.split(","):
+                collect(answers, loop.handle(Abort(command.request_id)))
+    assert loop.blocks.num_in_use == 0
+    return answers
+
+
+def alone(folder: Path, asked: list[Generate]) -> Answers:
+    """Answer each by itself, one reply after the other, in a plain engine."""
+    loop, answers = model_loop(folder, **PLAIN), {}
+    for command in asked:
+        answers |= answer(loop, [replace(command, request_id=command.request_id.replace("abort", "stay"))])
+    return {(key.replace("stay", "abort"), index): answer for (key, index), answer in answers.items()}
+
+
+def resumed(asked: list[Generate], expected: Answers) -> list[Generate]:
+    """Give those that are to be resumed their first tokens."""
+    return [
+        replace(command, resume_token_ids=tuple(expected[command.request_id, 0].token_ids[:-1][:3]))
+        if "resume_token_ids" in command.request_id
+        else command
+        for command in asked
+    ]
+
+
+def check(command: Generate, answers: Answers, expected: Answers, codec: TextCodec) -> None:
+    """Assert that a command's replies are those that it has alone."""
+    known = len(command.resume_token_ids)
+    for index in range(command.n):
+        found, right = answers[command.request_id, index], expected[command.request_id, index]
+        assert found.error is None
+        if "abort" in command.request_id:
+            assert found.token_ids == right.token_ids[known:][: len(found.token_ids)]
+            continue
+        assert (found.token_ids, found.finish_reason) == (right.token_ids[known:], right.finish_reason)
+        assert scores(found) == pytest.approx(scores(right)[-len(scores(found)) :], abs=1e-4)
+        if "stop" in command.request_id.split(","):
+            stop = written(command, right, (), codec, "")[0][1:3]
+            whole = written(command, right, (), codec, stop)
+            assert written(command, found, command.resume_token_ids, codec, stop) == whole
+
+
+def scores(answer: Answer) -> list[float]:
+    """Return all log-probabilities that were reported with a reply's tokens."""
+    reported = [score for event in answer.events for score in event.logprobs if score]
+    return [value for score in reported for value in (score.logprob, *(v for _, v in score.top))]
+
+
+def written(
+    command: Generate, reply: Answer, resumed: tuple[int, ...], codec: TextCodec, stop: str
+) -> tuple[str, Any, int]:
+    """Return a reply as its client gets it: text, end and number of tokens."""
+    stops = (stop,) if stop else ()
+    writer = ReplyWriter(0, codec, command.sampling, stops, frozenset({END}), resumed)
+    pieces = [writer.beginning, *(writer.write(event) for event in reply.events)]
+    (piece,) = join_replies([piece for piece in pieces if piece], 1)
+    return piece.text, piece.finish_reason, writer.num_tokens
+
+
+def fault(command: Generate, answers: Answers, expected: Answers, codec: TextCodec) -> AssertionError | None:
+    """Return what is wrong with a command's replies."""
+    try:
+        check(command, answers, expected, codec)
+    except AssertionError as exc:
+        return exc
+    return None
+
+
+def pairs(features: Iterable[str]) -> list[tuple[str, str]]:
+    """Return all pairs that are not apart."""
+    return [pair for pair in combinations(features, 2) if frozenset(pair) not in APART]
+
+
+def rows() -> list[tuple[str, ...]]:
+    """Return few sets of features that hold every pair: each takes what holds most pairs that are missing."""
+    missing = {frozenset(pair) for pair in pairs(FEATURES)}
+    found = []
+    while missing:
+        row: list[str] = min(map(sorted, missing))
+        while len(row) < AT_ONCE:
+            fitting = [f for f in FEATURES if f not in row and not any(frozenset((f, r)) in APART for r in row)]
+            row.append(max(fitting, key=lambda f: sum(frozenset((f, r)) in missing for r in row)))
+        missing -= {frozenset(pair) for pair in combinations(row, 2)}
+        found.append(tuple(row))
+    return found
+
+
+def run(engine: tuple[str, ...], asked: list[Generate], expected: Answers, models: dict[str, Path]) -> Answers:
+    """Answer all in a busy engine that has these features, and see that it met them."""
+    method, kind = engine[0], "sliding window" if "sliding window" in engine else ""
+    draft = {"speculative_model": str(models[""])} if method == "draft" else {}
+    loop = model_loop(models[kind], **BUSY, **METHODS[method], **draft)
+    if method == "ngram":
+        guess_from(loop, {key: reply.token_ids for key, reply in expected.items()}, 0.8)
+    expect_short_replies(loop)
+    answers = answer(loop, asked)
+    assert loop.scheduler.num_preemptions > 0
+    assert loop.scheduler.prompt_tokens_found > 0
+    assert loop.blocks.host.num_cached > 0
+    assert loop.scheduler.speculator is None or loop.scheduler.speculator.num_held > 0
+    return answers
+
+
+@pytest.fixture(scope="module")
+def faults(models: dict[str, Path]) -> dict[tuple[tuple[str, ...], str], AssertionError | None]:
+    """Return what is wrong with each request in each engine: most likely nothing."""
+    faults: dict[tuple[tuple[str, ...], str], AssertionError | None] = {}
+    for kind, folder in models.items():
+        asked = [ask(*row) for row in rows()]
+        expected = alone(folder, asked)
+        asked = resumed(asked, expected)
+        for engine in (engine for engine in ENGINES if ("sliding window" in engine) == bool(kind)):
+            answers = run(engine, asked, expected, models)
+            ends = {reply.finish_reason for reply in answers.values()}
+            assert ends == {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT}
+            for command in asked:
+                faults[engine, command.request_id] = fault(command, answers, expected, TextCodec.load(folder))
+    return faults
+
+
+def test_every_feature_is_here() -> None:
+    """Whatever composition.py declares, of requests and of engines."""
+    assert {*FEATURES, "prefix cache", "preemption"} == EXACT.keys()
+    assert {*METHODS, *ALWAYS, "sliding window"} == ENGINE_FEATURES.keys()
+    assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS}
+
+
+@pytest.mark.parametrize("pair", pairs([*FEATURES, *METHODS, *ALWAYS, "sliding window"]), ids=" and ".join)
+def test_a_pair_composes(
+    pair: tuple[str, str], faults: dict[tuple[tuple[str, ...], str], AssertionError | None]
+) -> None:
+    """Whoever asks for both, or for one in an engine that has the other, has the replies that it has alone."""
+    shown = [fault for (engine, row), fault in faults.items() if {*pair} <= {*engine, *row.split(",")}]
+
+    assert shown
+    assert not any(shown), {where: fault for where, fault in faults.items() if fault}
+
+
+def test_what_is_apart_is_refused(models: dict[str, Path]) -> None:
+    """By the check of requests, the one field that both need, or the configuration; guesses come before overlap."""
+    limits = Limits(100, 260)
+    problem = find_problem(replace(ask("n"), resume_token_ids=(1,)), limits)
+    assert problem is not None
+    assert "exactly 1 to resume" in problem
+    assert SAMPLING["grammar"].keys() == SAMPLING["tools"].keys() == {"grammar"}
+    with pytest.raises(ValueError, match="speculative_method"):
+        EngineConfig("x", speculative_method="ngram", speculative_model="y")
+    loop = model_loop(models[""], **BUSY, **METHODS["ngram"], **METHODS["overlap"])
+    assert not loop._overlaps
