@@ -50,6 +50,7 @@ class ChatTemplate:
         Raises ``BadRequest`` for what the template or the model cannot take: images, roles in an order it refuses.
         """
         plain = [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        _name_results(plain)
         functions = [msgspec.to_builtins(tool) for tool in tools] or None
         try:
             return self._template.render(
@@ -109,6 +110,14 @@ def _plain_message(message: Message, where: str) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     return plain
+
+
+def _name_results(plain: Sequence[dict[str, Any]]) -> None:
+    """Give results of tools the name of the call that they answer: templates may demand it, OpenAI's clients do not."""
+    names = {call["id"]: call["function"]["name"] for message in plain for call in message.get("tool_calls", ())}
+    for message in plain:
+        if message["role"] == "tool" and "name" not in message and message.get("tool_call_id") in names:
+            message["name"] = names[message["tool_call_id"]]
 
 
 def _plain_content(message: Message, where: str) -> str:

@@ -85,6 +85,22 @@ def test_arguments_of_tool_calls_are_objects_to_the_template() -> None:
     assert ChatTemplate(TOOLS, TOKENS).render(messages(turn)) == '{"a": 1}'
 
 
+def test_results_of_tools_have_the_name_of_their_call() -> None:
+    """Templates of the Hermes family refuse results without one, and OpenAI's clients send none."""
+    source = (
+        "{% for m in messages if m.role == 'tool' %}{% if m.name is not defined %}{{ raise_exception('no name') }}"
+        "{% endif %}{{ m.name }}={{ m.content }};{% endfor %}"
+    )
+    calls = [{"id": i, "type": "function", "function": {"name": f"f{i}", "arguments": "{}"}} for i in "ab"]
+    results = [{"role": "tool", "tool_call_id": i, "content": i.upper()} for i in "ba"]
+    named = {"role": "tool", "tool_call_id": "a", "name": "own", "content": "C"}
+    turn = [{"role": "assistant", "content": None, "tool_calls": calls}, *results, named]
+
+    assert ChatTemplate(source, TOKENS).render(messages(turn)) == "fb=B;fa=A;own=C;"
+    with pytest.raises(BadRequest, match="no name"):
+        ChatTemplate(source, TOKENS).render(messages([{"role": "tool", "tool_call_id": "z", "content": ""}]))
+
+
 def test_templates_run_in_a_sandbox() -> None:
     """A checkpoint from elsewhere cannot reach Python through its template."""
     with pytest.raises(BadRequest):
