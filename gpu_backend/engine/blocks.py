@@ -186,20 +186,29 @@ class BlockManager:
                     self._free.append(copy.target)
 
     def swap_out(self, block_table: SequenceOf[int], tenant: str = "") -> tuple[int, ...] | None:
-        """Release a table, copied to host blocks, which are returned; None, and nothing done, without room."""
+        """Release a table, copied to host blocks, which are returned; None, and nothing done, without room.
+
+        What nobody else uses is not found any more until it comes back: else its eviction would copy it once more.
+        """
         held = self.host.reserve(len(block_table), tenant)
         if held is None:
             return None
+        self.forget([b for b in block_table if self._references[b] == 1 and self._belongs_to_tenant(b)])
         self._copies += [BlockCopy(*pair, to_host=True) for pair in zip(block_table, held, strict=True)]
         self.release(block_table)
         return tuple(held)
 
-    def swap_in(self, held: SequenceOf[int], headroom: int = 0, tenant: str = "") -> tuple[int, ...] | None:
-        """Make a table of what was swapped out, and free its host blocks; None, and nothing done, without room."""
-        if self.available_to(tenant) - len(held) < headroom:
+    def swap_in(
+        self, held: SequenceOf[int], headroom: int = 0, tenant: str = "", fresh: int = 0
+    ) -> tuple[int, ...] | None:
+        """Make a table of what was swapped out, with ``fresh`` blocks after it, and free its host blocks.
+
+        None, and nothing done, without room.
+        """
+        if self.available_to(tenant) - len(held) - fresh < headroom:
             return None
-        table = self._take(len(held), tenant)
-        self._copies += [BlockCopy(*pair, to_host=False) for pair in zip(held, table, strict=True)]
+        table = self._take(len(held) + fresh, tenant)
+        self._copies += [BlockCopy(*pair, to_host=False) for pair in zip(held, table, strict=False)]
         self.host.free(held)
         return tuple(table)
 
@@ -218,6 +227,10 @@ class BlockManager:
         assert {n.key: n.block for n in self._by_key.values()} == {n.key: n.block for n in self._by_block.values()}, (
             "the two indexes differ"
         )
+
+    def _belongs_to_tenant(self, block: int) -> bool:
+        named = self._by_block.get(block)
+        return named is not None and named.tenant != SHARED
 
     def _known(self, hashes: SequenceOf[bytes]) -> list[bytes]:
         """Return the leading hashes whose blocks are on the device or the host."""

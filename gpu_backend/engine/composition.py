@@ -51,6 +51,7 @@ ENGINE_FEATURES = {
     "prefix cache": "blocks of equal beginnings are computed once",
     "host cache": "--host-kv-bytes: evicted blocks go to host memory and come back",
     "preemption": "too few KV blocks for all who run",
+    "swap": "who gives way is copied to host memory where that takes less than computing it again",
     "chunks": "a prompt is longer than --max-num-batched-tokens",
     "sliding window": "a model whose queries look back only so far",
 }

@@ -58,6 +58,7 @@ class LoadMeter:
                 "computed_tokens": float(self.computed_tokens),
                 "finished": float(self.finished),
                 "preemptions": float(scheduler.num_preemptions),
+                "swaps": float(scheduler.num_swaps),
                 "prompt_tokens": float(seen),
                 "cached_prompt_tokens": float(scheduler.prompt_tokens_found),
                 **scheduler.service_gaps(),

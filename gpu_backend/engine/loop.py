@@ -13,6 +13,7 @@ from itertools import count, islice
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.arrival import refuse_on_arrival
 from gpu_backend.engine.blocks import BlockManager
+from gpu_backend.engine.cost import plan_work
 from gpu_backend.engine.grammar_queue import GrammarQueue
 from gpu_backend.engine.load import LoadMeter
 from gpu_backend.engine.messages import (
@@ -34,6 +35,7 @@ from gpu_backend.engine.requests import Limits, find_problem, make_sequences, re
 from gpu_backend.engine.scheduler import Scheduler
 from gpu_backend.engine.sequence import FinishReason, Sequence
 from gpu_backend.engine.speculation import make_speculator
+from gpu_backend.engine.swapping import SwapChoice
 
 PATIENCE = 0.005  # seconds that an idle loop waits for a grammar
 FAILURES_IN_A_ROW = 3  # steps that may raise before the device is given up
@@ -84,7 +86,11 @@ class EngineLoop:
             clock=clock,
             num_host_blocks=limits.num_host_blocks,
         )
-        self.scheduler = Scheduler(config, self.blocks, clock, make_speculator(config, limits))
+        swapping = SwapChoice(
+            config.step_cost or limits.assumed_cost, config.step_cost is not None, limits.copy_seconds
+        )
+        self.scheduler = Scheduler(config, self.blocks, clock, make_speculator(config, limits), swapping)
+        self._swapping = swapping
         self.runner = runner
         self._config = config
         self._limits = limits
@@ -202,6 +208,8 @@ class EngineLoop:
         staying = self._staying(plan)
         num_tokens = sum(step.num_tokens for step, _ in staying)
         seconds_per_token = result.seconds / max(1, num_tokens)
+        if self._swapping.wants(plan.step) and plan.sequences:
+            self._swapping.learn(plan_work(plan.sequences), result.seconds)
         gains = result.counts or (1,) * len(result.token_ids)
         samplers = [step.sequence_id for step in plan.sequences if step.samples]
         gained = sum(gain for gain, id_ in zip(gains, samplers, strict=True) if self.scheduler.is_running(id_))
@@ -359,7 +367,7 @@ class EngineLoop:
         if self._failures >= FAILURES_IN_A_ROW:
             raise RuntimeError(f"{self._failures} steps in a row failed") from error
         problem = f"the engine could not compute this request ({type(error).__name__}: {error}); try again"
-        self.blocks.distrust_copies(plan.copies)
+        self.scheduler.distrust_copies(plan.copies)
         for _, sequence in staying:
             self.scheduler.distrust(sequence)
         return [self._finish(sequence, FinishReason.ERROR, problem) for _, sequence in staying]

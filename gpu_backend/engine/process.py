@@ -153,6 +153,7 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
         model.eos_token_ids,
         runner.num_host_blocks,
         assumed_cost=ASSUMED_COSTS[runner.device.type],
+        copy_seconds=runner.measure_copies(),
         draft_share=runner.draft_share,
     )
     loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))

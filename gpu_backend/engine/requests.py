@@ -21,6 +21,7 @@ class Limits:
     eos_token_ids: frozenset[int] = frozenset()
     num_host_blocks: int = 0
     assumed_cost: StepCost = ASSUMED_COSTS["cuda"]  # judges whether guesses pay where no cost is known
+    copy_seconds: float | None = None  # of a KV block to host memory or back; None: those who give way are not copied
     draft_share: float = 0.0  # what a step of the draft model takes, of one of the model's
 
 

@@ -13,7 +13,7 @@ from gpu_backend.engine.device_step import DeviceStep, Timer
 from gpu_backend.engine.drafter import Drafter
 from gpu_backend.engine.grammar import begin_masks
 from gpu_backend.engine.host_cache import HostCache
-from gpu_backend.engine.plan import UNKNOWN, Computed, Launched, SequenceStep, StepPlan, StepResult
+from gpu_backend.engine.plan import UNKNOWN, BlockCopy, Computed, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.sequence import SamplingParams
 from gpu_backend.engine.verification import rows_of
 from gpu_backend.kernels import ops
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpu_backend.engine.ranks import Ranks
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+COPIES_TO_MEASURE = 16  # blocks, each way
 TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
 GPU_WORKSPACE_BYTES = 1024**3  # activations and logits of a full step
 
@@ -149,6 +150,19 @@ class Runner:
         if self._ranks is not None:
             self._ranks.tell(None)
             self._ranks.leave()
+
+    def measure_copies(self) -> float | None:
+        """Return the seconds that a block's way to host memory or back takes; None without any such memory."""
+        count = min(self.num_host_blocks, self.num_blocks, COPIES_TO_MEASURE)
+        if not count:
+            return None
+        copies = [BlockCopy(block, block, to_host) for to_host in (True, False) for block in range(count)]
+        for _ in range(2):  # the first time warms up
+            timer = Timer(self.device)
+            self._host_cache.make(copies)
+            timer.stop()
+            seconds = timer.wait()
+        return seconds / len(copies)
 
     def _empty_cache(self, num_blocks: int, dtype: torch.dtype) -> Tensor:
         """Return a cache of zeros with one block more than is handed out."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from itertools import chain
 from time import monotonic
@@ -13,18 +13,20 @@ from gpu_backend.config import EngineConfig
 from gpu_backend.engine.admission import Admission
 from gpu_backend.engine.blocks import BlockManager
 from gpu_backend.engine.budget import StepBudget
-from gpu_backend.engine.plan import UNKNOWN, SequenceStep, StepPlan
+from gpu_backend.engine.cost import StepWork
+from gpu_backend.engine.plan import UNKNOWN, BlockCopy, SequenceStep, StepPlan
 from gpu_backend.engine.prefix_hashes import extend_hashes
 from gpu_backend.engine.sequence import Sequence
 from gpu_backend.engine.speculation import Speculator
+from gpu_backend.engine.swapping import SwapChoice
 
 
 class Scheduler:
     """Owns every unfinished sequence: waiting in a queue, or running with blocks of the KV cache.
 
     A sequence gets blocks for all its tokens when it is admitted, and one more whenever a decode fills its last, so
-    only decodes can run out of room. A preempted sequence keeps its place and is computed again, as far as its blocks
-    are no longer cached; a tier of host memory behind the cache makes that a swap.
+    only decodes can run out of room. A preempted sequence keeps its place. Its blocks are copied to host memory, or
+    released: then it is computed again, as far as they are no longer cached. ``swapping`` chooses.
     """
 
     def __init__(
@@ -33,11 +35,14 @@ class Scheduler:
         blocks: BlockManager,
         clock: Callable[[], float] = monotonic,
         speculator: Speculator | None = None,
+        swapping: SwapChoice | None = None,
     ) -> None:
         self.blocks = blocks
+        self.swapping = swapping
         self.speculator = speculator
         self.admission = Admission(config, blocks, clock)
         self.num_preemptions = 0
+        self.num_swaps = 0  # preemptions by a copy to host memory
         self.prompt_tokens_seen = 0
         self.prompt_tokens_found = 0
         self._config = config
@@ -100,6 +105,7 @@ class Scheduler:
             leader.followers.remove(sequence)
         else:
             self.admission.remove(sequence)
+            self._drop_swapped(sequence)
         self._promote(sequence)
 
     def schedule(self, may_preempt: bool = True) -> StepPlan | None:
@@ -150,6 +156,15 @@ class Scheduler:
         """Let nobody share the blocks of a sequence whose numbers went wrong."""
         self.blocks.forget(sequence.block_table)
 
+    def distrust_copies(self, copies: Iterable[BlockCopy]) -> None:
+        """Compute again what these copies may not have brought to where it should be."""
+        targets = {copy.target for copy in copies if copy.to_host}
+        for sequence in self._queued():
+            if not targets.isdisjoint(sequence.swapped):
+                self._drop_swapped(sequence)
+                sequence.restart()
+        self.blocks.distrust_copies(copies)
+
     def service_gaps(self) -> dict[str, float]:
         """Return how far the service of waiting tenants lies apart in each tier, and how far it could."""
         self.admission.charge(self._running.values())
@@ -160,15 +175,17 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that every sequence is in one place, and that exactly the running ones hold blocks."""
-        self.blocks.check(sequence.block_table for sequence in self._running.values())
+        queued = list(self._queued())
+        self.blocks.check((s.block_table for s in self._running.values()), (s.swapped for s in queued))
         for sequence in self._running.values():
             covered = len(sequence.block_table) * self.blocks.block_size
             assert covered >= sequence.num_computed, "a sequence was computed beyond its blocks"
             assert sequence.remaining >= (0 if sequence.pools else 1), "a running sequence has nothing to compute"
         rows = [*self._rows, *(sequence.row for sequence in self._running.values())]
         assert sorted(rows) == list(range(self._max_seqs)), "a row is lost, or belongs to two"
-        queued = list(self._queued())
-        assert all(s.num_computed == 0 and not s.block_table for s in queued), "a waiting sequence holds blocks"
+        assert not any(s.block_table for s in queued), "a waiting sequence holds blocks"
+        kept = (len(s.swapped) * self.blocks.block_size for s in queued)
+        assert all(s.num_computed <= n for s, n in zip(queued, kept, strict=True)), "computed, but not kept"
         everyone = sorted(s.sequence_id for s in chain(self._running.values(), queued))
         known = sorted(s.sequence_id for replies in self._by_request.values() for s in replies)
         assert everyone == known, "a sequence is in no place, or in two"
@@ -221,10 +238,32 @@ class Scheduler:
         assert not sequence.num_awaited, "a sequence gives way while its next token is under way"
         del self._running[sequence.sequence_id]
         self._rows.append(sequence.row)
-        self.blocks.release(sequence.block_table)
-        sequence.restart()
+        if not self._swap_out(sequence):
+            self.blocks.release(sequence.block_table)
+            sequence.restart()
         self.admission.put_back(sequence)
         self.num_preemptions += 1
+
+    def _swap_out(self, sequence: Sequence) -> bool:
+        """Copy what is computed to host memory, if there is room and it takes less than computing it again."""
+        table, kept = sequence.block_table, self.blocks.blocks_for(sequence.num_computed)
+        if self.swapping is None or not kept:
+            return False
+        context = sum(other.num_computed for other in self._running.values())
+        running = StepWork(len(self._running), context, context)
+        if not self.swapping.pays(running, sequence.num_computed, kept):
+            return False
+        swapped = self.blocks.swap_out(table[:kept], sequence.tenant)
+        if swapped is None:
+            return False
+        self.blocks.release(table[kept:])
+        sequence.swapped, sequence.block_table, sequence.num_published = swapped, [], 0
+        self.num_swaps += 1
+        return True
+
+    def _drop_swapped(self, sequence: Sequence) -> None:
+        self.blocks.host.free(sequence.swapped)
+        sequence.swapped = ()
 
     def _admit_next(self, budget: StepBudget) -> Sequence | None:
         """Move whoever goes next to the running ones; None if there is nobody or no room."""
@@ -233,6 +272,17 @@ class Scheduler:
         if not self.admission.is_room_for(sequence, self._running.values()):
             self.admission.refuse(sequence)
             return None
+        if not (self._bring_back(sequence) if sequence.swapped else self._find_room(sequence)):
+            self.admission.refuse(sequence)
+            return None
+        self._running[sequence.sequence_id] = sequence
+        sequence.row = self._rows.pop()
+        self._count_prefix(sequence)
+        self.admission.admit(sequence)
+        return sequence
+
+    def _find_room(self, sequence: Sequence) -> bool:
+        """Give a sequence blocks for its tokens, as many as possible with what they need in them."""
         # The last token is always computed, so that there are logits to sample from.
         findable = (len(sequence.token_ids) - 1) // self.blocks.block_size
         if sequence.unscored_from is not None:  # what comes out of the cache has no logits
@@ -248,16 +298,20 @@ class Scheduler:
             sequence.tenant,
         )
         if allocation is None:
-            self.admission.refuse(sequence)
-            return None
-        self._running[sequence.sequence_id] = sequence
-        sequence.row = self._rows.pop()
+            return False
         sequence.block_table = list(allocation.block_table)
         sequence.num_computed = allocation.num_cached * self.blocks.block_size
         sequence.num_published = allocation.num_cached
-        self._count_prefix(sequence)
-        self.admission.admit(sequence)
-        return sequence
+        return True
+
+    def _bring_back(self, sequence: Sequence) -> bool:
+        """Give a sequence its blocks out of host memory."""
+        fresh = self.blocks.blocks_for(len(sequence.token_ids)) - len(sequence.swapped)
+        table = self.blocks.swap_in(sequence.swapped, len(self._running), sequence.tenant, fresh)
+        if table is None:
+            return False
+        sequence.block_table, sequence.swapped = list(table), ()
+        return True
 
     def _next_to_admit(self, budget: StepBudget) -> Sequence | None:
         """Return who is to be tried next, if there is a slot and some budget left."""

@@ -105,6 +105,7 @@ class Sequence:
     num_awaited: int = 0
     row: int = 0  # its place among those that run
     block_table: list[int] = field(default_factory=list)
+    swapped: tuple[int, ...] = ()  # host blocks that hold its computed tokens while it waits; none: nothing does
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as known
     num_published: int = 0  # leading blocks that others may find by hash
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission

@@ -149,6 +149,7 @@ class _EngineCollector:
         yield self._count(
             "vllm:num_preemptions", "Replies that lost their blocks.", load.counters.get("preemptions", 0.0)
         )
+        yield self._count("tollgate_engine_swaps", "Of these, copied to host memory.", load.counters.get("swaps", 0.0))
         if "drafts" in load.counters:
             yield from self._speculation(load.counters)
 

@@ -60,7 +60,10 @@ class CountingRunner(AtOnce):
         for copy in plan.copies:
             origin, goal = (self._slots, self._host_slots) if copy.to_host else (self._host_slots, self._slots)
             for i in range(self._block_size):
-                goal[copy.target * self._block_size + i] = origin[copy.source * self._block_size + i]
+                source, target = copy.source * self._block_size + i, copy.target * self._block_size + i
+                goal.pop(target, None)
+                if source in origin:  # a block that was swapped need not be full
+                    goal[target] = origin[source]
         plan = replace(plan, sequences=tuple(self._draft(step) if step.draft_ids else step for step in plan.sequences))
         for step in plan.sequences:
             for position, token in enumerate(step.token_ids, step.start):
@@ -116,23 +119,34 @@ def continuation(prompt: Iterable[int], length: int) -> list[int]:
 
 
 def counting_loop(
-    num_blocks: int, max_model_len: int | None = None, num_host_blocks: int = 0, **settings: Any
+    num_blocks: int,
+    max_model_len: int | None = None,
+    num_host_blocks: int = 0,
+    copy_seconds: float | None = None,
+    **settings: Any,
 ) -> tuple[EngineLoop, CountingRunner]:
     """Build a loop over a ``CountingRunner``; ``settings`` go to ``EngineConfig``."""
     config = EngineConfig(model="", **settings)
     runner = CountingRunner(config.block_size)
     length = max_model_len or num_blocks * config.block_size
-    limits = Limits(length, vocab_size=256, num_host_blocks=num_host_blocks, draft_share=DRAFT_SHARE)
+    limits = Limits(
+        length, vocab_size=256, num_host_blocks=num_host_blocks, draft_share=DRAFT_SHARE, copy_seconds=copy_seconds
+    )
     return EngineLoop(config, runner, num_blocks, limits), runner
 
 
-def model_loop(folder: Path, **settings: Any) -> EngineLoop:
+def model_loop(folder: Path, copy_seconds: float | None = None, **settings: Any) -> EngineLoop:
     """Build a loop over a real model on the CPU; ``settings`` go to ``EngineConfig``."""
     config = EngineConfig(model=str(folder), device="cpu", **settings)
     model = load_model_config(folder)
     runner = Runner(config, model)
     limits = Limits(
-        runner.max_model_len, model.vocab_size, model.eos_token_ids, runner.num_host_blocks, draft_share=DRAFT_SHARE
+        runner.max_model_len,
+        model.vocab_size,
+        model.eos_token_ids,
+        runner.num_host_blocks,
+        draft_share=DRAFT_SHARE,
+        copy_seconds=copy_seconds,
     )
     compiler = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)
     return EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))

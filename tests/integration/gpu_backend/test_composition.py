@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations
@@ -15,6 +16,7 @@ import pytest
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.composition import APART, ENGINE_FEATURES, EXACT
+from gpu_backend.engine.cost import StepCost
 from gpu_backend.engine.grammar import is_available
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Abort, Generate
@@ -65,7 +67,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "overlap": {"async_scheduling": True},
 }
 ALWAYS = ("prefix cache", "host cache", "preemption", "chunks")  # what the busy engine meets
-ENGINES = [(method, *ALWAYS, *window) for method in METHODS for window in ((), ("sliding window",))]
+ENGINES = [(method, *ALWAYS, *more) for method in METHODS for more in ((), ("sliding window", "swap"))]
 PLAIN: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "block_size": 2, "max_model_len": 80}
 BUSY: dict[str, Any] = PLAIN | {
     "prefix_caching": True,
@@ -74,6 +76,7 @@ BUSY: dict[str, Any] = PLAIN | {
     "num_kv_blocks": 40,
     "max_num_batched_tokens": 16,
 }
+FLAT = StepCost(fixed=1.0, weights=0.0, token=1e-6, context=0.0, pair=0.0)  # of a step: copies pay, and guesses
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="llguidance is not installed")
 
@@ -87,7 +90,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def ask(*features: str) -> Generate:
     """Ask for the features, of a prompt that is theirs; some prompts begin alike."""
-    sampling: dict[str, Any] = {"max_tokens": 40 if {"grammar", "tools"} & {*features} else 12}
+    sampling: dict[str, Any] = {"max_tokens": 40 if {"grammar", "tools"} & {*features} else 14}
     command: dict[str, Any] = {}
     for feature in features:
         both = {field: sampling[field] for field in SAMPLING.get(feature, {}) if field in sampling}
@@ -97,8 +100,8 @@ def ask(*features: str) -> Generate:
         command |= COMMAND.get(feature, {})
     dice = random.Random(",".join(features))
     sampling.setdefault("seed", dice.randrange(2**40))
-    prompt = (*range(100, 117), *(dice.randrange(250) for _ in range(dice.randrange(2, 12))))
-    return Generate(",".join(features), prompt[dice.choice((0, 9)) :], SamplingParams(**sampling), **command)
+    prompt = (*range(100, 109), *(dice.randrange(250) for _ in range(dice.randrange(2, 12))))
+    return Generate(",".join(features), prompt[dice.choice((0, 5)) :], SamplingParams(**sampling), **command)
 
 
 def answer(loop: EngineLoop, asked: list[Generate]) -> Answers:
@@ -198,47 +201,53 @@ def rows() -> list[tuple[str, ...]]:
     return found
 
 
-def run(engine: tuple[str, ...], asked: list[Generate], expected: Answers, models: dict[str, Path]) -> Answers:
-    """Answer all in a busy engine that has these features, and see that it met them."""
+def run(
+    engine: tuple[str, ...], asked: list[Generate], expected: Answers, models: dict[str, Path]
+) -> tuple[Answers, int]:
+    """Answer all in a busy engine that has these features; return how often somebody gave way, too."""
     method, kind = engine[0], "sliding window" if "sliding window" in engine else ""
     draft = {"speculative_model": str(models[""])} if method == "draft" else {}
-    loop = model_loop(models[kind], **BUSY, **METHODS[method], **draft)
+    swaps = {"copy_seconds": 0.0, "step_cost": FLAT, "step_stretch": 1e9} if "swap" in engine else {}
+    loop = model_loop(models[kind], **BUSY, **METHODS[method], **draft, **swaps)
     if method == "ngram":
         guess_from(loop, {key: reply.token_ids for key, reply in expected.items()}, 0.8)
     expect_short_replies(loop)
     answers = answer(loop, asked)
-    assert loop.scheduler.num_preemptions > 0
+    assert loop.scheduler.num_swaps == (loop.scheduler.num_preemptions if "swap" in engine else 0)
     assert loop.scheduler.prompt_tokens_found > 0
     assert loop.blocks.host.num_cached > 0
     assert loop.scheduler.speculator is None or loop.scheduler.speculator.num_held > 0
-    return answers
+    return answers, loop.scheduler.num_preemptions
 
 
 @pytest.fixture(scope="module")
 def faults(models: dict[str, Path]) -> dict[tuple[tuple[str, ...], str], AssertionError | None]:
     """Return what is wrong with each request in each engine: most likely nothing."""
     faults: dict[tuple[tuple[str, ...], str], AssertionError | None] = {}
+    preempted: Counter[str] = Counter()  # by the engine's features
     for kind, folder in models.items():
         asked = [ask(*row) for row in rows()]
         expected = alone(folder, asked)
         asked = resumed(asked, expected)
         for engine in (engine for engine in ENGINES if ("sliding window" in engine) == bool(kind)):
-            answers = run(engine, asked, expected, models)
+            answers, times = run(engine, asked, expected, models)
+            preempted.update(dict.fromkeys(engine, times))
             ends = {reply.finish_reason for reply in answers.values()}
             assert ends == {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT}
             for command in asked:
                 faults[engine, command.request_id] = fault(command, answers, expected, TextCodec.load(folder))
+    assert all(preempted.values())
     return faults
 
 
 def test_every_feature_is_here() -> None:
     """Whatever composition.py declares, of requests and of engines."""
     assert {*FEATURES, "prefix cache", "preemption"} == EXACT.keys()
-    assert {*METHODS, *ALWAYS, "sliding window"} == ENGINE_FEATURES.keys()
+    assert {*METHODS, *ALWAYS, "sliding window", "swap"} == ENGINE_FEATURES.keys()
     assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS}
 
 
-@pytest.mark.parametrize("pair", pairs([*FEATURES, *METHODS, *ALWAYS, "sliding window"]), ids=" and ".join)
+@pytest.mark.parametrize("pair", pairs([*FEATURES, *METHODS, *ALWAYS, "sliding window", "swap"]), ids=" and ".join)
 def test_a_pair_composes(
     pair: tuple[str, str], faults: dict[tuple[tuple[str, ...], str], AssertionError | None]
 ) -> None:

@@ -85,11 +85,13 @@ def test_what_is_found_is_what_was_stored(
             memory.follow(blocks)
         elif move == "in" and swapped:
             places, contents, owner = swapped[-1]
-            back = blocks.swap_in(places, tenant=owner)
+            back = blocks.swap_in(places, tenant=owner, fresh=choice % 3)
             memory.follow(blocks)
             if back is not None:
                 swapped.pop()
-                assert [memory.device[block] for block in back] == contents
+                assert len(back) == len(contents) + choice % 3
+                assert [memory.device[block] for block in back[: len(contents)]] == contents
+                memory.device |= dict.fromkeys(back[len(contents) :])
                 held.append((list(back), [], owner))
         elif move == "drop" and swapped:
             blocks.host.free(swapped.pop()[0])
