@@ -6,6 +6,9 @@ EXTRAS := embedded,engine,training,dev
 # More test processes than two cores: most tests wait for a process, a server or a timeout rather than for the CPU.
 JOBS ?= 3
 
+# The tests and the demo start many processes: each would compile our sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test soak check fix bench aot gpu clean
 
 setup: .venv/.ready

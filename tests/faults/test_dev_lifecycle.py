@@ -32,9 +32,9 @@ def house(tmp_path: Path) -> Iterator[DevHouse]:
 
 @pytest.mark.timeout(240)
 def test_whatever_ends_it_nothing_runs_on_and_nothing_is_lost(house: DevHouse) -> None:
-    """SIGINT, SIGTERM and SIGKILL: no process left, and the next start has the same keys and all usage."""
+    """SIGINT and SIGKILL: no process left, and the next start has the same keys and all usage."""
     first = house.start()
-    for count, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGKILL), start=1):
+    for count, number in enumerate((signal.SIGINT, signal.SIGKILL), start=1):
         assert house.ask().status_code == 200
         pids = [pid for role in house.pids().values() for pid in role]
         groups = {os.getpgid(pid) for pid in pids}
@@ -116,22 +116,6 @@ def test_interrupted_while_it_starts_it_leaves_nothing(house: DevHouse, wait: fl
     assert house.left_running(within=2) == []
 
 
-def test_a_second_house_on_the_same_data_says_so_and_ends(house: DevHouse) -> None:
-    """The data directory is locked; the first house goes on. What it keeps there is private."""
-    house.start()
-    second = DevHouse(house.data_dir)
-    process = second.launch()
-    output, errors = process.communicate(timeout=30)
-    secret_files = [*house.data_dir.glob("*.json"), house.data_dir / "tollgate.yaml"]
-
-    assert process.returncode == 1
-    assert output == b""
-    assert b"in use by another" in errors and b"--data-dir" in errors
-    assert house.ask().status_code == 200
-    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret_files)
-    assert house.end(signal.SIGINT) == 0
-
-
 def test_a_taken_port_is_said_and_ends_it(house: DevHouse) -> None:
     """Nothing is started and nothing is written when the port cannot be had."""
     with socket.socket() as taken:
@@ -147,63 +131,83 @@ def test_a_taken_port_is_said_and_ends_it(house: DevHouse) -> None:
     assert not house.data_dir.exists()
 
 
-def test_a_config_file_joins_the_demo_model(tmp_path: Path) -> None:
-    """Any section may stand in the file; its models come after the demo model, its admin key replaces ours."""
-    config = tmp_path / "more.yaml"
-    config.write_text(
-        "admin_keys: [tgadmin-from-the-file]\n"
-        "providers:\n"
-        "  own: {format: openai, api_keys: ['${UPSTREAM_KEY:-k: [x]}'], "
-        "endpoints: [{region: here, base_url: 'http://127.0.0.1:9/v1'}]}\n"
-        "models:\n"
-        "  outside: {provider: own, price: {input: 1, output: 2}, context: 1000, max_output: 500}\n"
-        "aliases: {house: tollgate-demo}\n"
-    )
-    house = DevHouse(tmp_path / "data", "--config", str(config))
-    try:
-        facts = house.start()
-        teams = httpx.get(f"{facts['url']}/admin/teams", headers={"authorization": "Bearer tgadmin-from-the-file"})
+CONFIG = """
+admin_keys: [tgadmin-from-the-file]
+providers:
+  own:
+    format: openai
+    api_keys: ['${UPSTREAM_KEY:-k: [x]}']
+    endpoints: [{region: here, base_url: 'http://127.0.0.1:9/v1'}]
+models:
+  outside: {provider: own, price: {input: 1, output: 2}, context: 1000, max_output: 500}
+aliases: {house: tollgate-demo}
+"""
 
-        assert facts["models"][:2] == ["tollgate-demo", "outside"]
-        assert {"auto", "house"} <= set(facts["models"])
-        assert facts["admin_key"] == "tgadmin-from-the-file"
-        assert teams.status_code == 200
-        assert house.ask().status_code == 200
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevHouse]:
+    """A house that runs with a config file, ``more.yaml`` beside its data directory."""
+    folder = tmp_path_factory.mktemp("joined")
+    (folder / "more.yaml").write_text(CONFIG)
+    house = DevHouse(folder / "data", "--config", str(folder / "more.yaml"))
+    try:
+        house.start()
+        yield house
         assert house.end(signal.SIGTERM) == 0
+        assert house.left_running() == []
     finally:
         house.clean_up()
+
+
+def test_a_config_file_joins_the_demo_model(joined: DevHouse) -> None:
+    """Any section may stand in the file; its models come after the demo model, its admin key replaces ours."""
+    facts = joined.facts
+    teams = httpx.get(f"{facts['url']}/admin/teams", headers={"authorization": "Bearer tgadmin-from-the-file"})
+
+    assert facts["models"][:2] == ["tollgate-demo", "outside"]
+    assert {"auto", "house"} <= set(facts["models"])
+    assert facts["admin_key"] == "tgadmin-from-the-file"
+    assert teams.status_code == 200
+    assert joined.ask().status_code == 200
+
+
+def test_a_second_house_on_the_same_data_says_so_and_ends(joined: DevHouse) -> None:
+    """The data directory is locked; the first house goes on. What it keeps there is private."""
+    second = DevHouse(joined.data_dir)
+    process = second.launch()
+    output, errors = process.communicate(timeout=30)
+    secret_files = [*joined.data_dir.glob("*.json"), joined.data_dir / "tollgate.yaml"]
+
+    assert process.returncode == 1
+    assert output == b""
+    assert b"in use by another" in errors and b"--data-dir" in errors
+    assert joined.ask().status_code == 200
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret_files)
 
 
 @pytest.mark.timeout(240)
-def test_a_hangup_reads_the_config_file_again(tmp_path: Path) -> None:
+def test_a_hangup_reads_the_config_file_again(joined: DevHouse) -> None:
     """SIGHUP: gateway and worker follow the --config file, a worker that still starts too; a faulty one is refused."""
-    config = tmp_path / "more.yaml"
-    config.write_text("aliases: {one: tollgate-demo}\n")
-    house = DevHouse(tmp_path / "data", "--config", str(config))
-    try:
-        house.start()
-        pids = house.pids()
-        config.write_text("aliases: {two: tollgate-demo}\n")
-        house.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "two" in model_names(house))
-        worker_log = house.data_dir / "logs" / "worker.log"
-        wait_until(lambda: b"config_reloaded" in worker_log.read_bytes())
-        config.write_text("aliases: {three: nobody}\n")
-        house.process.send_signal(signal.SIGHUP)
-        assert house.process.stderr is not None
-        said = b""
-        while b"stays as it was" not in said:
-            line = house.process.stderr.readline()
-            assert line
-            said += line
+    config = joined.data_dir.parent / "more.yaml"
+    pids = joined.pids()
+    config.write_text(CONFIG.replace("aliases: {house:", "aliases: {two:"))
+    joined.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "two" in model_names(joined))
+    worker_log = joined.data_dir / "logs" / "worker.log"
+    wait_until(lambda: b"config_reloaded" in worker_log.read_bytes())
+    config.write_text("aliases: {three: nobody}\n")
+    joined.process.send_signal(signal.SIGHUP)
+    assert joined.process.stderr is not None
+    said = b""
+    while b"stays as it was" not in said:
+        line = joined.process.stderr.readline()
+        assert line
+        said += line
 
-        assert f"{config}:1: aliases.three".encode() in said
-        assert {"two", "tollgate-demo"} <= set(model_names(house)) and not {"one", "three"} & set(model_names(house))
-        assert house.ask().status_code == 200
-        assert house.pids() == pids
-        assert house.end(signal.SIGTERM) == 0
-    finally:
-        house.clean_up()
+    assert f"{config}:1: aliases.three".encode() in said
+    assert {"two", "tollgate-demo"} <= set(model_names(joined)) and not {"house", "three"} & set(model_names(joined))
+    assert joined.ask().status_code == 200
+    assert joined.pids() == pids
 
 
 def model_names(house: DevHouse) -> list[str]:

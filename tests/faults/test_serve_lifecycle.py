@@ -69,46 +69,61 @@ class Gateway:
 
 
 @pytest.fixture
-def serve(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Callable[..., Gateway]]:
-    """Start `tollgate serve` with so many workers in front of a slow upstream."""
-    started: list[Gateway] = []
+def upstream() -> Iterator[ScriptedUpstream]:
+    """An upstream that speaks slowly."""
     with ScriptedUpstream() as upstream:
         upstream.script(f"tokens={TOKENS},pace={PACE}")
-        config = write_config(tmp_path / "tollgate.yaml", database_url, redis_url, upstream.url)
-        text = (
-            config.read_text().replace("drain: 2s", "drain: 10s").replace("openai,", "openai, api_keys: [sk-upstream],")
-        )
-        text = text.replace("small: {", "small: {upstream_model: gpt-4o-mini, ")
-        config.write_text(text)
-        key = asyncio.run(make_team(load_settings(config), "team_a"))
+        yield upstream
 
-        def start(workers: int, drain: str = "10s", lame_duck: str = "0s") -> Gateway:
-            changed = text.replace("drain: 10s", f"drain: {drain}").replace("lame_duck: 0s", f"lame_duck: {lame_duck}")
-            config.write_text(changed)
-            port = free_port()
-            command = [str(TOLLGATE), "serve", "--config", str(config), "--port", str(port), "--workers", str(workers)]
-            gateway = Gateway(subprocess.Popen(command, start_new_session=True), f"http://127.0.0.1:{port}", key)
-            started.append(gateway)
-            deadline = time.monotonic() + 60
-            while not (gateway.is_alive() and len(gateway.workers) == workers):
-                assert gateway.process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.05)
-            return gateway
 
-        yield start
-        for gateway in started:
-            gateway.process.kill()
-            gateway.process.wait()
+def wait_until_asked(upstream: ScriptedUpstream, times: int) -> None:
+    """Wait until so many calls are on their way there, and what it says on its way back."""
+    deadline = time.monotonic() + 10
+    while len(upstream.requests) < times:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(3 * PACE)
+
+
+@pytest.fixture
+def serve(
+    tmp_path: Path, database_url: str, redis_url: str, upstream: ScriptedUpstream
+) -> Iterator[Callable[..., Gateway]]:
+    """Start `tollgate serve` with so many workers in front of the upstream."""
+    started: list[Gateway] = []
+    config = write_config(tmp_path / "tollgate.yaml", database_url, redis_url, upstream.url)
+    text = config.read_text().replace("drain: 2s", "drain: 10s").replace("openai,", "openai, api_keys: [sk-upstream],")
+    text = text.replace("small: {", "small: {upstream_model: gpt-4o-mini, ")
+    config.write_text(text)
+    key = asyncio.run(make_team(load_settings(config), "team_a"))
+
+    def start(workers: int, drain: str = "10s", lame_duck: str = "0s") -> Gateway:
+        changed = text.replace("drain: 10s", f"drain: {drain}").replace("lame_duck: 0s", f"lame_duck: {lame_duck}")
+        config.write_text(changed)
+        port = free_port()
+        command = [str(TOLLGATE), "serve", "--config", str(config), "--port", str(port), "--workers", str(workers)]
+        gateway = Gateway(subprocess.Popen(command, start_new_session=True), f"http://127.0.0.1:{port}", key)
+        started.append(gateway)
+        deadline = time.monotonic() + 60
+        while not (gateway.is_alive() and len(gateway.workers) == workers):
+            assert gateway.process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        return gateway
+
+    yield start
+    for gateway in started:
+        gateway.process.kill()
+        gateway.process.wait()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_streams_end_before_it_does(serve: Callable[..., Gateway], workers: int) -> None:
+def test_streams_end_before_it_does(serve: Callable[..., Gateway], upstream: ScriptedUpstream, workers: int) -> None:
     """SIGTERM in the middle of a stream: the client gets all of it, new ones are refused, then all processes end."""
     gateway = serve(workers)
     lines: list[str] = []
     client = threading.Thread(target=lambda: lines.extend(gateway.stream()))
     client.start()
-    time.sleep(TOKENS * PACE / 2)
+    wait_until_asked(upstream, 1)
     pids = gateway.workers
     gateway.process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
@@ -145,10 +160,9 @@ def test_it_says_so_before_it_ends(serve: Callable[..., Gateway], workers: int) 
     assert not gateway.is_alive()
 
 
-@pytest.mark.parametrize("asked", ["once", "twice"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "asked"), [(1, "twice"), (2, "once")])
 def test_what_outlasts_the_drain_is_broken_off_honestly(
-    serve: Callable[..., Gateway], database_url: str, workers: int, asked: str
+    serve: Callable[..., Gateway], upstream: ScriptedUpstream, database_url: str, workers: int, asked: str
 ) -> None:
     """A stream ends with an error and pays for what it brought, a plain call gets a 503 and is free: a row for each.
 
@@ -159,7 +173,7 @@ def test_what_outlasts_the_drain_is_broken_off_honestly(
     with ThreadPoolExecutor() as clients:
         stream, plain = clients.submit(gateway.stream), clients.submit(gateway.ask)
         keyed = clients.submit(gateway.stream, **{"idempotency-key": "a key"})
-        time.sleep(TOKENS * PACE / 4)
+        wait_until_asked(upstream, 3)
         pids = gateway.workers
         gateway.process.send_signal(signal.SIGTERM)
         if asked == "twice":

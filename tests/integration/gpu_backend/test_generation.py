@@ -19,7 +19,7 @@ from tests.support.engine import Answer, answer_all, collect, expect_short_repli
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 64, 70, 131)
-MAX_TOKENS = 12
+MAX_TOKENS = 8
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
