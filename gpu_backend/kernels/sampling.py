@@ -21,7 +21,7 @@ FAR_BELOW = tl.constexpr(120.0)  # exp of less than this under the maximum is 0 
 def draw(logits: Tensor, wishes: Wishes, filters: bool = True) -> tuple[Tensor, Tensor]:
     """Return each row's token (rows,), int64, and whether its logits (rows, vocab), float32, are all numbers.
 
-    A logit of -inf is a token that may not come.
+    A logit of -inf is a token that may not come. Where they are not all numbers the token is any of the vocabulary.
     ``filters`` False says that no row asks for top-k, top-p or min-p, and saves looking.
     """
     rows, vocab = logits.shape

@@ -156,13 +156,15 @@ def draws(setting: Setting) -> str:
         steps = [step_of(setting, wish) for wish in wishes]
         expected = sample(logits.clone(), steps).token_ids.tolist()
         poison = torch.where(torch.arange(vocab, device=setting.device) == vocab // 2, torch.nan, logits[:1])
-        asked = wishes_of([*steps, step_of(setting, WISHES[0])], setting.device)
+        poison = torch.cat([poison, torch.full_like(poison, torch.nan)])
+        asked = wishes_of([*steps, *(step_of(setting, setting.dice.choice(WISHES)) for _ in poison)], setting.device)
         tokens, usable = sampling.draw(torch.cat([logits, poison]), asked)
-        for row, (token, right) in enumerate(zip(tokens.tolist()[:-1], expected, strict=True)):
+        require(bool((tokens.ge(0) & tokens.lt(vocab)).all()), "a token is none of the vocabulary")
+        for row, (token, right) in enumerate(zip(tokens.tolist()[:-2], expected, strict=True)):
             equal += token == right
             close += token != right and bool((logits[row, token] - logits[row, right]).abs() < 1e-4)
         total += len(steps)
-        require(usable.tolist() == [True] * len(steps) + [False], "the row that is not numbers is not the one told of")
+        require(usable.tolist() == [True] * len(steps) + [False] * 2, "other rows are told of than those of no numbers")
     require(equal + close == total, f"{total - equal - close} of {total} tokens differ")
     return f"{equal} of {total} tokens equal, {close} ties"
 
