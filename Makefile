@@ -46,6 +46,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.quotas
 	$(BIN)/python -m benchmarks.streams
 	$(BIN)/python -m benchmarks.overload
+	$(BIN)/python -m benchmarks.precision --out benchmarks/results/precision-cpu.md
 
 # Compiles every kernel for a GPU that need not be there: its registers, spills and shared memory.
 aot: setup

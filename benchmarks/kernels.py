@@ -86,12 +86,13 @@ def cases(model: str, config: ModelConfig, device: torch.device) -> Iterator[Cas
 
 def _attention(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:
     from gpu_backend.kernels import ops
-    from gpu_backend.kernels.layout import PagedLayouts
+    from gpu_backend.kernels.layout import PagedLayouts, invariant_split
     from gpu_backend.kernels.quantized_kv import scales_from
 
     heads, kv_heads, dim, dtype = config.num_heads, config.num_kv_heads, config.head_dim, _dtype(tiny)
     processors = 132 if tiny else torch.cuda.get_device_properties(device).multi_processor_count
     layouts = PagedLayouts(16, heads, kv_heads, device, processors)
+    same_sums = PagedLayouts(16, heads, kv_heads, device, processors, invariant_split(8192))
     wanted = [(1, 1, 4096), (32, 1, 4096), (256, 1, 1024), (32, 5, 4096), (1, 8192, 8192), (8, 512, 2048)]
     for sequences, queries, context in [(1, 1, 40), (1, 9, 20)] if tiny else wanted:
         blocks = -(-context // 16)
@@ -99,7 +100,7 @@ def _attention(model: str, config: ModelConfig, device: torch.device, tiny: bool
         cache = _random(device, dtype, sequences * blocks, 16, 2, kv_heads, dim)
         query = _random(device, dtype, sequences * queries, heads, dim)
         positions = torch.arange(context - queries, context, device=device).repeat(sequences)
-        where = layouts.groups([queries] * sequences, positions, tables)
+        where, fixed = (some.groups([queries] * sequences, positions, tables) for some in (layouts, same_sums))
         seen = sequences * (queries * (context - queries) + queries * (queries + 1) // 2)  # queries × keys
         flops, ends = 4.0 * seen * heads * dim, 2.0 * query.nbytes
         read = 2.0 * sequences * context * kv_heads * dim
@@ -114,6 +115,13 @@ def _attention(model: str, config: ModelConfig, device: torch.device, tiny: bool
             return ops.paged_attention(query, cache, where, dim**-0.5, 0, scales)
 
         yield Case(f"attention, {kind}", shape, attend, read * dtype.itemsize + ends, flops)
+        yield Case(
+            f"attention, {kind}, whatever the batch",
+            shape,
+            lambda attend=attend, fixed=fixed: attend(where=fixed),
+            read * dtype.itemsize + ends,
+            flops,
+        )
         if not tiny and queries == 1:
             scales = scales_from(cache)
             small = cache.to(torch.float8_e4m3fn).view(torch.uint8)

@@ -127,7 +127,7 @@ def test_kernels_benchmark_runs_tiny_shapes_on_a_bare_cpu(tmp_path: Path) -> Non
 
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(next(tmp_path.glob("*.json")).read_text())["rows"]
-    assert len({row["kernel"] for row in rows}) == len(rows) == 14
+    assert len({row["kernel"] for row in rows}) == len(rows) == 16
 
 
 def test_benchmark_runs_a_tiny_shape_on_a_bare_cpu(tmp_path: Path) -> None:
