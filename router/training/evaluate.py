@@ -69,7 +69,9 @@ def held_out_sets(outcomes: Outcomes, cache: Path | None = None) -> Iterator[Hel
         (np.concatenate([mmlu[fit], rows[is_gsm], others]), mmlu[test])
         for fit, test in GroupKFold(FOLDS, shuffle=True, random_state=SEED).split(mmlu, groups=outcomes.domain[mmlu])
     ]
-    yield from judged("subjects", subjects, MMLU_unseen_subjects=is_mmlu & sound)
+    yield from judged(
+        "subjects", subjects, MMLU_unseen_subjects=is_mmlu & sound, MMLU_unseen_subjects_with_broken_one=is_mmlu
+    )
     yield from judged("sums", [(rows[~is_gsm & ~sums], rows[is_gsm])], GSM8K_no_sums_fitted=is_gsm)
     yield from judged("pair", [(rows[main], others)], another_pair_never_fitted=~main)
     tasks = [
@@ -98,16 +100,29 @@ def gap_recovered(scores: Floats, strong: Floats, weak: Floats) -> Floats:
 
 def interval(scores: Floats, strong: Floats, weak: Floats) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the APGR over rows."""
+    low, high = np.quantile(resampled(scores, strong, weak), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def resampled(scores: Floats, strong: Floats, weak: Floats) -> Floats:
+    """Return the APGR over rows drawn anew, ``RESAMPLES`` times; sets of the same rows are drawn alike."""
     dice = np.random.default_rng(SEED)
     draws = (dice.integers(0, len(scores), len(scores)) for _ in range(RESAMPLES))
-    low, high = np.quantile([apgr(scores[drawn], strong[drawn], weak[drawn]) for drawn in draws], (0.025, 0.975))
-    return float(low), float(high)
+    return np.array([apgr(scores[drawn], strong[drawn], weak[drawn]) for drawn in draws])
 
 
 def calibration_error(scores: Floats, suffices: npt.NDArray[np.bool_]) -> float:
     """Return the expected calibration error: the mean distance of score and outcome over bins of equal size."""
     bins = np.array_split(np.argsort(scores, kind="stable"), BINS)
     return float(sum(len(b) * abs(scores[b].mean() - suffices[b].mean()) for b in bins) / len(scores))
+
+
+def calibration_noise(scores: Floats) -> float:
+    """Return the calibration error that chance alone gives this many rows, were every score exactly right."""
+    dice = np.random.default_rng(SEED)
+    return float(
+        np.mean([calibration_error(scores, dice.random(len(scores)) < scores) for _ in range(RESAMPLES // 10)])
+    )
 
 
 def plain_scores(fitted: Outcomes, judged: Outcomes) -> Floats:

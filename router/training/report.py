@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from router.training.evaluate import BINS, SHARES, Floats, HeldOut, apgr, calibration_error, gap_recovered, interval
+from router.training.evaluate import (
+    BINS,
+    SHARES,
+    Floats,
+    HeldOut,
+    apgr,
+    calibration_error,
+    calibration_noise,
+    gap_recovered,
+    interval,
+    resampled,
+)
 
 QUALITIES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
+# What the goal is about: other rows of two benchmarks, subjects that were not fitted, and another pair of models.
+FOUR = ("MMLU other rows", "GSM8K other rows", "MMLU unseen subjects", "another pair never fitted")
+MEANS = {
+    "the four sets": FOUR,
+    "with the broken subject": ("MMLU with broken subject", FOUR[1], "MMLU unseen subjects with broken one", FOUR[3]),
+    "from half the rows": ("MMLU other half", "GSM8K other half", *FOUR[2:]),
+    "with other rows of the other pair fitted": (*FOUR[:3], "another pair other rows"),
+}
 COLOURS = ("#0b6e4f", "#c1440e", "#3b5bdb", "#8a2be2", "#b8860b", "#555555", "#d6336c", "#0891b2")
 SIZE, LEFT, TOP = 360, 60, 20  # pixels of the square that a curve is drawn in, and where it begins
 
 
 def figures(sets: Sequence[HeldOut]) -> Iterator[str]:
     """Yield the tables line by line: how well rows are ranked and calibrated, and what a threshold costs and brings."""
-    yield "| rows | n | APGR [95 %] | plain baseline [95 %] | length | random | calibration error | small suffices |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield (
+        "| rows | n | APGR [95 %] | plain baseline [95 %] | length | random "
+        "| calibration error | by chance | small suffices |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|"
     for held in sets:
         yield (
             f"| {held.name} | {len(held.scores)} | {_with_interval(held, held.scores)} "
             f"| {_with_interval(held, held.plain)} | {apgr(held.length, held.strong, held.weak):.3f} | 0.500 "
-            f"| {calibration_error(held.scores, held.suffices):.3f} | {held.suffices.mean():.3f} |"
+            f"| {calibration_error(held.scores, held.suffices):.3f} | {calibration_noise(held.scores):.3f} "
+            f"| {held.suffices.mean():.3f} |"
         )
     yield ""
+    yield from _means({held.name: held for held in sets})
     yield "| rows | quality asked | calls to the large model | share right | small alone | large alone |"
     yield "|---|---|---|---|---|---|"
     for held in sets:
@@ -35,6 +59,26 @@ def figures(sets: Sequence[HeldOut]) -> Iterator[str]:
                     f"| {held.name} | {quality:.2f} | {is_large.mean():.0%} | {right:.3f} "
                     f"| {held.weak.mean():.3f} | {held.strong.mean():.3f} |"
                 )
+
+
+def _means(sets: Mapping[str, HeldOut]) -> Iterator[str]:
+    """Yield the table of means over four sets, as far as they are there."""
+    yield "| mean of | APGR [95 %] | plain baseline [95 %] | length | random |"
+    yield "|---|---|---|---|---|"
+    for name, members in MEANS.items():
+        if all(member in sets for member in members):
+            four = [sets[member] for member in members]
+            length = np.mean([apgr(held.length, held.strong, held.weak) for held in four])
+            ours, plain = _mean(four, lambda held: held.scores), _mean(four, lambda held: held.plain)
+            yield f"| {name} | {ours} | {plain} | {length:.3f} | 0.500 |"
+    yield ""
+
+
+def _mean(four: Sequence[HeldOut], scores_of: Callable[[HeldOut], Floats]) -> str:
+    mean = np.mean([apgr(scores_of(held), held.strong, held.weak) for held in four])
+    draws = np.mean([resampled(scores_of(held), held.strong, held.weak) for held in four], axis=0)
+    low, high = np.quantile(draws, (0.025, 0.975))
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _with_interval(held: HeldOut, scores: Floats) -> str:
