@@ -56,7 +56,8 @@ def main() -> None:
             turns = 8 if label == WAVERING else 1
             request = ChatRequest(model="auto", messages=(Message(role="user", content=prompt),) * turns)
             started = time.thread_time()
-            wish = Wish(quality=complexity(request) if label == WAVERING else None)
+            score = complexity(request)
+            wish = Wish(quality=score if label == WAVERING else None)
             scored, began = time.thread_time(), time.perf_counter()
             choose_route(request, wish, catalog, {}, complexity)
             wall.append(time.perf_counter() - began)

@@ -28,6 +28,7 @@ from gateway.clock import Clock
 from gateway.database import Database
 from gateway.draining import Drain
 from gateway.failures import LARGEST_BODY, render_error
+from gateway.held_back.taker import Taker
 from gateway.idempotency_store import IdempotencyStore
 from gateway.instances import InstanceWatcher
 from gateway.overload.engines import EngineWatch
@@ -118,6 +119,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         outcomes, abuse = Outcomes(database), AbuseWatch(redis, clock, background)
         checker = OutsideChecker(client, metrics)
         guard = Guard(settings.safety, Classifier.load(), outcomes, abuse, checker, metrics)
+        taker = Taker(catalog, database, background, clock)
 
         def follow(edition: Services) -> None:
             guard.follow(edition.settings.safety)
@@ -129,6 +131,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             idempotency.retention = edition.settings.retention.idempotency
             watcher.follow(edition)
             engines.follow(edition)
+            taker.follow(edition.catalog)
 
         services = Services(
             settings=settings,
@@ -152,7 +155,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             keeper=Keeper(),
             metrics=metrics,
             background=background,
-            hooks=(metrics.watch, guard.watch),
+            hooks=(metrics.watch, guard.watch, taker.watch),
             drain=drain,
             follow=follow,
             started_at=clock.now(),

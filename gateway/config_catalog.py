@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
+from billing.money import to_nano
 from gateway.config_fields import Faults, Fields, Read, complain, meant
 from gateway.config_models import name_in, name_of, read_model
 from gateway.config_readers import (
+    dollars,
     duration,
     integer,
     list_of,
@@ -27,7 +29,7 @@ from gateway.config_readers import (
 )
 from gateway.config_yaml import Fault, Node, Section
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
-from router.catalog import AutoRoute
+from router.catalog import AutoRoute, HeldBack
 from router.targets import Endpoint, ModelSpec
 
 T = TypeVar("T")
@@ -169,9 +171,24 @@ def _route(node: Node, faults: Faults, lead_to: dict[str, str]) -> AutoRoute | N
         small=_resolved(fields.need("small", read_models, (), "models that answer simple requests"), lead_to),
         large=_resolved(fields.need("large", read_models, (), "models that answer the others"), lead_to),
         quality=fields.get("quality", number(0, 1), 0.8),
+        held_back=_held_back(fields, lead_to),
     )
     fields.close()
     return route
+
+
+def _held_back(route: Fields, lead_to: dict[str, str]) -> HeldBack | None:
+    if (node := route.node("held_back")) is None:
+        return None
+    fields = Fields(node, node.path, route.faults)
+    judge = fields.find("judge", name_in(lead_to, "model"))
+    held_back = HeldBack(
+        share=fields.need("share", number(0, 1, above=True), 0.0, "of calls that a small model answers, such as 0.02"),
+        budget_nanousd=fields.need("usd_per_day", dollars, to_nano(0), "the most for each team, such as 1.00"),
+        judge=None if judge is None else lead_to[judge],
+    )
+    fields.close()
+    return held_back
 
 
 def _fallbacks(root: Fields, lead_to: dict[str, str], faults: Faults) -> dict[str, tuple[str, ...]]:

@@ -26,6 +26,7 @@ from gateway.callbacks.team_secrets import PURPOSE
 from gateway.clock import Clock
 from gateway.config_file import load_settings
 from gateway.draining import HURRIED, Drain
+from gateway.held_back.comparer import Comparer
 from gateway.idempotency_store import purge_for_ever
 from gateway.reload import Read, Reloader
 from gateway.sealing import Sealer
@@ -80,7 +81,7 @@ async def _work(read: Read, settings: Settings, clock: Clock, concurrency: int) 
         guard = Guard(settings.callbacks_allow)
         deliverer = Deliverer(database, clock, Sender(guard), sealer)
         stack.push_async_callback(deliverer.finish)
-        batches = BatchRunner(services, concurrency)
+        batches, comparer = BatchRunner(services, concurrency), Comparer(services)
         log.info("worker_started", owner=services.flusher.id)
         reloader = Reloader(read)
         reloader.state = SimpleNamespace(services=services)
@@ -88,6 +89,7 @@ async def _work(read: Read, settings: Settings, clock: Clock, concurrency: int) 
         def follow(edition: Services) -> None:
             guard.allow = edition.settings.callbacks_allow
             batches.follow(edition)
+            comparer.follow(edition)
 
         chores = {
             "reload": asyncio.create_task(_reload_for_ever(hung_up, reloader, follow)),
@@ -96,6 +98,7 @@ async def _work(read: Read, settings: Settings, clock: Clock, concurrency: int) 
             "budgets": asyncio.create_task(BudgetAlerts(database, clock).run()),
             "callbacks": asyncio.create_task(deliverer.run()),
             "batches": asyncio.create_task(batches.run()),
+            "held_back": asyncio.create_task(comparer.run()),
         }
         status = await _until_stopped(asked_to_stop, chores)
         await batches.finish(settings.drain, asked_twice)

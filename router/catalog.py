@@ -7,12 +7,21 @@ from msgspec import Struct
 from router.targets import Endpoint, ModelSpec, Target
 
 
+class HeldBack(Struct, frozen=True, kw_only=True):
+    """A share of what small models answered, also asked of a large one and compared: what the scores are worth."""
+
+    share: float  # of a route's calls that a small model answers, 0..1
+    budget_nanousd: int  # the most that a team's calls may cost in a day, UTC
+    judge: str | None = None  # the model that compares; None: answers must be the same
+
+
 class AutoRoute(Struct, frozen=True, kw_only=True):
     """What ``"model": "auto"`` means: the cheapest that the complexity model trusts with the request."""
 
     small: tuple[str, ...]
     large: tuple[str, ...]
     quality: float = 0.8
+    held_back: HeldBack | None = None
 
 
 class Catalog(Struct, frozen=True):

@@ -43,7 +43,7 @@ async def get_usage(request: Request[Any, Any, Any]) -> Response[bytes] | Respon
         )
     caller: Caller | Admin = request.scope["state"]["caller"]
     is_admin = isinstance(caller, Admin)
-    team_id = _team_in_question(caller, query.get("team_id"))
+    team_id = team_in_question(caller, query.get("team_id"))
     async with services.database.begin() as connection:
         if analysis is not None:
             await see_one_moment(connection)
@@ -85,7 +85,8 @@ def _csv(text: str) -> Response[str]:
     return Response(text, media_type="text/csv")
 
 
-def _team_in_question(caller: Caller | Admin, said: str | None) -> str:
+def team_in_question(caller: Caller | Admin, said: str | None) -> str:
+    """Return the team that a question is about: the caller's own, or the one that an admin names."""
     if isinstance(caller, Caller):
         if said not in (None, caller.team.id):
             raise Forbidden("A team's key sees its own team's usage alone.", param="team_id")

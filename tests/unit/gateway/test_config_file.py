@@ -15,7 +15,7 @@ from billing.money import to_nano
 from billing.prices import Price, PriceStep
 from gateway.config_file import ConfigFaults, Fault, load_settings
 from gateway.settings import Settings
-from router.catalog import AutoRoute
+from router.catalog import AutoRoute, HeldBack
 from router.targets import Ability, Endpoint, Tier
 
 ENV = {
@@ -133,7 +133,9 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
             batch_discount: 0.5
             note: an example
           llama: {provider: own, price: {input: 0.4, output: 0.8}, gpu_hour: 3.50}
-        routes: {auto: {small: [llama], large: [gpt-4], quality: 0.5}}
+        routes:
+          auto:
+            {small: [llama], large: [gpt-4], quality: 0.5, held_back: {share: 0.02, usd_per_day: 1.50, judge: gpt-4}}
         fallbacks: {gpt-4: [llama]}
         aliases: {gpt-4: gpt-4o}
         safety: {input: block, output: off}
@@ -178,7 +180,8 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert (model.abilities, model.tiers) == ({Ability.CHAT, Ability.VISION}, {Tier.BATCH})
     assert model.note == "an example"
     assert settings.models["llama"].gpu_hour_nanousd == to_nano("3.5")
-    assert settings.auto == {"auto": AutoRoute(small=("llama",), large=("gpt-4o",), quality=0.5)}
+    held_back = HeldBack(share=0.02, budget_nanousd=to_nano("1.50"), judge="gpt-4o")
+    assert settings.auto == {"auto": AutoRoute(small=("llama",), large=("gpt-4o",), quality=0.5, held_back=held_back)}
     assert (settings.fallbacks, settings.aliases) == ({"gpt-4o": ("llama",)}, {"gpt-4": "gpt-4o"})
     assert (settings.safety.input, settings.safety.output) == ("block", "off")
     assert settings.callbacks_allow == (ip_network("10.20.0.0/16"), ip_network("fd00::/8"))
@@ -213,6 +216,16 @@ FAULTS = [
     ("routes: {auto: {small: [], large: [gpt-4o]}}", "routes.auto.small", "at least 1"),
     ("routes: {auto: {small: [llama], large: [gpt-4o], quality: 2}}", "routes.auto.quality", "at most 1"),
     ("routes: {llama: {small: [llama], large: [gpt-4o]}}", "routes.llama", "a name of its own"),
+    (
+        "routes: {auto: {small: [llama], large: [gpt-4o], held_back: {share: 2}}}",
+        "routes.auto.held_back.share",
+        "at most 1",
+    ),
+    (
+        "routes: {auto: {small: [llama], large: [gpt-4o], held_back: {share: 0.1}}}",
+        "routes.auto.held_back.usd_per_day",
+        "missing",
+    ),
     ("fallbacks: {gpt4o: [llama]}", "fallbacks.gpt4o", "did you mean `gpt-4o`?"),
     ("fallbacks: {gpt-4o: [llma]}", "fallbacks.gpt-4o[0]", "did you mean `llama`?"),
     ("fallbacks: {gpt-4o: [gpt-4o]}", "fallbacks.gpt-4o", "itself"),

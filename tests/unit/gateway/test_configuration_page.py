@@ -14,7 +14,7 @@ from gateway import settings
 from gateway.config_file import DEFAULT_DATA_DIR
 from gateway.config_models import DEFAULT_CONTEXT, DEFAULT_MAX_OUTPUT
 from gateway.durations import read_duration
-from router.catalog import AutoRoute
+from router.catalog import AutoRoute, HeldBack
 from router.targets import Endpoint, ModelSpec
 
 PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
@@ -40,6 +40,7 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (Price, "price.", {"steps": "tiers", "batch_discount": None, "later": None}),
     (PriceStep, "price.tiers[].", dict.fromkeys(Rates.__struct_fields__)),
     (AutoRoute, "routes.NAME.", {}),
+    (HeldBack, "routes.NAME.held_back.", {"budget_nanousd": "usd_per_day"}),
     (settings.Safety, "safety.", {}),
     (settings.AbuseSettings, "safety.abuse.", {}),
     (settings.CheckerSettings, "safety.checker.", {}),

@@ -1,0 +1,182 @@
+# Takes the held-back share: watches a few replies of small models, and notes what was asked and answered when they end.
+# A call that is not taken costs one look at the route.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import random
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+from sqlalchemy.exc import SQLAlchemyError
+
+from billing.money import to_text
+from billing.records import Status, UsageRecord
+from gateway.answering.call import Call
+from gateway.answering.hooks import ReplyHook
+from gateway.background import Background
+from gateway.clock import Clock
+from gateway.database import Database
+from gateway.held_back.judging import longest_judge_request
+from gateway.held_back.store import HeldBackCall, note_call
+from gateway.providers.base import WholeReply
+from protocol.chat import ChatReply, ChatRequest
+from protocol.events import Delta
+from router.bounds import cost_most
+from router.catalog import AutoRoute, Catalog
+from router.fitting import can_serve, needs_of
+from router.targets import Target, Tier
+from router.wish import Wish
+
+LARGEST_BODY = 256 * 1024  # bytes of a request that is noted
+LONGEST_ANSWER = 64 * 1024  # characters
+UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
+NOT_TAKEN = ReplyHook()
+
+log = structlog.get_logger(__name__)
+
+
+class Taker:
+    """Decides which replies are watched."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        database: Database,
+        background: Background,
+        clock: Clock,
+        dice: Callable[[], float] = random,
+    ) -> None:
+        self._database = database
+        self._background = background
+        self._clock = clock
+        self._dice = dice
+        self.follow(catalog)
+
+    def follow(self, catalog: Catalog) -> None:
+        """Take by another catalogue from now on."""
+        self._catalog = catalog
+        self._routes: Mapping[str, AutoRoute] = {
+            name: route for name, route in catalog.auto.items() if route.held_back is not None
+        }
+
+    def watch(self, call: Call, target: Target) -> ReplyHook:
+        """Watch a reply that may be taken."""
+        if not self._routes:
+            return NOT_TAKEN
+        name = self._catalog.meaning(call.request.model)
+        route = self._routes.get(name)
+        if route is None or target.model.name not in route.small or not is_comparable(call):
+            return NOT_TAKEN
+        assert route.held_back is not None
+        return Watch(self, call, name, route) if self._dice() < route.held_back.share else NOT_TAKEN
+
+    def take(self, call: Call, name: str, route: AutoRoute, record: UsageRecord, answer: str) -> None:
+        """Note a call, behind its back."""
+        self._background.spawn(self._note(call, name, route, record, answer))
+
+    async def _note(self, call: Call, name: str, route: AutoRoute, record: UsageRecord, answer: str) -> None:
+        noted = held_back_call(call, name, route, self._catalog, record, answer)
+        if noted is None or route.held_back is None:
+            return
+        try:
+            async with self._database.begin() as connection:
+                is_within = await note_call(connection, self._clock, noted, route.held_back.budget_nanousd)
+        except UNREACHABLE as exc:  # one sample less
+            log.warning("held_back_call_not_noted", request_id=call.request_id, error=repr(exc))
+            return
+        log.info("held_back_call", request_id=call.request_id, route=name, is_within_budget=is_within)
+
+
+class Watch(ReplyHook):
+    """Gathers the text of one reply."""
+
+    def __init__(self, taker: Taker, call: Call, name: str, route: AutoRoute) -> None:
+        self._taker, self._call, self._name, self._route = taker, call, name, route
+        self._texts: list[str] = []
+        self._length = 0
+        self._is_text = True
+
+    def delta(self, delta: Delta) -> Sequence[Delta]:
+        """Gather, and change nothing."""
+        if delta.tool_calls or delta.refusal:
+            self._is_text = False
+        if delta.text and self._length <= LONGEST_ANSWER:
+            self._texts.append(delta.text)
+            self._length += len(delta.text)
+        return (delta,)
+
+    def whole(self, whole: WholeReply) -> None:
+        """Gather a reply that came whole."""
+        if not isinstance(whole, ChatReply) or len(whole.choices) != 1:
+            return
+        message = whole.choices[0].message
+        self._is_text = not (message.tool_calls or message.refusal)
+        self._texts = [message.content or ""]
+
+    def close(self, record: UsageRecord) -> None:
+        """Take the call if it ended well with a text, as an automatic choice of a small model."""
+        answer = "".join(self._texts)
+        if (
+            record.status is Status.ANSWERED
+            and record.route_reason == "auto_small"
+            and record.complexity is not None
+            and record.model_used in self._route.small
+            and self._is_text
+            and 0 < len(answer) <= LONGEST_ANSWER
+        ):
+            self._taker.take(self._call, self._name, self._route, record, answer)
+
+
+def is_comparable(call: Call) -> bool:
+    """Tell whether a call's answer can be compared with another: one answer, in text, that somebody waits for."""
+    asked = call.request
+    return (
+        isinstance(asked, ChatRequest)
+        and asked.n in (None, 1)
+        and not asked.logprobs
+        and call.wish.tier is Tier.INTERACTIVE
+        and call.size <= LARGEST_BODY
+    )
+
+
+def held_back_call(
+    call: Call, name: str, route: AutoRoute, catalog: Catalog, record: UsageRecord, answer: str
+) -> HeldBackCall | None:
+    """Return what is noted of a call, or None where no large model of the route can take it.
+
+    The route itself is asked, at quality 1: so the team's rights and limits hold as in any other call.
+    """
+    assert isinstance(call.request, ChatRequest) and record.complexity is not None and route.held_back is not None
+    asked = replace(call.request, model=name, stream=None, stream_options=None, store=None, metadata=None, n=None)
+    large = [catalog.models[each] for each in allowed_large(route, call.wish.allowed_models)]
+    if not large:
+        return None
+    needs = needs_of(asked, Wish(tier=Tier.BATCH), large)
+    most = max((needs.cost_most(model) for model in large if can_serve(model, needs)), default=None)
+    if most is None:
+        return None
+    judging = 0
+    if (judge := route.held_back.judge) is not None:
+        judging = cost_most(longest_judge_request(judge, asked, answer), catalog.models[judge], batch=True)
+    body = {**call.extra, **msgspec.to_builtins(asked), "quality": 1.0, "max_cost_usd": to_text(most)}
+    return HeldBackCall(
+        request_id=call.request_id,
+        team_id=record.team_id,
+        key_id=record.key_id,
+        route=name,
+        score=record.complexity,
+        small_model=record.model_used,
+        body=msgspec.json.encode(body),
+        answer=answer.encode("utf-8", "replace"),
+        small_nanousd=record.cost_nanousd,
+        reserved_nanousd=most + judging,
+    )
+
+
+def allowed_large(route: AutoRoute, allowed: frozenset[str] | None) -> list[str]:
+    """Return the route's large models that a team may use: all, when its list names none of the route's models."""
+    if allowed is None or not allowed.intersection((*route.small, *route.large)):
+        return list(route.large)
+    return [name for name in route.large if name in allowed]

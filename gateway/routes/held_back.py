@@ -1,0 +1,92 @@
+# GET /v1/route/curve: what a team's own held-back calls say of an automatic route.
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from litestar import Request, Response, get
+
+from billing.money import to_text
+from gateway.access import Admin, Caller
+from gateway.auth import team_or_admin_guard
+from gateway.held_back.store import counts_of, outcomes_of
+from gateway.routes.admin import answer, read_parameters
+from gateway.routes.inference import services_of
+from gateway.routes.usage import team_in_question
+from gateway.teams import get_team
+from protocol.errors import NotFound
+from router.recalibration import Outcome, Point, curve_of, interval_of, shift_of
+
+STEPS = tuple(round(place / 50, 2) for place in range(1, 50))  # qualities that a curve shows
+
+
+@get("/v1/route/curve", guards=[team_or_admin_guard], summary="Show what held-back calls say of an automatic route")
+async def get_curve(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Show how often the small models of a route sufficed by measurement, what another quality would bring, and which.
+
+    ``route``: its name; default ``auto``. An admin adds ``team_id``.
+    """
+    services = services_of(request)
+    query = read_parameters(request, "route", "team_id")
+    caller: Caller | Admin = request.scope["state"]["caller"]
+    team_id = team_in_question(caller, query.get("team_id"))
+    name = query.get("route", "auto")
+    if (route := services.catalog.auto.get(name)) is None:
+        raise NotFound(f"There is no route '{name[:100]}'.", param="route", code="route_not_found")
+    async with services.database.begin() as connection:
+        if isinstance(caller, Admin):
+            await get_team(connection, team_id)
+        outcomes = await outcomes_of(connection, team_id, name)
+        counts, today = await counts_of(connection, team_id, name, services.clock)
+    held_back = route.held_back
+    return answer(
+        {
+            "object": "route.curve",
+            "team_id": team_id,
+            "route": name,
+            "quality": route.quality,
+            "share": 0.0 if held_back is None else held_back.share,
+            "compared_by": None if held_back is None else held_back.judge or "same words",
+            "budget_usd_per_day": None if held_back is None else to_text(held_back.budget_nanousd),
+            "used_usd_today": to_text(today),
+            "calls": counts,
+            **curve_view(outcomes, route.quality),
+        }
+    )
+
+
+def curve_view(outcomes: list[Outcome], quality: float) -> dict[str, Any]:
+    """Return what was said and measured, the quality that keeps the chance asked for, and the curve."""
+    if not outcomes:
+        return {"small_suffices": None, "recalibrated_quality": None, "curve": []}
+    shift = shift_of(outcomes)
+    found = sum(one.suffices for one in outcomes)
+    least = math.floor(min(one.score for one in outcomes) * 1e4) / 1e4
+    steps = [step for step in STEPS if step >= least]
+    return {
+        "small_suffices": {
+            "said": round(sum(one.score for one in outcomes) / len(outcomes), 4),
+            "measured": round(found / len(outcomes), 4),
+            "interval": [round(edge, 4) for edge in interval_of(found, len(outcomes))],
+        },
+        "recalibrated_quality": {
+            "value": round(shift.threshold(quality), 4),
+            "interval": [round(shift.threshold(quality, by), 4) for by in (-1.96, 1.96)],
+        },
+        "curve": [_point_view(point) for point in curve_of(outcomes, (least, *steps))],
+    }
+
+
+def _point_view(point: Point) -> dict[str, Any]:
+    return {
+        "quality": point.quality,
+        "calls_small": point.small,
+        "share_large": round(point.share_large, 4),
+        "small_suffices": None if point.suffices is None else round(point.suffices, 4),
+        "interval": None if point.low is None or point.high is None else [round(point.low, 4), round(point.high, 4)],
+        "usd_per_call": to_text(round(point.nanousd)),
+    }
+
+
+handlers = [get_curve]

@@ -1,0 +1,142 @@
+# The held-back share from a small model's answer to a team's curve: asked in batches, judged, paid, within a budget.
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from billing.money import to_nano
+from gateway.app import open_services
+from gateway.background import stop_all
+from gateway.batch.runner import BatchRunner
+from gateway.clock import Clock
+from gateway.draining import Drain
+from gateway.held_back.comparer import Comparer
+from gateway.services import Services
+from router.catalog import AutoRoute, HeldBack
+from tests.support.house import House, model, running_house, settings_for
+from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.upstream_scripts import Script
+
+JUDGED = AutoRoute(
+    small=("small",), large=("large",), quality=0.0, held_back=HeldBack(share=1.0, budget_nanousd=10**9, judge="judge")
+)
+
+
+@pytest.fixture
+def upstream() -> Iterator[ScriptedUpstream]:
+    """The outside world: the models disagree, and the judge prefers whichever answer stands first."""
+    with ScriptedUpstream(models=("small", "large", "judge")) as upstream:
+        upstream.script(Script(text="The Seine."), model="small")
+        upstream.script(Script(text="The Rhine."), model="large")
+        upstream.script(Script(text="FIRST"), model="judge")
+        yield upstream
+
+
+@pytest.fixture
+def house(database_url: str, redis_url: str, upstream: ScriptedUpstream, tmp_path: Path) -> Iterator[House]:
+    """A gateway that holds every answer of a small model back, for a dollar a day; and "poor", for next to nothing."""
+    settings = settings_for(database_url, redis_url, upstream.url, tmp_path)
+    poor = replace(JUDGED, held_back=HeldBack(share=1.0, budget_nanousd=to_nano("0.000001")))
+    routes = {"auto": JUDGED, "poor": poor, "off": replace(JUDGED, held_back=None)}
+    models = settings.models | {"judge": model("judge")}
+    with running_house(replace(settings, auto=routes, models=models)) as house:
+        yield house
+
+
+@pytest.fixture
+async def worker(house: House) -> AsyncIterator[Services]:
+    """A worker that runs batches, in this process."""
+    async with open_services(house.settings, Clock(), Drain()) as services:
+        task = asyncio.create_task(BatchRunner(services, 4).run())
+        yield services
+        await stop_all([task])
+
+
+async def rows(house: House, query: str) -> list[dict[str, Any]]:
+    connection = await asyncpg.connect(house.settings.database_url)
+    try:
+        return [dict(row) for row in await connection.fetch(query)]
+    finally:
+        await connection.close()
+
+
+async def until(condition: Callable[[], Any], act: Callable[[], Any] | None = None) -> None:
+    deadline = time.monotonic() + 30
+    while not await condition():
+        assert time.monotonic() < deadline
+        if act is not None:
+            await act()
+        await asyncio.sleep(0.1)
+
+
+async def test_answers_are_compared_and_give_a_curve(
+    house: House, worker: Services, upstream: ScriptedUpstream
+) -> None:
+    """Streamed or not, each is asked of the large model and judged; rows, texts, money and curve are as promised."""
+    comparer = Comparer(worker)
+    async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {house.team_key}"}) as client:
+        for number in range(6):
+            body = {"model": "auto", "messages": [{"role": "user", "content": f"Which river, {number}?"}]}
+            answer = await client.post(
+                "/v1/chat/completions", json=body | {"max_tokens": 20, "stream": number % 2 == 0}
+            )
+            assert answer.status_code == 200 and answer.headers["x-model-used"] == "small"
+
+        async def is_done() -> bool:
+            found = await rows(house, "SELECT status FROM held_back")
+            return [row["status"] for row in found] == ["compared"] * 6
+
+        async def work() -> None:
+            await comparer.ask()
+            await comparer.compare()
+
+        await until(is_done, work)
+        curve = (await client.get("/v1/route/curve")).json()
+        batches = (await client.get("/v1/batches")).json()["data"]
+    found = await rows(house, "SELECT *, request_id::text AS id FROM held_back")
+    asked = await rows(house, "SELECT model_used, tier, cost_nanousd FROM usage_records WHERE tier = 'batch'")
+
+    assert {(row["small_model"], row["large_model"], row["body"], row["answer"]) for row in found} == {
+        ("small", "large", None, None)
+    }
+    assert all(row["suffices"] == (int(row["id"][-1], 16) % 2 == 0) for row in found)  # FIRST, where it stood first
+    assert sorted(row["model_used"] for row in asked) == ["judge"] * 6 + ["large"] * 6
+    spent = sum(row["large_nanousd"] + row["judge_nanousd"] for row in found)
+    assert spent == sum(row["cost_nanousd"] for row in asked) == sum(row["reserved_nanousd"] for row in found) > 0
+    assert {batch["metadata"]["purpose"] for batch in batches} == {"held_back"}
+    right = sum(row["suffices"] for row in found)
+    assert curve["calls"] == {"open": 0, "compared": 6, "dropped": 0}
+    assert curve["small_suffices"]["measured"] == pytest.approx(right / 6, abs=1e-4)
+    assert curve["curve"][0]["calls_small"] == 6 and curve["curve"][-1]["share_large"] == 1.0
+    assert round(float(curve["used_usd_today"]) * 10**9) == spent
+    assert upstream.violations == []
+
+
+async def test_a_budget_is_never_exceeded_and_off_is_off(house: House) -> None:
+    """What a call can cost must fit into the day; a route without a share notes nothing, nor does a named model."""
+    async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {house.team_key}"}) as client:
+        for name in ("poor", "off", "small", "auto"):
+            body = {"model": name, "messages": [{"role": "user", "content": "Which river?"}], "max_tokens": 20}
+            (await client.post("/v1/chat/completions", json=body)).raise_for_status()
+
+        async def is_noted() -> bool:
+            return bool(await rows(house, "SELECT 1 FROM held_back"))
+
+        await until(is_noted)
+        curve = (await client.get("/v1/route/curve", params={"route": "poor"})).json()
+
+    assert [row["route"] for row in await rows(house, "SELECT route FROM held_back")] == ["auto"]
+    assert (curve["calls"], curve["small_suffices"], curve["curve"]) == (
+        {"open": 0, "compared": 0, "dropped": 0},
+        None,
+        [],
+    )
