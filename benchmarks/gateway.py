@@ -1,7 +1,7 @@
 # What the gateway costs: CPU milliseconds per request and requests per second, in front of the scripted upstream,
 # beside the upstream alone and a bare pass-through on the same libraries, all in one run.
 #
-#   python -m benchmarks.gateway [--rounds 5] [--quick] [--profile FILE]
+#   python -m benchmarks.gateway [--rounds 5] [--quick] [--profile FILE] [--safety]
 #
 # The server that is measured has a core to itself; upstream, load generator, Postgres and Valkey share another. Servers
 # take turns in every round (A B C A B C …), so that a noisy neighbour hits all of them. CPU time is the
@@ -56,7 +56,7 @@ QUESTION = [
     {"role": "assistant", "content": "The Volga; it runs through Russia alone, for some 3,500 kilometres. " * 3},
     {
         "role": "user",
-        "content": "And the second longest? Name the capitals on its banks, from source to mouth.",
+        "content": "And the second longest? Name the capitals on its banks, from source to mouth. [number]",
     },
 ]
 
@@ -68,6 +68,7 @@ class Options(Struct, frozen=True, kw_only=True):
     rounds: int
     scale: float  # of every case's number of requests
     profile: Path | None  # the gateway alone, under benchmarks.sampling
+    safety: bool  # a gateway without a content policy beside one that blocks prompts and flags answers; nothing else
 
 
 def main() -> None:
@@ -84,9 +85,12 @@ def main() -> None:
         gateway = stack.enter_context(start_gateway(upstream, models, folder, own, shared, wrapper))
         passing = stack.enter_context(start_pass_through(upstream, own))
         servers = (gateway,) if options.profile else (upstream, passing, gateway)
+        if options.safety:
+            checked = start_gateway(upstream, models, folder / "checked", own, shared, safety="block")
+            servers = (gateway, stack.enter_context(checked))
         measured = measure(servers, options, own, shared)
         booked = rows_written(gateway)
-    if options.cases == CASES and options.profile is None and options.scale == 1.0:
+    if options.cases == CASES and options.profile is None and options.scale == 1.0 and not options.safety:
         write_report(measured, CASES, HALF_LOAD, booked, options.rounds, len(bytes(body_of(CASES[0], ""))))
 
 
@@ -97,10 +101,11 @@ def read_options() -> Options:
     parser.add_argument("--only", default="", help="measure cases of this name alone, such as plain")
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests, one round: does it run at all?")
     parser.add_argument("--profile", type=Path, help="run the gateway alone and write where its CPU time goes here")
+    parser.add_argument("--safety", action="store_true", help="the gateway with and without a content policy alone")
     said = parser.parse_args()
     cases = tuple(case for case in CASES if case.name.startswith(said.only))
     rounds, scale = (1, 0.1) if said.quick else (said.rounds, 1.0)
-    return Options(cases=cases, rounds=rounds, scale=scale, profile=said.profile)
+    return Options(cases=cases, rounds=rounds, scale=scale, profile=said.profile, safety=said.safety)
 
 
 def measure(servers: Sequence[Server], options: Options, own: int, shared: int) -> list[Measured]:
@@ -166,7 +171,7 @@ def run_case(case: Case, server: Server, number: int, requests: int, rate: float
 
 def body_of(case: Case, server: str) -> bytes:
     """Return the request: the gateway knows the model by its own name, the others by the upstream's."""
-    model = case.model if server == "gateway" else f"gpt-4o:{case.script}"
+    model = case.model if server.startswith("gateway") else f"gpt-4o:{case.script}"
     body: dict[str, object] = {"model": model, "messages": QUESTION, "max_tokens": 256, "temperature": 0.7}
     if case.streams:
         body |= {"stream": True, "stream_options": {"include_usage": True}}

@@ -81,10 +81,12 @@ def start_gateway(
     helpers_core: int,
     wrapper: Sequence[str] = (),
     more: Mapping[str, object] | None = None,
+    safety: str = "off",
 ) -> Iterator[Server]:
     """Run the gateway with everything on. ``models`` maps our names to the upstream's; ``wrapper`` is a profiler.
 
-    ``more`` is said of the provider beside what is always said.
+    ``more`` is said of the provider beside what is always said; ``safety`` is what the content policy does to prompts,
+    and unless that is "off" answers are flagged.
     """
     postgres, valkey = EmbeddedPostgres(folder), EmbeddedValkey(folder)
     try:
@@ -94,14 +96,15 @@ def start_gateway(
         for pid in (postgres.pid, valkey.pid):
             _pin(pid, helpers_core)
         config = folder / "tollgate.yaml"
-        config.write_text(_config(upstream, models, folder, postgres.url, valkey.url, more or {}))
+        config.write_text(_config(upstream, models, folder, postgres.url, valkey.url, more or {}, safety))
         key = make_team(config, "bench")
         port = free_port()
         command = [*(wrapper or [sys.executable]), "-m", "gateway.cli", "serve", "--config", str(config)]
         with _run([*command, "--port", str(port)], core, log=folder / "gateway.log") as pid:
             _wait_for(port)
             url = f"http://127.0.0.1:{port}/v1/chat/completions"
-            yield Server("gateway", url, key, (pid,), (postgres.pid, valkey.pid))
+            name = "gateway" if safety == "off" else "gateway, checked"
+            yield Server(name, url, key, (pid,), (postgres.pid, valkey.pid))
     finally:
         valkey.stop()
         postgres.remove()
@@ -122,6 +125,7 @@ def _config(
     database_url: str,
     redis_url: str,
     more: Mapping[str, object],
+    safety: str,
 ) -> str:
     return json.dumps(  # JSON is YAML
         {
@@ -130,6 +134,7 @@ def _config(
             "data_dir": str(folder / "gateway"),
             "admin_keys": [ADMIN_KEY],
             "key_pepper": "benchmark-pepper-of-no-account-whatsoever",
+            "safety": {"input": safety, "output": "off" if safety == "off" else "flag"},
             "providers": {
                 "openai": {
                     "format": "openai",

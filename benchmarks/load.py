@@ -24,6 +24,8 @@ from msgspec import Struct
 
 TOKEN = re.compile(rb'"content":"[^"]')  # a chunk that says something; a role alone says nothing
 
+NUMBER = b"[number]"  # in a body: another one in every request, so that no text comes twice
+
 
 class Plan(Struct, frozen=True, kw_only=True):
     """What to send, how often, and at most for how long."""
@@ -65,7 +67,7 @@ class Client(asyncio.Protocol):
     def send(self, since: float) -> None:
         """Send the request; ``since`` is the moment from which its latency counts."""
         self._since, self._first, self._error, self.is_busy = since, 0.0, b"", True
-        self._transport.write(self._load.request)
+        self._transport.write(self._load.next_request())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type
@@ -112,7 +114,9 @@ class Load:
             "content-type: application/json",
             f"content-length: {len(bytes(plan.body))}",
         ]
-        self.request = "\r\n".join([*head, "", ""]).encode() + bytes(plan.body)
+        self._request = "\r\n".join([*head, "", ""]).encode() + bytes(plan.body)
+        self._is_varied = NUMBER in self._request
+        self._number = 0
         self.takes_any_byte = plan.first == "byte"
         self.bytes = 0
         self._left = plan.requests  # not sent yet
@@ -125,6 +129,13 @@ class Load:
         self._due: deque[float] = deque()
         self._tasks: set[asyncio.Task[object]] = set()
         self._done = asyncio.Event()
+
+    def next_request(self) -> bytes:
+        """Return the bytes of the next request."""
+        if not self._is_varied:
+            return self._request
+        self._number += 1
+        return self._request.replace(NUMBER, b"%08d" % self._number)
 
     async def run(self) -> Outcome:
         """Connect, send everything, and return what came back."""

@@ -13,21 +13,23 @@ from importlib.resources.abc import Traversable
 import numpy as np
 import numpy.typing as npt
 
-from gateway.safety.features import LONGEST, read_window, windows
+from gateway.safety.features import LONGEST, RUNS_AT_LEAST, WORDS_AT_LEAST, read_runs, read_words, windows
 from gateway.safety.findings import Finding
 from gateway.safety.plain import hidden, plain
 from router.errors import ArtifactMismatch
 
 WEIGHTS = "safety.npz"
 MANIFEST = "safety.json"  # {"sha256": of the weights, "format": FORMAT, …}
-FORMAT = 1  # of the weights and of the features that they were fitted on
+FORMAT = 2  # of the weights and of the features that they were fitted on
 FLAGGED = 0.5  # a score from here on is a finding: the operating point that the model card tells of
 
-# What the columns of the weights stand for. "any": whether a text is of any of the categories after it.
+# What the columns of the weights stand for. "any": whether a text is of any of the categories after it; it alone reads
+# runs of bytes as well.
 KINDS = (
     *("sexual", "hate", "harassment", "violence", "self-harm", "sexual/minors", "hate/threatening", "violence/graphic"),
 )
 HEADS = ("attack", "harm", "any", *KINDS)
+ANY = HEADS.index("any")
 
 Floats = npt.NDArray[np.float32]
 
@@ -41,6 +43,8 @@ class Classifier:
             weights["weights"], np.float32
         )  # (buckets, heads); else ``take`` copies all
         self._bias = weights["bias"].astype(np.float32)  # (heads,), the operating points taken off
+        self._run_idf = weights["run_idf"].astype(np.float32)  # (run buckets,)
+        self._run_weights = weights["run_weights"].astype(np.float32)  # (run buckets,), of "any"
         self._log = (np.log(np.arange(1, 40 * LONGEST)) + 1).astype(np.float32)  # of how often a feature comes
 
     @classmethod
@@ -63,20 +67,23 @@ class Classifier:
 
     def score(self, text: str) -> dict[str, float]:
         """Return the score of every category, 0..1: the highest that any window of the text has."""
-        return scores_of(np.max([self.logits(window) for window in readings(text)], axis=0))
+        found = [self.logits(window) for window in readings(text)]
+        return scores_of(found[0] if len(found) == 1 else np.max(found, axis=0))
 
     def logits(self, window: str) -> Floats:
         """Return the logit of every head for one of a text's ``readings``: above 0 is a finding."""
-        buckets, counts = read_window(window)
-        if not len(buckets):
-            return np.full(len(HEADS), -10.0, np.float32)
+        buckets, counts = read_words(window)
         features = self._log.take(counts - 1) * self._idf.take(buckets)
-        weight = 1 / math.sqrt(float(features @ features))
-        weighed = (features * np.float32(weight)) @ self._weights.take(buckets, axis=0)
-        found: Floats = (weighed + self._bias).astype(np.float32, copy=False)
+        features *= np.float32(1 / math.hypot(WORDS_AT_LEAST, math.sqrt(features @ features)))
+        found: Floats = (features @ self._weights.take(buckets, axis=0)).astype(np.float32, copy=False)
+        found += self._bias
+        buckets, counts = read_runs(window)
+        features = self._log.take(counts - 1) * self._run_idf.take(buckets)
+        runs = float(features @ self._run_weights.take(buckets))
+        found[ANY] += runs / math.hypot(RUNS_AT_LEAST, math.sqrt(features @ features))
         # The head "any" knows best whether there is something, the others know what it is.
         kinds = found[3:]
-        kinds += found[2] - kinds.max()
+        kinds += found[ANY] - kinds.max()
         return found
 
 
@@ -88,7 +95,7 @@ def readings(text: str) -> list[str]:
 
 def scores_of(logits: Floats) -> dict[str, float]:
     """Return the scores of every category of the policy, 0..1, for the logits of a text."""
-    by_head = dict(zip(HEADS, (1 / (1 + np.exp(-logits.astype(np.float64)))).tolist(), strict=True))
+    by_head = dict(zip(HEADS, (1 / (1 + math.exp(-logit)) for logit in logits.tolist()), strict=True))
     violence, harm, self_harm = by_head["violence"], by_head["harm"], by_head["self-harm"]
     return {
         "attack": by_head["attack"],

@@ -44,13 +44,15 @@ MODELS = {
 class FaultHouse:
     """The processes of one house, by name, and the ways to hurt them."""
 
-    def __init__(self, folder: Path, postgres: EmbeddedPostgres, redis: EmbeddedValkey, upstream_url: str) -> None:
+    def __init__(
+        self, folder: Path, postgres: EmbeddedPostgres, redis: EmbeddedValkey, upstream_url: str, more: str = ""
+    ) -> None:
         self.data_dir = folder / "data"
         self.postgres = postgres
         self.redis = redis
         self.mark = secrets.token_hex(8)  # in the environment of every service
         self.config = folder / "tollgate.yaml"
-        self.config.write_text(config_text(postgres.url, redis.url, self.data_dir, upstream_url))
+        self.config.write_text(config_text(postgres.url, redis.url, self.data_dir, upstream_url) + more)
         env = {**os.environ, MARK: self.mark}
         self.upstream: ScriptedUpstream | None = None
         self.gateways = []
@@ -145,14 +147,15 @@ ILL_WORDS = (
 
 
 @contextmanager
-def running_fault_house(folder: Path) -> Iterator[FaultHouse]:
-    """Run a house in ``folder`` until the end of the block; nothing of it outlives the block."""
+def running_fault_house(folder: Path, more: str = "") -> Iterator[FaultHouse]:
+    """Run a house in ``folder`` until the end of the block; nothing of it outlives the block. ``more``: models
+    of its own, and other settings."""
     with ExitStack() as stack:
         upstream = stack.enter_context(ScriptedUpstream(models=("gpt-4o",)))
         postgres = stack.enter_context(temporary_postgres())
         redis = stack.enter_context(temporary_valkey())
         migrations.upgrade(postgres.url)
-        house = FaultHouse(folder, postgres, redis, upstream.url)
+        house = FaultHouse(folder, postgres, redis, upstream.url, more)
         house.upstream = upstream
         for service in (*house.services, house.second_worker):
             stack.callback(service.end, 15.0)

@@ -16,6 +16,7 @@ from sklearn.metrics import average_precision_score
 from gateway.safety.classifier import HEADS
 from gateway.safety.training.dataset import Examples, Task, read_examples
 from gateway.safety.training.fit import FittedSafety, Floats, held_out_logits, operating_points
+from gateway.safety.training.windows import Windows, windows_of
 
 RESAMPLES = 500
 HARD_FLAGGED = 0.05  # of hard benign prompts
@@ -31,9 +32,11 @@ def main() -> None:
     parser.add_argument("--strangers", action="store_true", help="hold out whole sources as well")
     arguments = parser.parse_args()
     examples = read_examples(arguments.data)
-    print("\n".join(report_lines(examples, held_out_logits(examples))), flush=True)
+    windows = windows_of(examples.texts)
+    print("\n".join(report_lines(examples, held_out_logits(examples, windows))), flush=True)
     if arguments.strangers:
-        print("\n".join(stranger_lines(examples)))
+        for line in stranger_lines(examples, windows):
+            print(line, flush=True)
 
 
 def report_lines(examples: Examples, logits: Floats) -> Iterator[str]:
@@ -64,7 +67,7 @@ def report_lines(examples: Examples, logits: Floats) -> Iterator[str]:
             yield _auprc_row(f"{source}, {name}", examples, column, examples.source == source)
 
 
-def stranger_lines(examples: Examples) -> Iterator[str]:
+def stranger_lines(examples: Examples, windows: Windows) -> Iterator[str]:
     """Yield the share found of whole sources that the models never saw, kin left out with them."""
     dice = np.random.default_rng(SEED)
     half = dice.random(len(examples)) < 0.5
@@ -76,12 +79,13 @@ def stranger_lines(examples: Examples) -> Iterator[str]:
             kin = {source, KIN.get(source, source), *(one for one, other in KIN.items() if other == source)}
             hidden = (examples.task == task) & np.isin(examples.source, sorted(kin))
             judged = (examples.task == task) & (examples.source == source)
-            rest = (examples.task != "benign") | half
-            model = FittedSafety().fit(examples.take(rest & ~hidden), heads=(task,))
+            rest = examples.may_be_fitted & ((examples.task != "benign") | half)
+            known = np.flatnonzero(rest & ~hidden)
+            model = FittedSafety().fit(examples.take(known), windows.take(known), heads=(task,))
             place = HEADS.index(task)
-            benign = examples.take((examples.task == "benign") & ~half)
-            point = np.quantile(model.logits(benign.texts)[:, place], 1 - HARD_FLAGGED)
-            found = model.logits(examples.take(judged).texts)[:, place] > point
+            benign = windows.take(np.flatnonzero((examples.task == "benign") & ~half))
+            point = np.quantile(model.logits(benign)[:, place], 1 - HARD_FLAGGED)
+            found = model.logits(windows.take(np.flatnonzero(judged)))[:, place] > point
             low, high = _interval(partial(_share, found), len(found))
             yield f"| {task}: {source} | {len(found)} | {found.mean():.3f} [{low:.3f}, {high:.3f}] |"
 

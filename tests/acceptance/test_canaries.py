@@ -1,0 +1,159 @@
+# What people say to a model, and what it says to them, stands nowhere but where it must: secrets are sent through every
+# route, whole, streamed, replayed, refused and broken, and then looked for in everything that the house writes.
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from tests.support.fault_house import FaultHouse, running_fault_house
+from tests.support.upstream_scripts import Script
+
+# Each is found by a rule, so that the whole way of a finding is walked too.
+SAID = "AKIAQ7X2M5N3CANARYQZ"
+ANSWERED = "ghp_CaNaRy0123456789CaNaRy0123456789CaNa"
+PASSWORD = "tg-" + "CaNaRy-key" * 4 + "xyz"  # of nobody
+CANARIES = (SAID, ANSWERED, PASSWORD)
+
+# What a batch is to do, and what it said, is kept until its retention ends: there it must be found.
+KEPT = {("batch_items", "body"), ("batch_items", "response"), ("file_chunks", "data")}
+
+# A model that can do everything, and a policy that looks at everything.
+SETTINGS = """\
+  able: {provider: upstream, upstream_model: gpt-4o, context: 4000, max_output: 64, price: {input: 1, output: 2},
+         abilities: [chat, completions, embeddings]}
+safety:
+  input: flag
+  output: flag
+  checker: {url: 'http://127.0.0.1:9/v1/moderations', deadline: 200ms}
+"""
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultHouse]:
+    """A house that looks at everything and lets it pass."""
+    with running_fault_house(tmp_path_factory.mktemp("house"), SETTINGS) as house:
+        yield house
+
+
+def test_what_was_said_stands_nowhere_but_in_batches(house: FaultHouse) -> None:
+    """Logs, tables, metrics, journals, Redis and the audit log: none has a canary, all have the call."""
+    key = next(iter(house.make_team("canary", {}, [{}]).values()))
+    with httpx.Client(base_url=house.gateways[0].url, headers={"authorization": f"Bearer {key}"}, timeout=30) as client:
+        request_id = say_everywhere(house, client)
+    admin = house.ask_admin(house.gateways[0], "/admin/audit-log", limit="1000").text
+    metrics = [house.ask_admin(gateway, "/metrics").text for gateway in house.gateways]
+    deadline = time.monotonic() + 20
+    while "aws_key" not in admin or "github_token" not in admin:  # outcomes are written behind the calls
+        assert time.monotonic() < deadline, admin
+        admin = house.ask_admin(house.gateways[0], "/admin/audit-log", limit="1000").text
+    tables = asyncio.run(read_tables(house.postgres.url))
+    logs = [house.postgres.log, house.redis.log, *(service.log for service in house.services)]
+    written = {
+        str(path): path.read_bytes() for folder in (house.data_dir, redis_folder(house)) for path in files_in(folder)
+    }
+    written |= {str(path): path.read_bytes() for path in logs}
+    written |= {f"metrics {number}": text.encode() for number, text in enumerate(metrics)}
+    written["the audit log"] = admin.encode()
+    keys = (*CANARIES, key)
+
+    found = [(where, name) for where, text in written.items() for name in keys if name.encode() in text]
+    assert found == []
+    assert {where for where, text in tables.items() if any(name.encode() in text for name in keys)} == KEPT
+    # The search would have found them: the calls themselves are in all of these.
+    assert request_id.encode() in tables["usage_records", "request_id"]
+    assert any(b"content_policy" in path.read_bytes() for path in logs)
+    assert 'finding="aws_key"' in metrics[0] and 'outcome="failed"' in metrics[0]
+    assert any("journal" in where for where in written)
+
+
+def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
+    """Send the canaries through every route, in every way that a call can go; return the id of one that went well."""
+    upstream = house.upstream
+    assert upstream is not None
+    upstream.script(Script(text=f"It is {ANSWERED}, I think."))
+    talk = {"model": "able", "messages": [{"role": "user", "content": f"Keep {SAID} for me."}], "max_tokens": 48}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", talk),
+        ("/v1/chat/completions", {**talk, "stream": True}),
+        ("/v1/messages", talk),
+        ("/v1/messages", {**talk, "stream": True}),
+        ("/v1/completions", {"model": "able", "prompt": f"Keep {SAID}", "max_tokens": 48}),
+        ("/v1/embeddings", {"model": "able", "input": [f"Keep {SAID}"]}),
+    ]
+    request_id = ""
+    for path, body in calls:
+        for more in ({}, {"idempotency-key": str(uuid.UUID(int=len(path + str(body))))}):
+            first, again = (client.post(path, json=body, headers=more) for _ in range(2))
+            assert (first.status_code, again.status_code) == (200, 200), first.text
+            assert ("idempotent-replayed" in again.headers) == bool(more)
+            request_id = request_id or first.headers["x-request-id"]
+    assert client.post("/v1/moderations", json={"input": f"Keep {SAID}"}).status_code == 200
+    assert client.post("/v1/messages/count_tokens", json=calls[2][1]).status_code == 200
+    for odd in (b'{"model": "able", "messages": "' + SAID.encode(), b'{"model": "' + SAID.encode() + b'"}'):
+        assert client.post("/v1/chat/completions", content=odd).status_code == 400
+    client.post("/v1/chat/completions", json={**talk, "model": SAID})
+    client.get(f"/v1/nothing?of={SAID}")
+    client.get(f"/v1/models/{SAID}")
+    client.get("/v1/models", headers={"authorization": f"Bearer {PASSWORD}"})
+    for fault in (
+        Script(status=400, type="invalid_request_error", message=f"You said {SAID}, I say {ANSWERED}."),
+        Script(status=500, message=f"You said {SAID}, I say {ANSWERED}."),
+    ):
+        upstream.script(fault, times=1)
+        answer = client.post("/v1/chat/completions", json=talk)  # after a 500 it asks again
+        assert answer.status_code == (400 if fault.status == 400 else 200)
+    for model in ("torn", "cut"):
+        client.post("/v1/chat/completions", json={**talk, "model": model, "stream": True})
+    send_batches(client, talk)
+    return request_id
+
+
+def send_batches(client: httpx.Client, talk: dict[str, Any]) -> None:
+    """Have the same answered as a batch of ours and as one of OpenAI's, from a file."""
+    line = {"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", "body": talk}
+    ours = client.post("/v1/batch", json={"requests": [{"custom_id": "one", "body": talk}]}).raise_for_status().json()
+    upload = {"file": ("in.jsonl", json.dumps(line).encode())}
+    file = client.post("/v1/files", files=upload, data={"purpose": "batch"}).raise_for_status().json()
+    wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    theirs = client.post("/v1/batches", json=wanted).raise_for_status().json()
+    deadline = time.monotonic() + 60
+    for batch in (ours["batch_id"], theirs["id"]):
+        while client.get(f"/v1/batch/{batch}").json()["ended_at"] is None:
+            assert time.monotonic() < deadline, "the batch does not end"
+            time.sleep(0.1)
+        assert ANSWERED in client.get(f"/v1/batch/{batch}/results").text
+
+
+async def read_tables(url: str) -> dict[tuple[str, str], bytes]:
+    """Return everything that is in Postgres, by table and column."""
+    connection = await asyncpg.connect(url.replace("+asyncpg", ""))
+    found: dict[tuple[str, str], bytes] = {}
+    try:
+        for table in await connection.fetch("SELECT relid::regclass::text AS name FROM pg_stat_user_tables"):
+            for row in await connection.fetch(f"SELECT * FROM {table['name']}"):
+                for column, value in row.items():
+                    text = value if isinstance(value, bytes) else str(value).encode()
+                    found[table["name"], column] = found.get((table["name"], column), b"") + text + b"\n"
+    finally:
+        await connection.close()
+    return found
+
+
+def redis_folder(house: FaultHouse) -> Path:
+    """Return where Redis keeps every command that changed something."""
+    return house.redis.data_dir / house.redis.name
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder."""
+    yield from (path for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,68 @@
+# Keys that keep breaking the content policy: paused everywhere, for as long as was said, and without Redis too.
+
+from __future__ import annotations
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.background import Background
+from gateway.safety.abuse import AbuseWatch
+from gateway.settings import AbuseSettings
+from tests.support.clock import SetClock
+
+POLICY = AbuseSettings(blocks=4, window=60.0, pause=30.0)
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+def watch_of(redis: Redis, clock: SetClock) -> tuple[AbuseWatch, Background]:
+    background = Background()
+    watch = AbuseWatch(redis, clock, background)
+    watch.follow(POLICY)
+    return watch, background
+
+
+async def test_gateways_add_up_what_they_block(redis: Redis, clock: SetClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two here and two there pause the key at both, and another key at neither."""
+    monkeypatch.setattr("gateway.safety.abuse.DEADLINE", 10.0)  # a busy machine is no fault here
+    one, ones = watch_of(redis, clock)
+    other, others = watch_of(redis, clock)
+    for _ in range(2):
+        assert not one.count("key_a", "team") and not other.count("key_a", "team")
+        assert not one.count("key_b", "team")
+        await ones.drain(5)
+        await others.drain(5)
+    await one.sync()
+    await other.sync()
+
+    assert (one.pause_of("key_a"), other.pause_of("key_a")) == (30, 30)
+    assert (one.pause_of("key_b"), other.pause_of("key_b")) == (0, 0)
+    clock.move(31)
+    await other.sync()
+    assert other.pause_of("key_a") == 0 and not other.paused
+
+
+async def test_a_gateway_alone_goes_by_what_it_saw(clock: SetClock) -> None:
+    """Redis away: the fourth within the window pauses, a slow dripping does not."""
+    away, background = watch_of(Redis(port=1), clock)
+    for _ in range(3):
+        assert not away.count("key_a", "team")
+        clock.move(25)
+    assert not away.count("key_a", "team")  # the first is 75 seconds old
+    clock.move(5)
+
+    assert away.count("key_a", "team")
+    assert away.pause_of("key_a") == 30
+    await background.drain(5)
+
+
+async def test_a_house_may_pause_nobody(redis: Redis, clock: SetClock) -> None:
+    """Zero blocks: any number is fine."""
+    watch, _ = watch_of(redis, clock)
+    watch.follow(AbuseSettings(blocks=0))
+
+    assert not any(watch.count("key_a", "team") for _ in range(100))
+    assert not watch.paused

@@ -1,0 +1,61 @@
+# An outside checker for tests: answers as OpenAI's moderation API does, when and how it is told.
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Moderator:
+    """What it says of the next texts, and what it was sent."""
+
+    url: str = ""
+    flags: bool = False
+    delay: float = 0.0  # seconds
+    status: int = 200
+    texts: list[str] = field(default_factory=list)
+
+    def calm(self) -> None:
+        """Find nothing wrong from now on, at once."""
+        self.flags, self.delay, self.status = False, 0.0, 200
+
+
+@contextmanager
+def moderating() -> Iterator[Moderator]:
+    """Run a checker until the end of the block."""
+    moderator = Moderator()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            moderator.texts.append(json.loads(body)["input"])
+            flags, status = moderator.flags, moderator.status
+            time.sleep(moderator.delay)
+            result = {"flagged": flags, "categories": {"house rules": flags}}
+            answer = json.dumps({"results": [result]}).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    moderator.url = f"http://127.0.0.1:{server.server_port}/v1/moderations"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield moderator
+    finally:
+        server.shutdown()
+        server.server_close()
