@@ -115,12 +115,13 @@ def test_a_crowds_replies_go_on_elsewhere(house: House, replicas: Replicas, whom
     replicas.wait_until_ready()
     house.reset_breakers()
     questions = questions_of(dice)
-    with ThreadPoolExecutor(len(questions)) as pool:
-        alone = [ask(house, question, Death(replicas, whom, -1)) for question in questions[:3]]
+    crowd = len(questions)
+    never, death = Death(replicas, whom, 0, crowd), Death(replicas, whom, dice.randint(1, 60), crowd)
+    with ThreadPoolExecutor(crowd) as pool:
+        alone = [ask(house, question, never) for question in questions[:3]]
         for told, (path, body) in zip(alone, questions[3:], strict=True):
             body.update(stop_in(told.text, path))
-        alone += pool.map(lambda question: ask(house, question, Death(replicas, whom, -1)), questions[3:])
-        death = Death(replicas, whom, dice.randint(1, 60))
+        alone += pool.map(lambda question: ask(house, question, never), questions[3:])
         together = list(pool.map(lambda question: ask(house, question, death), questions))
     rows = rows_of(house.settings, [told.request_id for told in (*alone, *together)])
 
@@ -159,18 +160,20 @@ def stop_in(text: str, path: str) -> dict[str, Any]:
 
 
 class Death:
-    """The end of the first replica, when one of its replies has grown to so many pieces."""
+    """The end of the first replica: every reply of a crowd has begun, and one has grown to so many pieces."""
 
-    def __init__(self, replicas: Replicas, whom: str, at: int) -> None:
+    def __init__(self, replicas: Replicas, whom: str, at: int, crowd: int) -> None:
         self.has_come = threading.Event()
         self.model = "brisk" if whom == "frozen" else "patient"
-        self._replicas, self._whom, self._at = replicas, whom, at
+        self._replicas, self._whom, self._at, self._crowd = replicas, whom, at, crowd
+        self._begun = 0
         self._lock = threading.Lock()
 
     def hear(self, pieces: int) -> None:
-        """Hear how far a reply is."""
+        """Hear how far a reply is; its pieces are counted from 1."""
         with self._lock:
-            if pieces == self._at and not self.has_come.is_set():
+            self._begun += pieces == 1
+            if 0 < self._at <= pieces and self._begun == self._crowd and not self.has_come.is_set():
                 self._replicas.kill(self._whom)
                 self.has_come.set()
 
