@@ -9,7 +9,7 @@ JOBS ?= 3
 # The tests and the demo start many processes: each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test soak check fix bench aot gpu clean
+.PHONY: setup demo test soak check fix bench aot gpu gpu-rows clean
 
 setup: .venv/.ready
 
@@ -53,7 +53,11 @@ aot: setup
 	$(BIN)/python -m benchmarks.compile_ahead --out benchmarks/results/kernels-sm90.md
 
 gpu:
-	$(PYTHON) -m tests.gpu && $(PYTHON) -m benchmarks.kernels && $(PYTHON) -m benchmarks.engine
+	$(PYTHON) -m benchmarks.gpu
+
+# What a vendor publishes for this GPU, ways of batching, long prompts among replies, paced arrivals: half an hour.
+gpu-rows:
+	$(PYTHON) -m benchmarks.engine_rows
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,5 +1,7 @@
-# The engine alone, no HTTP: the benchmark that several engines publish, and one stream, at three models' shapes with
-# random weights, each beside the least time that the device could take. Bounded in time; a row that was cut says so.
+# The engine alone, no HTTP: the benchmark that several engines publish, one stream, 64 streams, a sweep of batch sizes,
+# and the time from a process's start to its first token, at the shapes of real models with random weights, each beside
+# the least time that the device could take, and beside transformers' continuous batching. Bounded in time; a row that
+# was cut says so.
 #
 #   python -m benchmarks.engine           needs a CUDA device and torch; writes results/engine-DEVICE-DATE.{json,md}
 #   python -m benchmarks.engine --tiny    a tiny shape on the CPU, in seconds, to --out FOLDER
@@ -7,185 +9,240 @@
 from __future__ import annotations
 
 import argparse
-import gc
-import json
-import platform
-import re
-import statistics
-import tempfile
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.roofline import DATASHEETS, SHAPES, TINY_SHAPES, Ceilings, Request, least_seconds, shared_workload
-from gpu_backend.config import EngineConfig
+from benchmarks.driving import Run, build_loop, drive, release
+from benchmarks.engine_table import RESULTS, Row, write
+from benchmarks.roofline import (
+    DATASHEETS,
+    SHAPES,
+    TINY_SHAPES,
+    Request,
+    least_seconds,
+    shared_workload,
+    token_flops,
+)
+from benchmarks.start_up import start_process
+from benchmarks.transformers_peer import run_peer
+from gpu_backend.engine import ceilings
+from gpu_backend.engine.ceilings import Ceilings
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.messages import Generate, NewTokens
-from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sequence import FinishReason, SamplingParams
-from gpu_backend.models.config import load_model_config
 
-RESULTS = Path(__file__).parent / "results"
-SECONDS = {"shared": 100.0, "one stream": 15.0}  # a row's budget
+ALL_SECONDS = 420.0  # of the whole table; what would begin later is left out, and says so
+SECONDS = {"one stream": 10.0, "shared": 60.0, "64 streams": 20.0, "sweep": 15.0, "peer": 40.0}  # a row's budget
+SWEPT = "Llama-3.1-8B"
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One workload at one shape. Shares are of the roofline of exactly the tokens that were made."""
+class Bench:
+    """What all rows have in common."""
 
-    model: str
-    workload: str
-    output_tokens: int
-    planned_tokens: int
-    seconds: float
-    tokens_per_second: float
-    share_of_measured: float
-    share_of_datasheet: float | None
-    cut: bool
+    device: torch.device
+    measured: Ceilings
+    datasheet: Ceilings | None
+    deadline: float  # by ``time.perf_counter``
+
+    def budget(self, wished: float) -> float:
+        """Return the seconds that a row may take."""
+        return min(wished, self.deadline - time.perf_counter())
+
+    def row(
+        self,
+        model: str,
+        config: dict[str, Any],
+        workload: str,
+        requests: Sequence[Request],
+        made: Sequence[int],
+        seconds: float,
+        engine: str = "Tollgate",
+        fp8: bool = False,
+        **figures: float,
+    ) -> Row:
+        """Set what came out beside the roofline of just that."""
+        work = [(len(request.prompt), count) for request, count in zip(requests, made, strict=True) if count]
+        total = sum(made)
+
+        def share(limits: Ceilings | None) -> float | None:
+            return least_seconds(config, work, limits, fp8) / seconds if limits else None
+
+        return Row(
+            model=model,
+            workload=workload,
+            engine=engine,
+            output_tokens=total,
+            planned_tokens=sum(request.output for request in requests),
+            seconds=seconds,
+            tokens_per_second=total / seconds,
+            share_of_measured=share(self.measured),
+            share_of_datasheet=share(self.datasheet),
+            figures=figures,
+        )
 
 
-def main() -> None:
-    """Measure the ceilings, then every row; write and print the table."""
+def main() -> int:
+    """Measure the ceilings, then every row; write and print the table. Return 1 if a row failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape on the CPU, to see that all of this runs")
+    parser.add_argument("--seconds", type=float, default=ALL_SECONDS, help="for the whole table")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    if not arguments.tiny and not torch.cuda.is_available():
+    return run_rows("engine", all_rows, tiny=arguments.tiny, out=arguments.out, seconds=arguments.seconds)
+
+
+def run_rows(title: str, rows: Callable[[Bench, bool], Iterator[Row]], *, tiny: bool, out: Path, seconds: float) -> int:
+    """Print rows as they come, and write them: also those that came before an error. Return 1 if a row failed."""
+    if not tiny and not torch.cuda.is_available():
         print("SKIPPED: no CUDA device")
-        return
-    device = torch.device("cpu" if arguments.tiny else "cuda")
-    name = "tiny on the CPU" if arguments.tiny else torch.cuda.get_device_name(device)
-    measured = measure_ceilings(device, small=arguments.tiny)
-    workload = [Request(r.prompt[:9], 5) for r in shared_workload()[:8]] if arguments.tiny else shared_workload()
-    rows: list[Row] = []
-    for model, config in (TINY_SHAPES if arguments.tiny else SHAPES).items():
-        loop = build_loop(config, device)
-        run(loop, [Request((1, 2, 3), 4)], 60.0)  # warm-up
-        for kind, requests in (("one stream", [Request(workload[0].prompt, 256)]), ("shared", workload)):
-            rows.append(measure(model, config, loop, kind, requests, measured, DATASHEETS.get(name)))
-            print(line(rows[-1]), flush=True)
-        del loop
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    write(name, measured, rows, arguments.out)
-
-
-def build_loop(config: dict[str, Any], device: torch.device) -> EngineLoop:
-    """Build an engine with random weights of that shape."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config))
-        model = load_model_config(Path(folder))
-        settings = EngineConfig(
-            folder, device.type, max_model_len=2048, max_num_batched_tokens=8192, load_format="dummy"
-        )
-        runner = Runner(settings, model)
-        return EngineLoop(settings, runner, runner.num_blocks, Limits(runner.max_model_len, model.vocab_size))
-
-
-def measure(
-    model: str,
-    config: dict[str, Any],
-    loop: EngineLoop,
-    kind: str,
-    requests: Sequence[Request],
-    measured: Ceilings,
-    datasheet: Ceilings | None,
-) -> Row:
-    """Run one workload within its budget, and set it beside the roofline of what came out."""
-    vocab = config["vocab_size"]
-    requests = [Request(tuple(token % vocab for token in r.prompt), r.output) for r in requests]
-    made, seconds = run(loop, requests, SECONDS[kind])
-    work = [(len(request.prompt), count) for request, count in zip(requests, made, strict=True) if count]
-    planned, total = sum(request.output for request in requests), sum(made)
-    return Row(
-        model=model,
-        workload=kind,
-        output_tokens=total,
-        planned_tokens=planned,
-        seconds=seconds,
-        tokens_per_second=total / seconds,
-        share_of_measured=least_seconds(config, work, measured) / seconds,
-        share_of_datasheet=least_seconds(config, work, datasheet) / seconds if datasheet else None,
-        cut=total < planned,
-    )
-
-
-def run(loop: EngineLoop, requests: Sequence[Request], budget: float) -> tuple[list[int], float]:
-    """Return how many tokens each reply got within ``budget`` seconds, and the seconds; what is left is dropped."""
-    made = [0] * len(requests)
-    started = time.perf_counter()
-    for i, request in enumerate(requests):
-        sampling = SamplingParams(request.output, temperature=0.6, ignore_eos=True, seed=i)
-        loop.handle(Generate(str(i), request.prompt, sampling))
-    while loop.has_work() and time.perf_counter() - started < budget:
-        for event in loop.step():
-            assert isinstance(event, NewTokens) and event.finish_reason is not FinishReason.ERROR, event
-            made[int(event.request_id)] += len(event.token_ids)
-    seconds = time.perf_counter() - started
-    for i in range(len(requests)):
-        for sequence in loop.scheduler.replies_of(str(i)):
-            loop.scheduler.remove(sequence)
-    return made, seconds
+        return 0
+    deadline = time.perf_counter() + seconds
+    device = torch.device("cpu" if tiny else "cuda")
+    name = "tiny on the CPU" if tiny else torch.cuda.get_device_name(device)
+    bench = Bench(device, measure_ceilings(device, small=tiny), DATASHEETS.get(name), deadline)
+    done: list[Row] = []
+    try:
+        for row in rows(bench, tiny):
+            done.append(row)
+            print(row.line(), flush=True)
+    finally:
+        write(title, name, bench.measured, done, out)
+    return int(any(row.failed for row in done))
 
 
 def measure_ceilings(device: torch.device, small: bool) -> Ceilings:
-    """Return the bandwidth of a large copy, read and written bytes together, and the rate of a large bf16 product."""
-    source = torch.randn((1 << 20) if small else (1 << 30), device=device)
-    target = torch.empty_like(source)
-    copy = _median_seconds(lambda: target.copy_(source), device)
-    size = 256 if small else 8192
-    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    product = _median_seconds(lambda: left @ right, device)
-    return Ceilings(2 * source.nbytes / copy, 2 * size**3 / product)
+    """Return what the device shows at its best: a copy of 4 GiB, bf16 and fp8 products of 8192 × 8192."""
+    return ceilings.measure_ceilings(device, torch.bfloat16, *((1 << 22, 256) if small else (1 << 32, 8192)))
 
 
-def _median_seconds(act: Callable[[], object], device: torch.device) -> float:
-    def once() -> float:
-        started = time.perf_counter()
-        act()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - started
-
-    return statistics.median([once() for _ in range(25)][5:])
-
-
-def line(row: Row) -> str:
-    """Return a row of the table."""
-    sheet = "–" if row.share_of_datasheet is None else f"{row.share_of_datasheet:.1%}"
-    cut = f"cut after {row.seconds:.0f} s: {row.output_tokens:,} of {row.planned_tokens:,}" if row.cut else "whole"
-    return (
-        f"| {row.model} | {row.workload} | {row.tokens_per_second:,.1f} | {row.share_of_measured:.1%} | {sheet} "
-        f"| {row.seconds:.2f} | {cut} |"
-    )
+def guarded(bench: Bench, model: str, workload: str, rows: Iterator[Row]) -> Iterator[Row]:
+    """Yield rows; one that raises is told of, and costs no more than those that would have come behind it."""
+    try:
+        yield from rows
+    except Exception as error:
+        traceback.print_exc()
+        yield Row(model, workload, note=f"failed: {type(error).__name__}: {error}"[:200], failed=True)
+    release(bench.device)
 
 
-def write(name: str, measured: Ceilings, rows: Sequence[Row], folder: Path) -> None:
-    """Write engine-DEVICE-DATE.json and .md."""
-    now = datetime.now(UTC)
-    about = f"torch {torch.__version__}, Python {platform.python_version()}, random weights, bf16 on CUDA"
-    ceilings = f"copy {measured.bandwidth / 1e12:.3f} TB/s, bf16 product {measured.flops / 1e12:.1f} TFLOP/s"
-    table = [
-        f"# Engine on {name}, {now:%Y-%m-%d}",
-        f"\n{about}. Measured ceilings: {ceilings}.\n",
-        "| shape | workload | output tokens/s | of measured roofline | of datasheet | s | run |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        *map(line, rows),
-    ]
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"engine-{re.sub('[^a-z0-9]+', '-', name.lower())}-{now:%Y-%m-%d}"
-    stem.with_suffix(".md").write_text("\n".join(table) + "\n")
-    facts = {"device": name, "date": now.isoformat(timespec="seconds"), "about": about, "measured": asdict(measured)}
-    stem.with_suffix(".json").write_text(json.dumps({**facts, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
-    print("\n".join(table))
+def all_rows(bench: Bench, tiny: bool) -> Iterator[Row]:
+    """Yield our own rows shape by shape, then the start's, then the peer's."""
+    workload = [Request(r.prompt[:9], 5) for r in shared_workload()[:8]] if tiny else shared_workload()
+    shapes = TINY_SHAPES if tiny else SHAPES
+    for number, (model, config) in enumerate(shapes.items()):
+        own = rows_of_shape(bench, model, config, workload, tiny, streams=number == 0, swept=tiny or model == SWEPT)
+        yield from guarded(bench, model, "engine", own)
+    yield from guarded(bench, next(iter(shapes)), "start", start(next(iter(shapes)), tiny))
+    for model, config in shapes.items():
+        yield peer(bench, model, config, workload)
+        release(bench.device)
+
+
+def rows_of_shape(
+    bench: Bench,
+    model: str,
+    config: dict[str, Any],
+    workload: Sequence[Request],
+    tiny: bool,
+    streams: bool,
+    swept: bool,
+) -> Iterator[Row]:
+    """Yield one stream, the shared benchmark, and where wished for 64 streams and the sweep."""
+    started = time.perf_counter()
+    loop = build_loop(config, bench.device, prefix_caching=False)
+    built = time.perf_counter() - started
+    warm(loop)
+    kinds = {"one stream": [Request(workload[0].prompt, 32 if tiny else 256)], "shared": workload}
+    if streams:
+        count, given, asked = (4, 6, 8) if tiny else (64, 128, 512)
+        kinds["64 streams"] = [Request(tuple((i * 131 + j) % 9973 for j in range(given)), asked) for i in range(count)]
+    for kind, requests in kinds.items():
+        if bench.budget(SECONDS[kind]) <= 0:
+            yield Row(model, kind, note="left out: no time")
+            continue
+        run = drive(loop, requests, bench.budget(SECONDS[kind]))
+        yield bench.row(
+            model, config, kind, requests, run.made, run.seconds,
+            gpu_busy=run.busy, ready_s=built, ms_per_token=1e3 * run.seconds / max(1, max(run.made)),
+        )  # fmt: skip
+    if swept:
+        yield from sweep(bench, model, config, loop, SIZES[:3] if tiny else SIZES, 9 if tiny else 512)
+
+
+def start(model: str, tiny: bool) -> Iterator[Row]:
+    """Tell how long a new process takes to its first token, with the kernels compiled by the rows before."""
+    yield Row(model, "start", figures=start_process(model, "cpu" if tiny else "cuda"))
+
+
+def warm(loop: EngineLoop) -> None:
+    """Let the kernels be compiled, and every graph be captured, before it counts; a server does so while it serves."""
+    for count in (1, 2, 8) if loop.runner.is_asynchronous else (1,):
+        drive(loop, [Request((1, 2, 3 + i), 24) for i in range(count)], 30.0)
+    if isinstance(loop.runner, Runner) and loop.runner.graphs is not None:
+        for places in loop.runner.graphs.sizes:
+            loop.runner.graphs.capture((places, 1))
+
+
+def sweep(
+    bench: Bench, model: str, config: dict[str, Any], loop: EngineLoop, sizes: Sequence[int], prompt: int
+) -> Iterator[Row]:
+    """Yield a row for each batch size: the rate of its prompts, then of its decodes, and what binds each."""
+    output = 128 if bench.device.type == "cuda" else 8
+    for size in sizes:
+        if bench.budget(SECONDS["sweep"]) <= 0:
+            yield Row(model, f"decode, batch {size}", note="left out: no time")
+            continue
+        requests = [Request(tuple((i * 131 + j) % 9973 for j in range(prompt)), output) for i in range(size)]
+        run = drive(loop, requests, bench.budget(SECONDS["sweep"]))
+        yield bench.row(
+            model,
+            config,
+            f"decode, batch {size}",
+            requests,
+            run.made,
+            run.seconds,
+            **phases(bench, config, run, prompt),
+        )
+
+
+def phases(bench: Bench, config: dict[str, Any], run: Run, prompt: int) -> dict[str, float]:
+    """Tell the time of the prompts from that of the decodes, and set each beside the ceiling it could reach."""
+    size, prefill = len(run.tokens), run.first_all
+    decoding = max(run.seconds - prefill, 1e-9)
+    decoded = sum(run.made) - size
+    steps = max(max(run.made) - 1, 1)
+    flops = token_flops(config)
+    least = least_seconds(config, [(prompt, steps)] * size, Ceilings(bench.measured.bandwidth, float("inf")))
+    return {
+        "prefill_tflops": flops * prompt * size / prefill / 1e12,
+        "prefill_share_of_product": flops * prompt * size / prefill / bench.measured.flops,
+        "decode_tokens_per_s": decoded / decoding,
+        "decode_ms_per_step": 1e3 * decoding / steps,
+        "decode_share_of_bandwidth": least / decoding,
+        "decode_share_of_product": flops * decoded / decoding / bench.measured.flops,
+        "gpu_busy": run.busy,
+    }
+
+
+def peer(bench: Bench, model: str, config: dict[str, Any], requests: Sequence[Request]) -> Row:
+    """Measure transformers, or say why it could not be."""
+    engine = "transformers"
+    if (budget := bench.budget(SECONDS["peer"])) <= 0:
+        return Row(model, "shared", engine, note="left out: no time")
+    try:
+        made, seconds = run_peer(config, requests, bench.device, budget)
+    except Exception as error:  # another project's interface: whatever it raises is no reason to lose our rows
+        return Row(model, "shared", engine, note=f"could not be measured: {type(error).__name__}: {error}"[:200])
+    return bench.row(model, config, "shared", requests, made, seconds, engine)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,15 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_backend.engine.ceilings import Ceilings
 from gpu_backend.models.config import ModelConfig, parse_model_config
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What a device can do at most: bytes per second of its memory, bf16 operations per second."""
-
-    bandwidth: float
-    flops: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +22,8 @@ class Request:
 
 # Dense bf16 and memory bandwidth as the vendor states them, by the name that the driver gives the device.
 DATASHEETS = {
-    "NVIDIA H200": Ceilings(4.8e12, 989e12),
-    "NVIDIA H100 80GB HBM3": Ceilings(3.35e12, 989e12),
+    "NVIDIA H200": Ceilings(4.8e12, 989e12, 1979e12),
+    "NVIDIA H100 80GB HBM3": Ceilings(3.35e12, 989e12, 1979e12),
     "NVIDIA A100-SXM4-80GB": Ceilings(2.039e12, 312e12),
     "NVIDIA A100 80GB PCIe": Ceilings(1.935e12, 312e12),
     "NVIDIA A10": Ceilings(0.6e12, 125e12),
@@ -58,6 +51,9 @@ SHAPES = {
     "Llama-3.1-8B": _config("LlamaForCausalLM", 128256, 4096, 14336, 32, 32, 8, 128, 131072, theta=5e5, tied=False),
     "Qwen3-14B": _config("Qwen3ForCausalLM", 151936, 5120, 17408, 40, 40, 8, 128, 40960, theta=1e6, tied=False),
 }
+LARGE = {
+    "Llama-3.3-70B": _config("LlamaForCausalLM", 128256, 8192, 28672, 80, 64, 8, 128, 131072, theta=5e5, tied=False),
+}
 TINY_SHAPES = {"tiny": _config("Qwen3ForCausalLM", 512, 64, 96, 2, 4, 2, 16, 2048, theta=1e4, tied=True)}
 
 
@@ -68,19 +64,28 @@ def shared_workload() -> list[Request]:
     return [Request(prompt, dice.randint(100, 1024)) for prompt in prompts]
 
 
-def least_seconds(config: dict[str, Any], work: Sequence[tuple[int, int]], ceilings: Ceilings) -> float:
-    """Return the roofline of replies given as (prompt tokens, reply tokens), in bf16, all of them side by side.
+def least_seconds(
+    config: dict[str, Any], work: Sequence[tuple[int, int]], ceilings: Ceilings, fp8: bool = False
+) -> float:
+    """Return the roofline of replies given as (prompt tokens, reply tokens), all of them side by side.
 
     Weights are read once per token of the longest reply, each reply token reads the keys and values before it, and
-    prompts cost their matrix products. Nothing overlaps.
+    prompts cost their matrix products. Nothing overlaps. Everything is bf16, or, but for the head, ``fp8``.
     """
     model = parse_model_config(config)
     steps = max((output for _, output in work), default=0)
-    kv_bytes = 2 * model.kv_floats_per_token
+    width = 1 if fp8 else 2
+    kv_bytes = width * model.kv_floats_per_token
     kv_read = sum(kv_bytes * (prompt * output + output * (output - 1) // 2) for prompt, output in work)
     layers, head = _parameters(model)
-    prompt_flops = 2 * layers * sum(prompt for prompt, _ in work)
-    return (2 * (layers + head) * steps + kv_read) / ceilings.bandwidth + prompt_flops / ceilings.flops
+    rate = (ceilings.fp8_flops or ceilings.flops) if fp8 else ceilings.flops
+    products = 2 * layers * sum(prompt for prompt, _ in work) / rate
+    return ((width * layers + 2 * head) * steps + kv_read) / ceilings.bandwidth + products
+
+
+def token_flops(config: dict[str, Any]) -> float:
+    """Return the operations of one token's matrix products, the head's included."""
+    return 2.0 * sum(_parameters(parse_model_config(config)))
 
 
 def _parameters(model: ModelConfig) -> tuple[int, int]:

@@ -101,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--num-threads", type=int, metavar="N", help="of torch on the CPU; torch's own choice if not given")
     overlaps = "launch a step before the last one's tokens are known; on a GPU if not given"
     add("--async-scheduling", action=argparse.BooleanOptionalAction, help=overlaps)
+    replays = "replay decodes from graphs; on a GPU if not given"
+    add("--cuda-graphs", action=argparse.BooleanOptionalAction, help=replays)
     add("--instance-id", metavar="ID", help="name in /load, before a suffix for each start; host and port if not given")
     return parser
 
@@ -129,6 +131,7 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Fr
         speculative_model=options.speculative_model,
         num_speculative_tokens=options.num_speculative_tokens,
         async_scheduling=options.async_scheduling,
+        cuda_graphs=options.cuda_graphs,
     )
     return FrontSettings(
         engine=engine,

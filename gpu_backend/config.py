@@ -50,6 +50,7 @@ class EngineConfig:
     speculative_model: str | None = None  # draft: folder of a smaller checkpoint with the same tokenizer, which guesses
     num_speculative_tokens: int = 4  # guesses for one sequence in one step, at most
     num_threads: int | None = None  # of torch on the CPU; None: torch's own choice
+    cuda_graphs: bool | None = None  # replay decodes from graphs; None: on a GPU
     async_scheduling: bool | None = None  # launch a step before the last one's tokens are known; None: on a GPU
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import islice
 
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from gpu_backend.engine.batch import Batch
 from gpu_backend.engine.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
-from gpu_backend.engine.sampler import Logprobs, report_logprobs, sample
+from gpu_backend.engine.roofline import Roofline
+from gpu_backend.engine.sampler import Logprobs, Sampled, report_logprobs, sample
 from gpu_backend.engine.upload import upload
 from gpu_backend.engine.verification import num_gained
 from gpu_backend.models.layers import Decoder
@@ -29,6 +31,11 @@ class Timer:
         self._end = torch.cuda.Event(enable_timing=True) if on_gpu else None
         self._seconds = -time.perf_counter()
         if self._begin is not None:
+            self._begin.record()
+
+    def begin(self, after: Sequence[object]) -> None:
+        """Let the device's time begin here, unless it had this to do before: what the host prepared is not its time."""
+        if self._begin is not None and not after:
             self._begin.record()
 
     def stop(self) -> None:
@@ -49,6 +56,7 @@ class DeviceStep:
     """One launched step: ``hidden`` (tokens, width) are its final hidden states, still being computed.
 
     ``places`` has a step for each place that is sampled; ``masks`` are those of their grammars, if they could be begun.
+    ``draw`` launches what samples all of its tokens, where that was prepared; it keeps them in ``last_tokens`` itself.
     """
 
     def __init__(
@@ -62,6 +70,8 @@ class DeviceStep:
         kv_cache: Tensor,
         last_tokens: Tensor,
         timer: Timer,
+        roofline: Roofline | None = None,
+        draw: Callable[[], Sampled] | None = None,
     ) -> None:
         self._plan = plan
         self._batch = batch
@@ -72,6 +82,8 @@ class DeviceStep:
         self._kv_cache = kv_cache
         self._last_tokens = last_tokens
         self._timer = timer
+        self._roofline = roofline
+        self._draw = draw
         self._is_sampled = False
 
     @torch.inference_mode()
@@ -81,19 +93,30 @@ class DeviceStep:
             return
         self._is_sampled = True
         batch, hidden = self._batch, self._hidden
-        self._finite = to_host(torch.isfinite(hidden.float().sum(-1)))
+        if self._draw is not None:  # every row has its logits, which tell of hidden states that are not finite
+            self._finite = torch.ones(len(hidden), dtype=torch.bool)
+            self._keep(self._draw())
+        else:
+            self._finite = to_host(torch.isfinite(hidden.float().sum(-1)))
+            self._sample_rows()
+        self._pooled = {step.sequence_id: to_host(hidden[rows].float().sum(0)) for step, rows in batch.poolers}
+        self._scored = {step.sequence_id: self._score(step, hidden[rows]) for step, rows in batch.scorers}
+        self._timer.stop()
+
+    def _sample_rows(self) -> None:
+        batch = self._batch
         if batch.samplers:
-            rows, last = hidden, batch.token_ids
+            rows, last = self._hidden, batch.token_ids
             if batch.sample_rows is not None:
                 rows, last = (some.index_select(0, batch.sample_rows) for some in (rows, last))
             sampled = sample(self._model.logits(rows), self._places, last, self._masks)
             if len(self._places) == len(batch.samplers):  # which guesses hold is for the host to say
                 self._last_tokens.index_copy_(0, batch.sampled_to, sampled.token_ids)
-            self._tokens, self._usable = to_host(sampled.token_ids), to_host(sampled.finite)
-            self._logprobs = _to_host(sampled.logprobs) if sampled.logprobs else None
-        self._pooled = {step.sequence_id: to_host(hidden[rows].float().sum(0)) for step, rows in batch.poolers}
-        self._scored = {step.sequence_id: self._score(step, hidden[rows]) for step, rows in batch.scorers}
-        self._timer.stop()
+            self._keep(sampled)
+
+    def _keep(self, sampled: Sampled) -> None:
+        self._tokens, self._usable = to_host(sampled.token_ids), to_host(sampled.finite)
+        self._logprobs = _to_host(sampled.logprobs) if sampled.logprobs else None
 
     def result(self) -> StepResult:
         """Wait for the copies, and read them."""
@@ -121,6 +144,7 @@ class DeviceStep:
                 if step.targets
             ),
             seconds=seconds,
+            least_seconds=self._roofline.least_seconds(plan.sequences) if self._roofline else 0.0,
         )
 
     def _gained(self) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprob | None, ...]], set[int]]:

@@ -213,7 +213,8 @@ class EngineLoop:
         gains = result.counts or (1,) * len(result.token_ids)
         samplers = [step.sequence_id for step in plan.sequences if step.samples]
         gained = sum(gain for gain, id_ in zip(gains, samplers, strict=True) if self.scheduler.is_running(id_))
-        self._meter.count_step(plan.num_tokens, gained, seconds_per_token * num_tokens)
+        least = result.least_seconds if num_tokens else 0.0
+        self._meter.count_step(plan.num_tokens, gained, seconds_per_token * num_tokens, least)
         tokens = iter(result.token_ids)
         logprobs = iter(result.logprobs or (None,) * len(result.token_ids))
         pooled = iter(result.pooled)

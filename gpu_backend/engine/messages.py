@@ -129,6 +129,7 @@ class LoadReport:
     prefix_hit_rate: float  # prompt tokens found in the cache over prompt tokens seen
     steps: int = 0
     gpu_busy_seconds: float = 0.0
+    roofline_share: float = 0.0  # of the busy time: what the device could not have done without; 0: not known, or idle
     counters: dict[str, float] = field(default_factory=dict)
 
 

@@ -106,8 +106,8 @@ class StepResult:
     that its numbers were not finite: it keeps what it had, and is to be computed again without guesses.
 
     ``failed`` names sequences whose numbers were not finite: they fail alone. ``seconds`` is the device time of the
-    step. ``pooled`` has one sum of hidden states, after the final norm, for each sequence that ``pools``, in the
-    plan's order.
+    step, ``least_seconds`` what it could be at best; 0: not known. ``pooled`` has one sum of hidden states, after
+    the final norm, for each sequence that ``pools``, in the plan's order.
     """
 
     step: int
@@ -118,6 +118,7 @@ class StepResult:
     pooled: tuple[tuple[float, ...], ...] = ()
     scored: tuple[tuple[TokenLogprob, ...], ...] = ()  # the targets of each sequence that has any, in the plan's order
     counts: tuple[int, ...] = ()  # of ``token_ids`` and ``logprobs``, for each sequence that ``samples``
+    least_seconds: float = 0.0
 
 
 class Launched(Protocol):

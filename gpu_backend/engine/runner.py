@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gpu_backend.config import EngineConfig
-from gpu_backend.engine.batch import build_batch
+from gpu_backend.engine.batch import Batch, build_batch
 from gpu_backend.engine.device_step import DeviceStep, Timer
 from gpu_backend.engine.drafter import Drafter
 from gpu_backend.engine.grammar import begin_masks
+from gpu_backend.engine.graphs import DecodeGraphs, cuda_recorder, rerun
 from gpu_backend.engine.host_cache import HostCache
 from gpu_backend.engine.plan import UNKNOWN, BlockCopy, Computed, Launched, SequenceStep, StepPlan, StepResult
+from gpu_backend.engine.roofline import Roofline, measure_roofline
 from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.table import RequestTable
 from gpu_backend.engine.verification import rows_of
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.grouping import Grouping
@@ -49,6 +53,7 @@ class Runner:
         self.dtype = DTYPES.get(config.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.block_size = config.block_size
         self.model_config = config_of_rank(model_config, ranks.size) if ranks else model_config
+        self._roofline: Roofline | None = None  # measured when warming up
         wished = _wished_length(config, self.model_config)
         dummy = config.load_format == "dummy"
         linear = LinearOptions(config.quantization, config.batch_invariant, ranks.add if ranks else None)
@@ -69,14 +74,16 @@ class Runner:
             self._drafter = Drafter(config, model_config, self.device, self.dtype, wished) if drafts else None
             self.num_blocks = config.num_kv_blocks or self._affordable_blocks(config, wished)
             self.num_blocks = ranks.least(self.num_blocks) if ranks else self.num_blocks
-            # One block more than is handed out: the null block, zeros for ever, pads block tables.
-            self.kv_cache = self._empty_cache(self.num_blocks, self._cache_dtype)
-            # The token sampled last for each row of the scheduler's; a step may be launched before the host knows it.
-            self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.long, device=self.device)
+            # Two blocks more than are handed out: one takes what graphs compute for nobody, and the last, the null
+            # block, zeros for ever, pads block tables.
+            self.kv_cache = self._empty_cache(self.num_blocks + 1, self._cache_dtype)
             self.num_host_blocks = config.host_kv_bytes // self._block_bytes
             self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
             self.max_model_len = _possible_length(config, wished, self.num_blocks * self.block_size)
-            self._grouping = self._placement(self.model_config, self.num_blocks, self.max_model_len)
+            self._grouping = self._placement(self.model_config, self.num_blocks + 1, self.max_model_len)
+            longest = -(-self.max_model_len // self.block_size)
+            self._table = RequestTable(config.max_num_seqs, longest, self.num_blocks, self.device)
+            self.graphs = self._make_graphs(config)
             if self._drafter is not None:
                 placement = self._placement(self._drafter.config, self.num_blocks, self.max_model_len)
                 self._drafter.make_room(self.num_blocks, placement)
@@ -108,26 +115,40 @@ class Runner:
         self._host_cache.make(plan.copies)
         if not plan.sequences:
             return Computed(StepResult(plan.step, (), 0.0))
-        batch = build_batch(plan, self._grouping, self.device)
-        if batch.unknown is not None:
-            rows, origins = batch.unknown
-            batch.token_ids.index_copy_(0, rows, self._last_tokens.index_select(0, origins))
-            if self._ranks is not None:
-                self._ranks.share(batch.token_ids)  # only the first rank samples
-        if batch.fresh_blocks is not None:
-            # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
-            self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
-        places = [place for sampler in batch.samplers for place in rows_of(sampler)]
-        masks = None
-        if not any(place.constraint is not None and place.token_ids[0] == UNKNOWN for place in places):
-            masks = begin_masks([place.constraint for place in places], self.model_config.vocab_size)
-        hidden = self._model.hidden_states(batch, self.kv_cache, self._kv_scales)
+        draw, last_tokens = None, self._table.last_tokens
+        if self.graphs is not None and (size := self.graphs.find(plan)) is not None:
+            self.graphs.fill(plan.sequences, size)
+            timer.begin(after=plan.copies)
+            batch, hidden, draw = self.graphs.replay(plan, size)
+            places, masks = self._begin_sampling(batch) if draw is None else ([], None)
+        else:
+            batch = build_batch(plan, self._grouping, self.device)
+            timer.begin(after=plan.copies)
+            if batch.unknown is not None:
+                rows, origins = batch.unknown
+                batch.token_ids.index_copy_(0, rows, last_tokens.index_select(0, origins))
+                if self._ranks is not None:
+                    self._ranks.share(batch.token_ids)  # only the first rank samples
+            if batch.fresh_blocks is not None:
+                # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
+                self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
+            places, masks = self._begin_sampling(batch)
+            hidden = self._model.hidden_states(batch, self.kv_cache, self._kv_scales)
         if not leads:
             return Computed(StepResult(plan.step, (), 0.0))
-        step = DeviceStep(plan, batch, places, masks, self._model, hidden, self.kv_cache, self._last_tokens, timer)
+        step = DeviceStep(
+            plan, batch, places, masks, self._model, hidden, self.kv_cache, last_tokens, timer, self._roofline, draw
+        )
         if not any(sampler.constraint for sampler in batch.samplers):
             step.sample()
         return step
+
+    def _begin_sampling(self, batch: Batch) -> tuple[list[SequenceStep], Future[Tensor] | None]:
+        """Return a step for each place that is sampled, and their grammars' masks, begun if their tokens are known."""
+        places = [place for sampler in batch.samplers for place in rows_of(sampler)]
+        if any(place.constraint is not None and place.token_ids[0] == UNKNOWN for place in places):
+            return places, None
+        return places, begin_masks([place.constraint for place in places], self.model_config.vocab_size)
 
     @property
     def draft_share(self) -> float:
@@ -135,7 +156,8 @@ class Runner:
         return self._drafter.share if self._drafter is not None else 0.0
 
     def warm_up(self) -> None:
-        """Compute a prefill and a decode of no request, so that the first one does not wait for libraries to get ready.
+        """Compute a prefill and a decode of no request, so that the first one does not wait for libraries to get ready,
+        and measure what the device can do at best.
 
         What it leaves in the KV cache belongs to nobody: blocks are only read up to what their sequence has written.
         """
@@ -144,6 +166,21 @@ class Runner:
         table = (0, 1)[: self.num_blocks]
         for step, (tokens, start) in enumerate([(prompt, 0), ((0,), len(prompt))]):
             self.run(StepPlan(step, (SequenceStep(0, tokens, start, table, True, sampling, 0),)))
+        kv_bytes = self._block_bytes / self.block_size
+        self._roofline = measure_roofline(self.model_config, self._model, kv_bytes, self.device)
+
+    def _make_graphs(self, config: EngineConfig) -> DecodeGraphs | None:
+        """Return the graphs of decodes, if there are to be any: none on the CPU, which has nothing to gain by them.
+
+        Several ranks do without: only the first knows the tokens that the next step begins with.
+        """
+        is_wanted = self.device.type == "cuda" if config.cuda_graphs is None else config.cuda_graphs
+        if not is_wanted or self._ranks is not None:
+            return None
+        record = cuda_recorder(self.device) if self.device.type == "cuda" else rerun
+        guesses = 0 if config.speculative_method == "off" else config.num_speculative_tokens
+        layouts = self._layouts(self.model_config, self.max_model_len)
+        return DecodeGraphs(self._model, self.kv_cache, self._kv_scales, self._table, layouts, record, guesses)
 
     def close(self) -> None:
         """Let the other ranks go, if there are any."""
@@ -183,9 +220,7 @@ class Runner:
     def _placement(self, model: ModelConfig, num_blocks: int, max_model_len: int) -> Grouping | PagedLayouts:
         """Return who tells attention where the sequences of a step lie: as kernels read it, or plain torch."""
         if ops.uses_triton(self.device):
-            processors = ops.num_processors(self.device)
-            split = invariant_split(max_model_len) if self._batch_invariant else 0
-            return PagedLayouts(self.block_size, model.num_heads, model.num_kv_heads, self.device, processors, split)
+            return self._layouts(model, max_model_len)
         return Grouping(
             self.block_size,
             num_blocks,
@@ -195,6 +230,11 @@ class Runner:
             window=max(model.windows),
             batch_invariant=self._batch_invariant,
         )
+
+    def _layouts(self, model: ModelConfig, max_model_len: int) -> PagedLayouts:
+        processors = ops.num_processors(self.device)
+        split = invariant_split(max_model_len) if self._batch_invariant else 0
+        return PagedLayouts(self.block_size, model.num_heads, model.num_kv_heads, self.device, processors, split)
 
     @property
     def _block_bytes(self) -> int:

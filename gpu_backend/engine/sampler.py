@@ -13,8 +13,9 @@ from torch import Tensor
 from gpu_backend.engine.adjustments import adjust
 from gpu_backend.engine.plan import SequenceStep, TokenLogprob
 from gpu_backend.engine.upload import upload
-from gpu_backend.engine.wishes import wishes_of
+from gpu_backend.engine.wishes import signed, wishes_of
 from gpu_backend.kernels import ops
+from gpu_backend.kernels.wishes import Wishes
 
 GREEDY_BELOW = 1e-5  # a lower temperature than this means the most likely token
 PHILOX_ROUNDS = 7  # the fewest that pass BigCrush (Salmon et al. 2011, table 2)
@@ -70,6 +71,27 @@ def sample(
         counts = [steps[row].sampling.logprobs or 0 for row in scored]
         logprobs = report_logprobs(unadjusted, chosen.index_select(0, which), counts)
     return Sampled(chosen, finite, logprobs)
+
+
+def draw(logits: Tensor, wishes: Wishes) -> Tensor:
+    """Return the token (rows,) that each row of adjusted ``logits`` (rows, vocab) has by its wishes.
+
+    The same as in ``sample``, but nothing here depends on what the wishes say: it can be captured and replayed.
+    """
+    if ops.uses_triton(logits.device):
+        return ops.draw(logits, wishes, filters=True)
+    warm = wishes.temperature >= GREEDY_BELOW
+    scaled = logits / torch.where(warm, wishes.temperature, 1)[:, None]
+    ranked = scaled.sort(-1, descending=True).values
+    vocab = logits.shape[-1]
+    kept = torch.where(wishes.top_k > 0, wishes.top_k, vocab).clamp(max=vocab).long()[:, None]
+    floor = ranked.gather(-1, kept - 1)
+    shares = ranked.masked_fill(ranked < floor, -torch.inf).softmax(-1)
+    inside = (shares.cumsum(-1) - shares < wishes.top_p[:, None]).sum(-1, keepdim=True).clamp(min=1)
+    nucleus = torch.where(wishes.top_p[:, None] < 1, ranked.gather(-1, inside - 1), -torch.inf)
+    floor = floor.maximum(nucleus).maximum(ranked[:, :1] + wishes.min_p.log()[:, None])
+    scores = noise(wishes.position, wishes.reply, wishes.seed, vocab).add_(scaled)
+    return torch.where(warm, scores.masked_fill_(scaled < floor, -torch.inf).argmax(-1), logits.argmax(-1))
 
 
 def _draw(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
@@ -151,19 +173,23 @@ def report_logprobs(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> Lo
 
 
 def gumbel_noise(steps: Sequence[SequenceStep], vocab_size: int, device: torch.device) -> Tensor:
-    """Return standard Gumbel noise (steps, vocab) for each step's next position.
+    """Return standard Gumbel noise (steps, vocab) for each step's next position."""
+    columns = [[s.start + len(s.token_ids), s.reply_index, signed(s.sampling.seed)] for s in steps]
+    position, reply, seed = upload(columns, device, torch.long).t()
+    return noise(position, reply, seed, vocab_size)
+
+
+def noise(position: Tensor, reply: Tensor, seed: Tensor, vocab_size: int) -> Tensor:
+    """Return standard Gumbel noise (rows, vocab) for rows of these three, (rows,) each.
 
     One Philox call gives four tokens their noise: the counter is (token // 4, position, reply index, 0), the key the
     seed.
     """
-    columns = [
-        [s.start + len(s.token_ids), s.reply_index, s.sampling.seed & LOW_32, s.sampling.seed >> 32 & LOW_32]
-        for s in steps
-    ]
-    position, reply, key_low, key_high = upload(columns, device, torch.long).t()[:, :, None]
-    quads = torch.arange(-(-vocab_size // 4), device=device)[None]
+    position, reply, seed = (some.long()[:, None] for some in (position, reply, seed))
+    key_low, key_high = seed & LOW_32, seed >> 32 & LOW_32
+    quads = torch.arange(-(-vocab_size // 4), device=seed.device)[None]
     words = philox((quads, position, reply, torch.zeros_like(reply)), (key_low, key_high), PHILOX_ROUNDS)
-    bits = torch.stack(words, dim=-1).view(len(steps), -1)[:, :vocab_size]
+    bits = torch.stack(words, dim=-1).view(len(seed), -1)[:, :vocab_size]
     # An exponential draw is finest near zero, where the winners are; the other end is cut off at 2^-24 from one.
     uniform = ((bits.float() + 0.5) * 2.0**-32).clamp_(max=1 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()

@@ -124,19 +124,24 @@ def _attend_padded(
     window: int,
     out: Tensor,
 ) -> None:
-    """One query each, tables padded with any blocks: all shapes are known before it is known who is in the batch."""
-    assert layout.max_query_len == 1, "plain torch takes layouts of decodes alone"
+    """As many queries each, tables padded with any blocks: all shapes are known before it is known who is there."""
     _, heads, head_dim = query.shape
-    sequences = len(layout.block_tables)
+    sequences, width = len(layout.block_tables), layout.max_query_len
+    assert layout.rows.stop - layout.rows.start == sequences * width, "plain torch takes layouts of one query length"
     kv = _load_blocks(kv_cache, kv_scales, layout.block_tables.flatten(), query.dtype)
     kv = kv.view(sequences, -1, *kv_cache.shape[2:])
-    places, ends = torch.arange(kv.shape[1], device=query.device), layout.context_lens[:, None]
-    visible = places < ends if not window else (places < ends) & (places >= ends - window)
-    kv = kv.masked_fill(~visible[:, :, None, None, None], 0)  # what is not a number stays so behind a mask
+    places = torch.arange(kv.shape[1], device=query.device)
+    ends = layout.context_lens[:, None] - torch.arange(width - 1, -1, -1, device=query.device)
+    visible = places < ends[..., None]  # (sequences, width, context)
+    if window:
+        visible &= places >= ends[..., None] - window
+    kv = kv.masked_fill(~visible.any(1)[:, :, None, None, None], 0)  # what is not a number stays so behind a mask
     key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
     mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device).masked_fill_(~visible, -torch.inf)
-    q = query[layout.rows].view(sequences, kv_cache.shape[3], -1, head_dim)
-    attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask[:, None, None], scale=scale)
+    q = query[layout.rows].view(sequences, width, kv_cache.shape[3], -1, head_dim).transpose(1, 2).flatten(2, 3)
+    mask = mask.repeat_interleave(heads // kv_cache.shape[3], dim=1)[:, None]
+    attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale)
+    attended = attended.view(sequences, kv_cache.shape[3], width, -1, head_dim).transpose(1, 2)
     out[layout.rows] = attended.reshape(-1, heads, head_dim)
 
 

@@ -146,6 +146,13 @@ class _EngineCollector:
         yield self._gauge("tollgate_engine_blocks", "KV blocks in all.", load.total_blocks)
         yield self._gauge("tollgate_engine_tokens_per_second", "Output, last ten seconds.", load.tokens_per_second)
         yield self._count("tollgate_engine_steps", "Steps computed.", load.steps)
+        least = load.counters.get("least_seconds", 0.0)
+        yield self._count("tollgate_engine_least_seconds", "What all steps could have taken at best.", least)
+        yield self._gauge(
+            "tollgate_engine_roofline_share",
+            "Of the device's busy time, last ten seconds: what reading and multiplying take at its measured best.",
+            load.roofline_share,
+        )
         yield self._count(
             "vllm:num_preemptions", "Replies that lost their blocks.", load.counters.get("preemptions", 0.0)
         )

@@ -3,14 +3,18 @@
 #   python -m tests.gpu --device cpu        the same checks on the CPU
 #   python -m tests.gpu --only attention    checks whose name has the word
 #   python -m tests.gpu --seed 7            the shapes and numbers of an earlier run
+#   python -m tests.gpu --out FOLDER        the lines in checks.md and checks.json, too
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import sys
 import time
+from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
@@ -21,12 +25,16 @@ from tests.gpu.check import Check, Outcome, outcome_of
 def main() -> int:
     """Run the checks; return 0 if all pass or there is no device for them, else 1."""
     arguments = _arguments()
+    if arguments.tiny:
+        arguments.device = "cpu"
     if arguments.device == "cuda" and not torch.cuda.is_available():
         print("SKIPPED: no CUDA device")
         return 0
     device = torch.device(arguments.device, 0) if arguments.device == "cuda" else torch.device("cpu")
     print(f"{_name(device)}, torch {torch.__version__}, Python {platform.python_version()}, --seed {arguments.seed}")
     outcomes = _run(device, arguments.seed, arguments.only)
+    if arguments.out is not None:
+        _write(arguments.out, arguments.seed, outcomes)
     failed = [outcome for outcome in outcomes if not outcome.passed]
     seconds = sum(outcome.seconds for outcome in outcomes)
     print(f"{len(outcomes) - len(failed)} passed, {len(failed)} failed in {seconds:.1f} s")
@@ -57,11 +65,20 @@ def _run(device: torch.device, seed: int, only: str) -> list[Outcome]:
     return outcomes
 
 
+def _write(folder: Path, seed: int, outcomes: list[Outcome]) -> None:
+    lines = [f"# Checks, --seed {seed}", "", *(f"    {outcome.line()}" for outcome in outcomes)]
+    (folder / "checks.md").write_text("\n".join(lines) + "\n")
+    facts = {"seed": seed, "outcomes": [asdict(outcome) for outcome in outcomes]}
+    (folder / "checks.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description="Check the engine on this device.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", default="", metavar="WORD", help="run the checks whose name has the word")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of all shapes and numbers; default: fresh")
+    parser.add_argument("--tiny", action="store_true", help="the same as --device cpu")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="one that exists, for the outcomes")
     return parser.parse_args()
 
 

@@ -6,61 +6,142 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.roofline import shared_workload
+from benchmarks.roofline import TINY_SHAPES, Request, shared_workload
+from benchmarks.transformers_peer import run_peer
 from gpu_backend.kernels import reference
 from tests.gpu import generation, operations
 from tests.gpu.check import outcome_of
 from tests.gpu.plain import PlainModel
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
+pytestmark = pytest.mark.timeout(400)  # the first test that needs ``shown`` waits for all of it
 ROOT = Path(__file__).parents[3]
-# Runs a module as `python -m` does, where none of these can be imported.
+# What every Python process under a bare image does first: none of these can be imported. transformers, the peer, can.
 BARE = """
-import runpy, sys
-ABSENT = {
-    "msgspec", "litestar", "uvicorn", "httpx", "pytest", "hypothesis", "redis", "asyncpg", "sqlalchemy", "structlog",
-    "openai", "anthropic", "sklearn", "transformers", "llguidance", "jinja2", "pydantic", "prometheus_client",
-}
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ABSENT:
-            raise ModuleNotFoundError(f"No module named {name!r}: this is a bare image")
-sys.meta_path.insert(0, Absent())
-sys.argv = sys.argv[1:]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+import sys
+ABSENT = (
+    "msgspec", "litestar", "uvicorn", "pytest", "hypothesis", "redis", "asyncpg", "sqlalchemy", "structlog",
+    "openai", "anthropic", "sklearn", "llguidance", "jinja2", "pydantic", "prometheus_client",
+)
+sys.modules.update(dict.fromkeys(ABSENT))
 """
 
 
 def run_bare(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a module with its arguments where only torch and transformers' dependencies are installed."""
-    return subprocess.run(
-        [sys.executable, "-c", BARE, *command],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
+    """Run a module with its arguments, and all processes that it starts, with little more than torch installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "sitecustomize.py").write_text(BARE)
+        paths = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+        return subprocess.run(
+            [sys.executable, "-m", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths},
+        )
 
 
-def test_every_check_passes_on_a_bare_cpu() -> None:
+def test_bare_processes_lack_the_web_stack_in_every_generation() -> None:
+    """What the other tests rely on: a process that one starts is as bare as itself."""
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'litestar', 'version'])"
+    done = run_bare("timeit", "-n1", "-r1", child)
+
+    assert done.returncode == 0 and "No module named litestar" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder with what `make gpu` writes, of tiny shapes, on the CPU."""
+    folder = tmp_path_factory.mktemp("gpu")
+    done = run_bare("benchmarks.gpu", "--tiny", "--out", str(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def part(shown: Path, name: str) -> Any:
+    """Return what one part of it found."""
+    facts = json.loads(next(shown.glob("gpu-tiny-on-the-cpu-*.json")).read_text())
+    assert facts["problems"] == {} and facts["torch"] == torch.__version__
+    return facts["parts"][name]
+
+
+def test_every_check_passes_on_a_bare_cpu(shown: Path) -> None:
     """The whole suite runs without test runner and web stack, with fresh shapes, and passes on the CPU too: what stands
     there in plain torch, and every Triton kernel by its interpreter.
     """
-    done = run_bare("tests.gpu", "--device", "cpu")
+    outcomes = part(shown, "checks")["outcomes"]
+
+    assert len(outcomes) >= 43 and not [outcome for outcome in outcomes if not outcome["passed"]]
+
+
+def test_every_kernel_has_a_row(shown: Path) -> None:
+    """Each is measured beside the ceilings, interpreted."""
+    rows = part(shown, "kernels")["rows"]
+
+    assert len({row["kernel"] for row in rows}) == len(rows) == 16
+
+
+def test_every_workload_has_a_row(shown: Path) -> None:
+    """The engine's table is whole: our own rows beside the device's roofline, a new process, and the peer."""
+    found = part(shown, "engine")
+    *rows, peer = found["rows"]
+    decodes = [f"decode, batch {size}" for size in (1, 2, 4)]
+
+    assert [row["workload"] for row in rows] == ["one stream", "shared", "64 streams", *decodes, "start"]
+    assert not [row["note"] for row in rows if row["note"]]
+    assert (peer["engine"], peer["workload"]) == ("transformers", "shared")
+    started = rows.pop()["figures"]
+    assert started["first_token_s"] > started["ttft_s"] > 0
+    assert all(row["output_tokens"] == row["planned_tokens"] and row["share_of_measured"] > 0 for row in rows)
+    assert all(0 < row["figures"]["gpu_busy"] <= 1 for row in rows)
+    assert found["measured"]["bandwidth"] > 0 < found["measured"]["flops"]
+
+
+def test_peer_answers_the_same_requests() -> None:
+    """transformers' continuous batching makes every token that it is asked for; its interface may move."""
+    requests = [Request(tuple(range(3, 9 + i)), 4 + i) for i in range(3)]
+
+    made, seconds = run_peer(TINY_SHAPES["tiny"], requests, torch.device("cpu"), 60.0)
+
+    assert made == [4, 5, 6] and seconds > 0
+
+
+def test_all_of_it_is_one_page(shown: Path) -> None:
+    """Hardware, versions and date stand above the checks and both tables."""
+    text = next(shown.glob("*.md")).read_text()
+
+    assert len(list(shown.iterdir())) == 2
+    assert all(word in text for word in (torch.__version__, "triton", "date 20", "PASS", "Measured ceilings"))
+    assert text.count("| tiny |") == 8 and "| attention, decode |" in text
+
+
+def test_longer_tables_run_a_tiny_shape_on_a_bare_cpu(tmp_path: Path) -> None:
+    """Fixed lengths, both ways of batching, a long prompt among replies, paced arrivals, guesses: all have figures."""
+    done = run_bare("benchmarks.engine_rows", "--tiny", "--out", str(tmp_path))
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("PASS") >= 43 and "FAIL" not in done.stdout
+    rows = json.loads(next(tmp_path.glob("*.json")).read_text())["rows"]
+    assert len(rows) == 13 and not any(row["cut"] for row in rows)
+    whole, chunked = (row for row in rows if "of prompt" in row["workload"])
+    assert min(whole["figures"]["ttft_long_ms"], chunked["figures"]["gap_max_ms"]) > 0
+    paced = rows[6]["figures"]
+    assert 0 < paced["ttft_p50_ms"] <= paced["ttft_p99_ms"]
+    tokens_a_step = [row["figures"]["tokens_a_step"] for row in rows[8:]]
+    assert tokens_a_step[0] == 1 and tokens_a_step[-1] > 4 and tokens_a_step == sorted(tokens_a_step)
+    assert 0 <= rows[-1]["figures"]["break_even_share"] <= 2
 
 
 def test_without_a_device_the_suite_skips_and_says_so() -> None:
     """A machine without CUDA is no failure."""
-    done = run_bare("tests.gpu")
+    done = run_bare("benchmarks.gpu")
 
     assert (done.returncode, done.stdout) == (0, "SKIPPED: no CUDA device\n"), done.stderr
 
@@ -119,22 +200,3 @@ def test_shared_workload_is_the_published_one() -> None:
     assert len(workload) == 256
     assert sum(len(request.prompt) for request in workload) == 142_827
     assert sum(request.output for request in workload) == 133_966
-
-
-def test_kernels_benchmark_runs_tiny_shapes_on_a_bare_cpu(tmp_path: Path) -> None:
-    """Every kernel gets its row, interpreted."""
-    done = run_bare("benchmarks.kernels", "--tiny", "--out", str(tmp_path))
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(next(tmp_path.glob("*.json")).read_text())["rows"]
-    assert len({row["kernel"] for row in rows}) == len(rows) == 16
-
-
-def test_benchmark_runs_a_tiny_shape_on_a_bare_cpu(tmp_path: Path) -> None:
-    """The engine's benchmark writes its table and its figures where only torch is installed."""
-    done = run_bare("benchmarks.engine", "--tiny", "--out", str(tmp_path))
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(next(tmp_path.glob("*.json")).read_text())["rows"]
-    assert [row["workload"] for row in rows] == ["one stream", "shared"]
-    assert all(row["output_tokens"] == row["planned_tokens"] and 0 < row["share_of_measured"] < 1 for row in rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpu_backend.engine.blocks import BlockManager
 from gpu_backend.engine.load import LoadMeter
 from gpu_backend.engine.messages import Abort
@@ -42,3 +44,21 @@ def test_report_tells_queue_blocks_and_hits() -> None:
     assert (busy.running, busy.queue_depth, busy.free_blocks, busy.kv_utilization) == (1, 3, 13, 3 / 16)
     assert busy.prefix_hit_rate == 8 / 18
     assert loop.load().queue_depth == 0
+
+
+def test_share_of_the_roofline_is_that_of_the_busy_time() -> None:
+    """Idle seconds are nobody's fault; what is not known, or long ago, is no share at all."""
+    loop, _ = counting_loop(8, block_size=4)
+    blocks = BlockManager(8, 4)
+    meter = LoadMeter(started=100.0)
+
+    unknown = meter.report(loop.scheduler, blocks, now=101.0)
+    meter.count_step(5, 5, seconds=0.2, least_seconds=0.15)
+    meter.count_step(5, 5, seconds=0.2, least_seconds=0.05)
+    meter.count_failed_step(0.1)
+    busy = meter.report(loop.scheduler, blocks, now=105.0)
+    later = [meter.report(loop.scheduler, blocks, now=now) for now in (110.0, 116.0)][-1]
+
+    assert (unknown.roofline_share, later.roofline_share) == (0, 0)
+    assert busy.roofline_share == pytest.approx(0.4)
+    assert later.counters["least_seconds"] == pytest.approx(0.2)

@@ -1,0 +1,246 @@
+# Decodes from CUDA graphs: a whole step is launched at once, its inputs gathered on the device from the table of
+# requests, its tokens put back there. A graph has a fixed number of places, and each place room for as many tokens;
+# what nobody has belongs to the table's spare row and block.
+#
+# Graphs are captured while serving, one at a time and never in a step that computes a prompt: a first token does not
+# wait for one, and a start takes no longer.
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gpu_backend.engine.batch import Batch
+from gpu_backend.engine.plan import UNKNOWN, SequenceStep, StepPlan
+from gpu_backend.engine.sampler import Sampled, draw
+from gpu_backend.engine.table import RequestTable
+from gpu_backend.engine.upload import upload
+from gpu_backend.kernels.layout import PagedLayouts
+from gpu_backend.kernels.quantized_kv import KvScales
+from gpu_backend.models.layers import Decoder
+
+Replay = Callable[[], None]
+Size = tuple[int, int]  # places, and tokens of each: one, or one and as many guesses as a sequence may get
+
+USES_BEFORE = 3  # steps of a size before its graph is captured
+STEPS_BETWEEN = 16  # captures, so that no stream stops for long
+MOST_GUESSED = 256  # tokens of a graph with guesses, or as many as there are places: logits have their room
+
+
+def sizes_up_to(most: int) -> tuple[int, ...]:
+    """Return the places of graphs for up to ``most`` sequences: 1, 2, 4, then multiples of eight."""
+    sizes = [size for size in (1, 2, 4) if size < most]
+    return (*sizes, *range(8, most, 8), most)
+
+
+def is_decode(plan: StepPlan) -> bool:
+    """Whether every sequence of a plan computes one token, with or without guesses, and samples the next."""
+    return all(step.num_known == 1 and step.samples and not step.targets for step in plan.sequences)
+
+
+def draws_plainly(step: SequenceStep) -> bool:
+    """Whether a sequence's next token depends on logits, temperature, filters and noise alone."""
+    asked = step.sampling
+    return (
+        asked.logprobs is None
+        and not asked.logit_bias
+        and not asked.penalises_reply
+        and step.constraint is None
+        and step.num_generated - step.num_proposed >= asked.min_tokens
+    )
+
+
+class DecodeGraphs:
+    """Computes decodes of up to ``table.spare`` sequences, of up to ``most_guesses`` each, by replaying graphs.
+
+    ``record`` captures what a function launches, and returns how to launch it again; what the function allocates must
+    stay where it is.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: Tensor,
+        kv_scales: Sequence[KvScales] | None,
+        table: RequestTable,
+        layouts: PagedLayouts,
+        record: Callable[[Callable[[], None]], Replay],
+        most_guesses: int = 0,
+    ) -> None:
+        self.sizes = sizes_up_to(table.spare)
+        self._model = model
+        self._kv_cache = kv_cache
+        self._kv_scales = kv_scales
+        self._block_size = kv_cache.shape[2]
+        self._table = table
+        self._layouts = layouts
+        self._record = record
+        self._most = 1 + most_guesses
+        self._graphs: dict[Size, tuple[Replay, Replay]] = {}  # the model, and the drawing of tokens
+        self._uses: Counter[Size] = Counter()
+        self._steps_since = STEPS_BETWEEN
+        places, device = table.spare, kv_cache.device
+        rows = max(places, MOST_GUESSED)
+        self._inputs = torch.zeros((places, 3 + self._most), dtype=torch.long, device=device)
+        self._tokens = torch.zeros(rows, dtype=torch.long, device=device)
+        self._slots = torch.zeros(rows, dtype=torch.long, device=device)
+        self._hidden = torch.zeros((rows, model.config.hidden_size), dtype=model.embedding.dtype, device=device)
+        self._drawn = torch.zeros((2, rows), dtype=torch.long, device=device)  # tokens, whether logits were finite
+
+    def find(self, plan: StepPlan) -> Size | None:
+        """Return which graph to replay for a plan, captured now if it is time; None: compute it otherwise."""
+        self._steps_since += 1
+        if not plan.sequences or not is_decode(plan):
+            return None
+        count = len(plan.sequences)
+        width = self._most if any(step.num_proposed for step in plan.sequences) else 1
+        if min(step.start + len(step.token_ids) for step in plan.sequences) < width:
+            return None  # unused tokens come before a sequence's own, and there are none before
+        fitting = next(size for size in self.sizes if size >= count), width
+        if width * fitting[0] > len(self._tokens):
+            return None
+        self._uses[fitting] += 1
+        if fitting not in self._graphs and self._uses[fitting] > USES_BEFORE and self._steps_since > STEPS_BETWEEN:
+            self.capture(fitting)
+        larger = [size for size in self._graphs if count <= size[0] <= 2 * count and size[1] == width]
+        return min(larger, default=None)
+
+    def fill(self, steps: Sequence[SequenceStep], size: Size) -> None:
+        """Tell the device what the next replay computes."""
+        places, width = size
+        self._table.update(steps)
+        rows = [
+            (step.row, step.start + count, count, *(0,) * (width - count), *step.token_ids)
+            for step, count in ((step, len(step.token_ids)) for step in steps)
+        ]
+        rows += [(self._table.spare, width, width, *(0,) * width)] * (places - len(steps))
+        self._inputs[:places, : 3 + width].copy_(upload(rows, self._inputs.device, torch.long), non_blocking=True)
+        fresh = [step.block_table[-1] for step in steps if _begins_block(step, self._block_size)]
+        if fresh:  # masked out or not, a leftover that is not a number would spoil its neighbours' sums
+            self._kv_cache.index_fill_(1, upload(fresh, self._kv_cache.device, torch.long), 0)
+
+    def replay(self, plan: StepPlan, size: Size) -> tuple[Batch, Tensor, Callable[[], Sampled] | None]:
+        """Compute what was filled in: the batch, its final hidden states, and what draws all of its tokens.
+
+        The last is None where some token needs more than what the graph knows. Batch and hidden states are written over
+        by the next replay.
+        """
+        forward, drawing = self._graphs[size]
+        forward()
+        steps, width = plan.sequences, size[1]
+        rows: Tensor | slice = slice(0, len(steps) * width)
+        if any(len(step.token_ids) < width for step in steps):
+            ends = [(place + 1) * width for place in range(len(steps))]
+            filled = [
+                row for end, step in zip(ends, steps, strict=True) for row in range(end - len(step.token_ids), end)
+            ]
+            rows = upload(filled, self._inputs.device, torch.long)
+        batch = Batch(
+            steps=steps,
+            token_ids=self._tokens[rows],
+            positions=self._slots[:0],  # the model has seen them
+            slots=self._slots[rows],
+            groups=(),
+            fresh_blocks=None,
+            samplers=steps,
+            sample_rows=None,
+            sampled_to=self._inputs[: len(steps), 0],
+            unknown=None,
+            poolers=(),
+            scorers=(),
+        )
+
+        def draw_all() -> Sampled:
+            drawing()
+            tokens, finite = self._drawn[:, rows].clone()
+            return Sampled(tokens, finite > 0, None)
+
+        return batch, self._hidden[rows], draw_all if all(map(draws_plainly, steps)) else None
+
+    @torch.inference_mode()
+    def capture(self, size: Size) -> None:
+        """Make the graph of that size, whoever needs it."""
+        self._steps_since = 0
+        self.fill((), size)  # all places are nobody's while it is tried and recorded
+        self._graphs[size] = self._record(lambda: self._compute(size)), self._record(lambda: self._draw(size))
+
+    def _compute(self, size: Size) -> None:
+        places, width = size
+        rows, ends, counts, given = self._inputs[:places, : 3 + width].split((1, 1, 1, width), dim=1)
+        tokens = torch.where(given == UNKNOWN, self._table.last_tokens[rows], given).flatten()
+        tables = self._table.block_tables.index_select(0, rows[:, 0])
+        positions = ends - width + torch.arange(width, device=rows.device)
+        is_used = positions >= ends - counts
+        blocks = torch.where(is_used, tables.gather(1, positions // self._block_size).long(), self._table.spare_block)
+        slots = (blocks * self._block_size + positions % self._block_size).flatten()
+        batch = Batch(
+            steps=(),
+            token_ids=tokens,
+            positions=positions.flatten(),
+            slots=slots,
+            groups=(
+                self._layouts.place(
+                    rows=slice(0, places * width),
+                    block_tables=tables,
+                    context_lens=ends[:, 0].int(),
+                    query_starts=torch.arange(places + 1, dtype=torch.int32, device=rows.device) * width,
+                    max_query_len=width,
+                ),
+            ),
+            fresh_blocks=None,
+            samplers=(),
+            sample_rows=None,
+            sampled_to=rows,
+            unknown=None,
+            poolers=(),
+            scorers=(),
+        )
+        hidden = self._model.hidden_states(batch, self._kv_cache, self._kv_scales)
+        for kept, new in ((self._tokens, tokens), (self._slots, slots), (self._hidden, hidden)):
+            kept[: len(new)].copy_(new)
+
+    def _draw(self, size: Size) -> None:
+        places, width = size
+        rows, ends = self._inputs[:places, 0], self._inputs[:places, 1]
+        logits = self._model.logits(self._hidden[: places * width])
+        following = (ends[:, None] - torch.arange(width - 1, -1, -1, device=ends.device)).flatten()
+        tokens = draw(logits, self._table.wishes(rows.repeat_interleave(width, output_size=len(following)), following))
+        self._drawn[0, : len(tokens)].copy_(tokens)
+        self._drawn[1, : len(tokens)].copy_(torch.isfinite(logits.sum(-1)))
+        if width == 1:  # which guesses hold is for the host to say
+            self._table.last_tokens.index_copy_(0, rows, tokens)
+
+
+def _begins_block(step: SequenceStep, block_size: int) -> bool:
+    """Whether a decode is the first to write to its last block."""
+    return (len(step.block_table) - 1) * block_size >= step.start
+
+
+def cuda_recorder(device: torch.device) -> Callable[[Callable[[], None]], Replay]:
+    """Return a recorder of CUDA graphs that share one pool of memory: they are replayed one after the other."""
+    pool = torch.cuda.graph_pool_handle()
+    side = torch.cuda.Stream(device)
+
+    def record(act: Callable[[], None]) -> Replay:
+        graph = torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            act()  # kernels are compiled and libraries get ready before the capture
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                act()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream(device).wait_stream(side)
+        return graph.replay
+
+    return record
+
+
+def rerun(act: Callable[[], None]) -> Replay:
+    """Stand in for a recorder where there is no CUDA: do it once, as a capture does, and again for each replay."""
+    act()
+    return act

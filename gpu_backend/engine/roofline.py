@@ -1,0 +1,65 @@
+# The least time that a step could take on its device: every byte that it must read once, at the bandwidth of a large
+# copy, or its products at the rate of a large one, whichever takes longer. What share of its time a step could not have
+# done without is the engine's own measure of how good it is.
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from gpu_backend.engine.ceilings import Ceilings, measure_ceilings
+from gpu_backend.engine.plan import SequenceStep
+from gpu_backend.models.config import ModelConfig
+from gpu_backend.models.layers import Decoder
+from gpu_backend.models.shards import num_bytes
+
+# Bytes copied and the products' size: enough to tell, and quick enough for every start.
+ENOUGH = {"cuda": (1 << 29, 4096), "cpu": (1 << 25, 512)}
+
+
+class Roofline:
+    """Knows what each step of a model must read and multiply, and how fast its device can.
+
+    ``kv_bytes`` are a token's keys and values, all layers together.
+    """
+
+    def __init__(self, config: ModelConfig, model: Decoder, kv_bytes: float, ceilings: Ceilings) -> None:
+        head = config.vocab_size * config.hidden_size
+        matrices = config.products_per_token - head
+        attention = 4 * config.num_heads * config.head_dim  # operations of a layer for one query and one key
+        rate = (ceilings.fp8_flops or ceilings.flops) if _is_fp8(model) else ceilings.flops
+        self._weights = num_bytes((model.layers, model.norm, model.head)) / ceilings.bandwidth  # seconds, like all here
+        self._token = 2 * matrices / rate
+        self._logits = 2 * head / ceilings.flops
+        # By how far a layer looks back: a key's reading, and a pair's products.
+        self._layers = [
+            (window, count / config.num_layers * kv_bytes / ceilings.bandwidth, count * attention / ceilings.flops)
+            for window, count in Counter(config.windows).items()
+        ]
+
+    def least_seconds(self, steps: Sequence[SequenceStep]) -> float:
+        """Return the least time of a step that computes these."""
+        reading, multiplying = self._weights, 0.0
+        for step in steps:
+            count = len(step.token_ids)
+            multiplying += count * self._token
+            if step.samples:
+                multiplying += (step.num_proposed + 1) * self._logits
+            for window, key, pair in self._layers:
+                seen = min(step.start, window - 1) if window else step.start
+                reading += (seen + count) * key
+                among_themselves = 1 if window else (count + 1) / 2  # at least
+                multiplying += count * (seen + among_themselves) * pair
+        return max(reading, multiplying)
+
+
+def measure_roofline(config: ModelConfig, model: Decoder, kv_bytes: float, device: torch.device) -> Roofline:
+    """Measure the device, a tenth of a second, and return the roofline of the model on it."""
+    dtype = model.embedding.dtype
+    return Roofline(config, model, kv_bytes, measure_ceilings(device, dtype, *ENOUGH[device.type], repeats=4))
+
+
+def _is_fp8(model: Decoder) -> bool:
+    return bool(model.layers) and model.layers[0].down.weight.dtype == torch.float8_e4m3fn
