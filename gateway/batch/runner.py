@@ -24,6 +24,7 @@ from gateway.batch.claims import (
     claim_items,
     expire_batches,
     put_back,
+    read_as_due,
     renew_leases,
     waiting_batches,
 )
@@ -135,6 +136,7 @@ class BatchRunner:
         now = self._services.clock.monotonic()
         self._not_before = {name: until for name, until in self._not_before.items() if until > now}
         async with self._database.begin() as connection:
+            await read_as_due(connection)
             found = [each for each in await waiting_batches(connection) if each.batch_id not in self._not_before]
             waiting = with_hurried(found, self._rate, self._services.clock.now())
             in_lane = Counter(claim.lane for claim in self._running.values())
