@@ -67,7 +67,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 async def read_as_due(connection: AsyncConnection) -> None:
     """Let this transaction read items in the order of batch_items_due_idx, whatever the statistics say.
 
-    They are minutes old and a batch of 50,000 is not: Postgres would take it for small, and sort all of it for each claim.
+    They are minutes old and a batch is not: Postgres would take it for small, and sort all of it for each claim.
     """
     await connection.execute(BY_INDEX)
 
