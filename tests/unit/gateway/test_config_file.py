@@ -217,7 +217,7 @@ FAULTS = [
     ("routes: {auto: {small: [llama], large: [gpt-4o], quality: 2}}", "routes.auto.quality", "at most 1"),
     ("routes: {llama: {small: [llama], large: [gpt-4o]}}", "routes.llama", "a name of its own"),
     (
-        "routes: {auto: {small: [llama], large: [gpt-4o], held_back: {share: 2}}}",
+        "routes: {auto: {small: [llama], large: [gpt-4o], held_back: {share: 2, usd_per_day: 1}}}",
         "routes.auto.held_back.share",
         "at most 1",
     ),
