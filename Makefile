@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := embedded,engine,training,dev
 # More test processes than two cores: most tests wait for a process, a server or a timeout rather than for the CPU.
-JOBS ?= 3
+JOBS ?= 4
 
 # The tests and the demo start many processes: each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE

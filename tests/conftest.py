@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from redis.asyncio import Redis
 
@@ -14,6 +15,10 @@ from tests.support.soak_table import pytest_runtest_logreport, pytest_sessionfin
 
 __all__ = ["pytest_runtest_logreport", "pytest_sessionfinish", "pytest_sessionstart"]  # hooks
 
+
+# What an example takes says nothing on a busy machine.
+hypothesis.settings.register_profile("tollgate", deadline=None, max_examples=60)
+hypothesis.settings.load_profile("tollgate")
 
 LONGEST_FIRST = {"faults": 0, "acceptance": 1, "integration": 2, "wire": 3}  # folders; the rest is quick
 

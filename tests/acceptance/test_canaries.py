@@ -24,8 +24,8 @@ ANSWERED = "ghp_CaNaRy0123456789CaNaRy0123456789CaNa"
 PASSWORD = "tg-" + "CaNaRy-key" * 4 + "xyz"  # of nobody
 CANARIES = (SAID, ANSWERED, PASSWORD)
 
-# What a batch is to do, and what it said, is kept until its retention ends: there it must be found.
-KEPT = {("batch_items", "body"), ("batch_items", "response"), ("file_chunks", "data")}
+# What a batch said, and the file of what it was to do, are kept until their retention ends: there they must be found.
+KEPT = {("batch_items", "response"), ("file_chunks", "data")}
 
 # A model that can do everything, and a policy that looks at everything.
 SETTINGS = """\

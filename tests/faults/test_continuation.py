@@ -23,7 +23,7 @@ from tests.support.ports import free_port
 from tests.support.tiny_model import TinyModel, write_tiny_model
 from tests.support.told import Told, rows_of, text_of
 
-TOKENS = 800  # of a reply: long enough that its replica dies before its end, however far its readers are behind
+TOKENS = 500  # of a reply: long enough that its replica dies before its end, however far its readers are behind
 ASK = [{"role": "user", "content": "What does a toll gate cost?"}]
 ENDS = {"replica": "reset", "engine": "error_frame", "frozen": "timeout"}  # how the gateway sees who dies
 CASES = [

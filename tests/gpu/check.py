@@ -40,6 +40,7 @@ class Check:
     name: str
     run: Callable[[Setting], str]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+    is_long: bool = False  # where kernels are interpreted
 
 
 @dataclass(frozen=True, slots=True)

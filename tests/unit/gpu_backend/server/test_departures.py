@@ -62,7 +62,7 @@ def test_a_stream_that_waits_says_that_the_engine_lives(
     """As long as its process reports: one that stands still is not said to live."""
     monkeypatch.setattr(answers, "BEAT", 0.05)
     engine.script = begin_to_speak
-    with http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}, timeout=1.0) as response:
+    with http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}, timeout=3.0) as response:
         lines = response.iter_lines()
         for _ in range(3):  # a report is due every second, and a beat hears of it once
             engine.process.say()

@@ -74,12 +74,20 @@ def part(shown: Path, name: str) -> Any:
 
 
 def test_every_check_passes_on_a_bare_cpu(shown: Path) -> None:
-    """The whole suite runs without test runner and web stack, with fresh shapes, and passes on the CPU too: what stands
-    there in plain torch, and every Triton kernel by its interpreter.
+    """The suite runs without test runner and web stack, with fresh shapes, and passes on the CPU too: what stands there
+    in plain torch, and every Triton kernel by its interpreter.
     """
     outcomes = part(shown, "checks")["outcomes"]
 
     assert len(outcomes) >= 43 and not [outcome for outcome in outcomes if not outcome["passed"]]
+
+
+@pytest.mark.soak
+def test_every_long_check_passes_on_a_bare_cpu() -> None:
+    """The whole suite again, with what takes long where kernels are interpreted."""
+    done = run_bare("tests.gpu", "--device", "cpu")
+
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_kernel_has_a_row(shown: Path) -> None:
