@@ -21,7 +21,7 @@ from tests.support.engine_server import EngineServer, start_engine_server
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
 from tests.support.ports import free_port
 from tests.support.tiny_model import TinyModel, write_tiny_model
-from tests.support.told import Told, rows_of, text_of
+from tests.support.told import Told, lines_of, rows_of, text_of
 
 TOKENS = 500  # of a reply: long enough that its replica dies before its end, however far its readers are behind
 ASK = [{"role": "user", "content": "What does a toll gate cost?"}]
@@ -185,7 +185,7 @@ def ask(house: House, question: Question, death: Death) -> Told:
     with house.client() as client:
         asked = {"model": death.model, "stream": True, "ignore_eos": True, "max_tokens": TOKENS, **body}
         with client.stream("POST", f"/v1/{path}", json=asked, timeout=120) as answer:
-            for line in answer.iter_lines():
+            for line in lines_of(answer):
                 lines.append(line)
                 if line.startswith("data: {") and text_of(json.loads(line[6:])):
                     pieces += 1

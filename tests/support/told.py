@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import httpx
 from sqlalchemy import text
 
 from gateway.audit_cli import run_audit
@@ -29,6 +30,14 @@ class Told:
         self.logprobs = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
         self.reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
         self.reasons += [event["delta"]["stop_reason"] for event in self.events if event.get("type") == "message_delta"]
+
+
+def lines_of(answer: httpx.Response) -> Iterator[str]:
+    """Yield a stream's lines as they come. They end in a line feed alone; httpx's end at U+0085 and U+2028 too."""
+    rest = b""
+    for piece in answer.iter_bytes():
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line.decode() for line in whole)
 
 
 def text_of(event: dict[str, Any]) -> str:
