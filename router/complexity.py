@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import math
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from protocol.chat import ChatRequest, Message
 from router.abilities import InferenceRequest
-from router.errors import ArtifactMismatch
+from router.artifact import Arrays, read_artifact
 from router.features import read_text, text_of
 from router.form import FORM_LIMIT
 
@@ -24,8 +20,6 @@ WEIGHTS = "complexity.npz"
 MANIFEST = "complexity.json"  # {"sha256": of the weights, "format": FORMAT, …}
 FORMAT = 2  # of the weights and of the features that they were fitted on
 WARM_UP = ("Warm up, please.", "Which of the following is 12?\nA. ten\nB. 12\nAnswer:")
-
-Arrays = dict[str, npt.NDArray[Any]]
 
 
 class Complexity:
@@ -53,14 +47,7 @@ class Complexity:
         Raises ``ArtifactMismatch`` when weights and manifest do not belong together.
         """
         folder = files("router") / "artifacts" if folder is None else folder
-        data = (folder / WEIGHTS).read_bytes()
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-            raise ArtifactMismatch(f"{WEIGHTS} does not match the checksum in {MANIFEST}; restore both or fit again.")
-        if manifest["format"] != FORMAT:
-            raise ArtifactMismatch(f"{WEIGHTS} has format {manifest['format']}; this version reads {FORMAT}.")
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            model = cls({name: arrays[name] for name in arrays.files})
+        model = cls(read_artifact(folder / WEIGHTS, folder / MANIFEST, FORMAT))
         for text in WARM_UP * 3:
             model.small_suffices(ChatRequest(model="auto", messages=(Message(role="user", content=text),)))
         return model

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import math
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -16,7 +13,7 @@ import numpy.typing as npt
 from gateway.safety.features import LONGEST, RUNS_AT_LEAST, WORDS_AT_LEAST, read_runs, read_words, windows
 from gateway.safety.findings import Finding
 from gateway.safety.plain import hidden, plain
-from router.errors import ArtifactMismatch
+from router.artifact import read_artifact
 
 WEIGHTS = "safety.npz"
 MANIFEST = "safety.json"  # {"sha256": of the weights, "format": FORMAT, …}
@@ -54,14 +51,7 @@ class Classifier:
         Raises ``ArtifactMismatch`` when weights and manifest do not belong together.
         """
         folder = files("gateway") / "safety" / "artifacts" if folder is None else folder
-        data = (folder / WEIGHTS).read_bytes()
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-            raise ArtifactMismatch(f"{WEIGHTS} does not match the checksum in {MANIFEST}; restore both or fit again.")
-        if manifest["format"] != FORMAT:
-            raise ArtifactMismatch(f"{WEIGHTS} has format {manifest['format']}; this version reads {FORMAT}.")
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            model = cls({name: arrays[name] for name in arrays.files})
+        model = cls(read_artifact(folder / WEIGHTS, folder / MANIFEST, FORMAT))
         model.score("Warm up, please.")
         return model
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -164,14 +165,14 @@ class Computed:
         return self.outcome
 
 
-class AtOnce:
+class AtOnce(ABC):
     """A runner that computes a step when it is launched: all of it is ``run``."""
 
     is_asynchronous = False
 
+    @abstractmethod
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step."""
-        raise NotImplementedError
 
     def launch(self, plan: StepPlan) -> Launched:
         """Compute a step."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from sklearn.preprocessing import StandardScaler
 
+from router.artifact import write_artifact
 from router.complexity import FORMAT, MANIFEST, WEIGHTS
 from router.features import BUCKETS
 from router.form import FORM_LIMIT
@@ -141,9 +139,4 @@ def _trees_of(model: GradientBoostingRegressor) -> tuple[npt.NDArray, npt.NDArra
 
 def export(model: FittedComplexity, folder: Path, facts: dict[str, object]) -> None:
     """Write weights and manifest into ``folder``; ``facts`` say where the model comes from."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **model.weights())  # type: ignore[arg-type]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / WEIGHTS).write_bytes(buffer.getvalue())
-    manifest = {"format": FORMAT, "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(), **facts}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    write_artifact(folder / WEIGHTS, folder / MANIFEST, FORMAT, model.weights(), facts)

@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import io
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +18,7 @@ from gateway.safety.classifier import FORMAT, HEADS, KINDS, MANIFEST, WEIGHTS
 from gateway.safety.features import BUCKETS, RUNS_AT_LEAST, WORDS_AT_LEAST
 from gateway.safety.training.dataset import Examples, Task, read_examples
 from gateway.safety.training.windows import Windows, windows_of
+from router.artifact import write_artifact
 
 SEED = 20261
 FOLDS = 5
@@ -163,11 +161,7 @@ def _log_odds(features: csr_matrix, wanted: npt.NDArray, weight: Floats) -> Floa
 
 def export(model: FittedSafety, folder: Path, facts: dict[str, object]) -> None:
     """Write weights and manifest into ``folder``; ``facts`` say where the model comes from."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **model.weights())  # type: ignore[arg-type]
-    (folder / WEIGHTS).write_bytes(buffer.getvalue())
-    manifest = {"format": FORMAT, "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(), **facts}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    write_artifact(folder / WEIGHTS, folder / MANIFEST, FORMAT, model.weights(), facts)
 
 
 def main() -> None:
