@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,18 @@ def test_a_stream_that_waits_says_that_the_engine_lives(
     """As long as its process reports: one that stands still is not said to live."""
     monkeypatch.setattr(answers, "BEAT", 0.05)
     engine.script = begin_to_speak
+    is_read = threading.Event()
+    reports = threading.Thread(target=lambda: [engine.process.say() for _ in iter(lambda: is_read.wait(0.02), True)])
     with http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}, timeout=3.0) as response:
         lines = response.iter_lines()
-        for _ in range(3):  # a report is due every second, and a beat hears of it once
-            engine.process.say()
-            assert next(line for line in lines if line.startswith(":")) == ": alive"
+        reports.start()
+        try:
+            assert [next(line for line in lines if line.startswith(":")) for _ in range(3)] == [": alive"] * 3
+        finally:
+            is_read.set()
+            reports.join()
         with pytest.raises(httpx.ReadTimeout):
-            next(line for line in lines if line)
+            list(lines)
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}], ids=["plain", "streamed"])
