@@ -21,7 +21,8 @@ from gpu_backend.config import (
     EngineConfig,
 )
 from gpu_backend.engine.cost import read_step_cost
-from gpu_backend.server.model_source import fetch_model
+from gpu_backend.server.model_registry import ModelVersion, find_version
+from gpu_backend.server.model_source import fetch_model, fetch_tokenizer
 from gpu_backend.server.serving import die_with_parent, serve
 from gpu_backend.server.settings import FrontSettings
 
@@ -39,9 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time needs no thread pool
     try:
         engine = settings.engine
-        draft = fetch_model(engine.speculative_model) if engine.speculative_model else None
         engine = replace(
-            engine, model=str(fetch_model(engine.model)), speculative_model=None if draft is None else str(draft)
+            engine,
+            model=str(fetch_model(engine.model, digests=settings.digests)),
+            tokenizer=str(fetch_tokenizer(engine.tokenizer)) if engine.tokenizer else None,
+            speculative_model=str(fetch_model(engine.speculative_model)) if engine.speculative_model else None,
         )
         return serve(replace(settings, engine=engine))
     except (OSError, ValueError) as exc:
@@ -54,8 +57,12 @@ def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        return _settings(options, environment)
-    except ValueError as exc:
+        version = find_version(Path(options.registry), options.model) if options.registry else None
+        if version is not None:
+            parser.set_defaults(**version.flags)
+            options = parser.parse_args(arguments)
+        return _settings(options, version, environment)
+    except (OSError, ValueError) as exc:
         parser.error(str(exc))
 
 
@@ -68,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", required=True, metavar="PATH", help="folder, owner/name on the Hugging Face hub, s3:// or gs://")
+    add("--registry", metavar="FILE", help="YAML of model versions; --model is NAME@VERSION of one, flags go first")
+    add("--tokenizer", metavar="PATH", help="tokenizer and chat template from elsewhere, named like a model")
     add("--served-model-name", metavar="NAME", help="what clients call the model; the folder's name if not given")
     add("--host", default=front["host"].default, help="address to listen on; beyond loopback a secret is demanded")
     add("--port", type=int, default=front["port"].default, help="0 takes any free one")
@@ -107,10 +116,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> FrontSettings:
+def _settings(
+    options: argparse.Namespace, version: ModelVersion | None, environment: Mapping[str, str]
+) -> FrontSettings:
     """Put the settings together. Raises ``ValueError`` for those that cannot work."""
     engine = EngineConfig(
-        model=options.model,
+        model=version.source if version else options.model,
+        tokenizer=options.tokenizer,
         device=options.device,
         dtype=options.dtype,
         quantization=options.quantization,
@@ -133,9 +145,12 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Fr
         async_scheduling=options.async_scheduling,
         cuda_graphs=options.cuda_graphs,
     )
+    own_name = version.name if version else Path(options.model).resolve().name
     return FrontSettings(
         engine=engine,
-        served_model_name=options.served_model_name or Path(options.model).resolve().name,
+        served_model_name=options.served_model_name or own_name,
+        version=version.version if version else None,
+        digests=version.digests if version else {},
         instance_id=options.instance_id or f"{socket.gethostname()}:{options.port}",
         host=options.host,
         port=options.port,

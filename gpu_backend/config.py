@@ -33,6 +33,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1  # processes that compute the model together, each on a device of its own
     block_size: int = 16  # tokens in a KV block
     load_format: str = "auto"  # dummy: random weights of the config's shape
+    tokenizer: str | None = None  # folder of another one's files; None: the checkpoint's own
     num_kv_blocks: int | None = None  # None: from the two sizes below
     gpu_memory_share: float = 0.9  # of the device's memory, weights included
     host_kv_bytes: int = 0  # of host memory, for cached blocks that the device has no room for
@@ -104,6 +105,11 @@ class EngineConfig:
     def folder(self) -> Path:
         """Where the checkpoint lies."""
         return Path(self.model)
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where tokenizer.json lies."""
+        return Path(self.tokenizer or self.model)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

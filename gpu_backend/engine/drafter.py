@@ -31,7 +31,7 @@ class Drafter:
         assert config.speculative_model is not None
         folder = Path(config.speculative_model)
         self.config = load_model_config(folder)
-        _check_fit(config.folder, target, folder, self.config, max_model_len)
+        _check_fit(config.tokenizer_folder, target, folder, self.config, max_model_len)
         dummy = config.load_format == "dummy"
         linear = LinearOptions(batch_invariant=config.batch_invariant)
         weights = RandomWeights(device, dtype, linear=linear) if dummy else Checkpoint(folder, device, dtype, linear)

@@ -140,7 +140,7 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
 
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    compiler = GrammarCompiler(config.folder, model.vocab_size, model.eos_token_ids)
+    compiler = GrammarCompiler(config.tokenizer_folder, model.vocab_size, model.eos_token_ids)
     runner = Runner(config, model)
     runner.warm_up()
     if config.tensor_parallel_size > 1:

@@ -41,11 +41,12 @@ class Checkpoint:
     tool_chat: ChatTemplate | None = None  # the template for requests with tools, where the model has one
 
 
-def load_checkpoint(folder: Path) -> Checkpoint:
-    """Read a Hugging Face checkpoint's small files.
+def load_checkpoint(folder: Path, tokenizer_folder: Path | None = None) -> Checkpoint:
+    """Read a Hugging Face checkpoint's small files; the tokenizer and the chat template from their own folder, if any.
 
     Raises ``FileNotFoundError`` for a folder that is none, ``ValueError`` for files that make no sense.
     """
+    words = tokenizer_folder or folder
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} has no config.json; --model names the folder of a Hugging Face checkpoint")
     config = read_json(folder / "config.json")
@@ -53,12 +54,17 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         if not isinstance(config.get(name), int):
             raise ValueError(f"{folder / 'config.json'} has no {name}")
     generation = read_json(folder / "generation_config.json")
-    tokenizer_config = read_json(folder / "tokenizer_config.json")
-    codec = TextCodec.load(folder)
+    tokenizer_config = read_json(words / "tokenizer_config.json")
+    codec = TextCodec.load(words)
+    if words != folder and codec.vocab_size > config["vocab_size"]:
+        raise ValueError(
+            f"the tokenizer of {words} has {codec.vocab_size} tokens, more than the {config['vocab_size']} that the "
+            f"model of {folder} knows; a tokenizer made for this model is needed"
+        )
     names = special_tokens(tokenizer_config)
-    template = read_template(folder, tokenizer_config)
+    template = read_template(words, tokenizer_config)
     chat = ChatTemplate(template, names) if template else None
-    for_tools = read_template(folder, tokenizer_config, for_tools=True)
+    for_tools = read_template(words, tokenizer_config, for_tools=True)
     tool_chat = chat if for_tools in (None, template) else ChatTemplate(for_tools, names)
     return Checkpoint(
         codec=codec,

@@ -42,10 +42,10 @@ class Front:
         return self.engine.ready.max_model_len
 
     def check_model(self, name: str) -> None:
-        """Raise ``ModelNotFound`` unless ``name`` is the model served here."""
-        if name != self.settings.served_model_name:
+        """Raise ``ModelNotFound`` unless ``name`` is the model served here, alone or with its version."""
+        if name not in self.settings.names:
             raise ModelNotFound(
-                f"The model '{name[:100]}' is not served here, but '{self.settings.served_model_name}' is.",
+                f"The model '{name[:100]}' is not served here, but '{self.settings.names[-1]}' is.",
                 param="model",
             )
 

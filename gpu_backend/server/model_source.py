@@ -7,49 +7,81 @@ import importlib
 import json
 import logging
 import os
-from hashlib import blake2b, sha256
+import re
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b, file_digest, sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 log = logging.getLogger("gpu_backend")
 
 PACKAGES = {"hf": "huggingface_hub", "s3": "s3fs", "gs": "gcsfs"}
-SMALL_FILES = (
-    "config.json",
-    "generation_config.json",
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
 )
+SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 INDEX, SINGLE, DIGESTS = "model.safetensors.index.json", "model.safetensors", "SHA256SUMS"
 CHUNK = 8 * 1024 * 1024  # bytes in memory at once
+HASHERS = min(8, os.cpu_count() or 1)  # files that are checked at once; hashing lets go of the interpreter
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
-def fetch_model(model: str, cache: Path | None = None) -> Path:
+def fetch_model(model: str, cache: Path | None = None, digests: Mapping[str, str] | None = None) -> Path:
     """Return the folder with a model's files; copy them there first if ``model`` is a URL or a name on the hub.
 
-    Raises ``ValueError`` if a package is missing, ``OSError`` if a file is, or is not what its digest says.
+    ``digests`` (SHA-256 by file name) go before those beside the files; with them, a folder here is checked too, and
+    weights without one are refused. Raises ``ValueError`` if a package or a digest is missing, ``OSError`` if a file
+    is, or is not what its digest says.
     """
     url = source_url(model)
     if url is None:
+        if digests:
+            _check_folder(Path(model), digests)
         return Path(model)
-    files, root = _open(url)
+    files, root, folder = _open_copy(url, cache)
     names = set(_names(files, root))
     if "config.json" not in names:
         raise FileNotFoundError(f"{url} has no config.json; a Hugging Face checkpoint in one folder is needed")
-    named = f"{PurePosixPath(root).name}-{blake2b(url.encode(), digest_size=6).hexdigest()}"
-    folder = (cache or default_cache()) / named
-    folder.mkdir(parents=True, exist_ok=True)
-    digests = _read_digests(files, root) if DIGESTS in names else {}
+    expected = {**(_read_digests(files, root) if DIGESTS in names else {}), **(digests or {})}
     for name in (name for name in (*SMALL_FILES, INDEX) if name in names):
-        _fetch(files, f"{root}/{name}", folder / name, digests.get(name))
-    for name in _shards(folder) if INDEX in names else [SINGLE]:
-        if name not in names:
-            raise FileNotFoundError(f"{url} has no {name}")
-        _fetch(files, f"{root}/{name}", folder / name, digests.get(name))
+        _fetch(files, f"{root}/{name}", folder / name, expected.get(name))
+    weights = _weights(folder, names)
+    _check_names(url, names, weights, digests or {})
+    for name in weights:
+        _fetch(files, f"{root}/{name}", folder / name, expected.get(name))
     return folder
+
+
+def fetch_tokenizer(source: str, cache: Path | None = None) -> Path:
+    """Return the folder with a tokenizer's files, which may be a model's; nothing else of a model is copied."""
+    url = source_url(source)
+    if url is None:
+        return Path(source)
+    files, root, folder = _open_copy(url, cache)
+    names = set(_names(files, root))
+    if "tokenizer.json" not in names:
+        raise FileNotFoundError(f"{url} has no tokenizer.json; a fast tokenizer is needed")
+    expected = _read_digests(files, root) if DIGESTS in names else {}
+    for name in (name for name in TOKENIZER_FILES if name in names):
+        _fetch(files, f"{root}/{name}", folder / name, expected.get(name))
+    return folder
+
+
+def parse_digests(text: str) -> dict[str, str]:
+    """Read what ``sha256sum`` writes: digests by file name. Raises ``ValueError`` for a line that is none of its."""
+    digests = {}
+    for line in filter(str.strip, text.splitlines()):
+        digest, _, name = line.strip().partition(" ")
+        name = name.strip().removeprefix("*").removeprefix("./")
+        if not _DIGEST.fullmatch(digest) or not name:
+            raise ValueError(f"{line[:100]!r} is no line of sha256sum; it has 64 hexadecimal digits and a file's name")
+        digests[name] = digest.lower()
+    return digests
 
 
 def source_url(model: str) -> str | None:
@@ -63,6 +95,15 @@ def source_url(model: str) -> str | None:
 def default_cache() -> Path:
     """Return the folder that copies are kept in: $TOLLGATE_MODELS, else one in the user's cache."""
     return Path(os.environ.get("TOLLGATE_MODELS") or Path.home() / ".cache" / "tollgate" / "models")
+
+
+def _open_copy(url: str, cache: Path | None) -> tuple[Any, str, Path]:
+    """Return the store, the model's place in it, and the folder for its copy, which exists."""
+    files, root = _open(url)
+    named = f"{PurePosixPath(root).name}-{blake2b(url.encode(), digest_size=6).hexdigest()}"
+    folder = (cache or default_cache()) / named
+    folder.mkdir(parents=True, exist_ok=True)
+    return files, root, folder
 
 
 def _open(url: str) -> tuple[Any, str]:
@@ -88,15 +129,47 @@ def _names(files: Any, root: str) -> list[str]:
 
 def _read_digests(files: Any, root: str) -> dict[str, str]:
     """Read the digests that ``sha256sum`` wrote beside the files."""
-    lines = files.cat_file(f"{root}/{DIGESTS}").decode().splitlines()
-    pairs = (line.split(maxsplit=1) for line in lines if line.strip())
-    return {name.strip().lstrip("*").removeprefix("./"): digest.lower() for digest, name in pairs}
+    try:
+        return parse_digests(files.cat_file(f"{root}/{DIGESTS}").decode())
+    except ValueError as exc:
+        raise ValueError(f"{root}/{DIGESTS}: {exc}") from exc
 
 
-def _shards(folder: Path) -> list[str]:
-    """Return the files that the index names; other formats of the same weights stay where they are."""
+def _weights(folder: Path, names: Collection[str]) -> list[str]:
+    """Return the files of weights: those that the index names; other formats of the same weights are not used."""
+    if INDEX not in names:
+        return [SINGLE]
     index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     return sorted(set(index["weight_map"].values()))
+
+
+def _check_names(where: str, names: Collection[str], weights: Collection[str], digests: Mapping[str, str]) -> None:
+    """Raise unless all files are there, and, if there are digests, those of all weights."""
+    for name in (*weights, *digests):
+        if name not in names:
+            raise FileNotFoundError(f"{where} has no {name}")
+    for name in weights if digests else ():
+        if name not in digests:
+            raise ValueError(f"{where}/{name} has no SHA-256 digest, though others have; give those of all weights")
+
+
+def _check_folder(folder: Path, digests: Mapping[str, str]) -> None:
+    """Read all files that have a digest, several at once. Raises ``OSError`` for the first that is not what it says."""
+    names = {path.name for path in folder.iterdir()}
+    _check_names(str(folder), names, _weights(folder, names), digests)
+    with ThreadPoolExecutor(HASHERS) as threads:
+        for name, found in zip(digests, threads.map(_digest, (folder / name for name in digests)), strict=True):
+            _check_digest(folder / name, found, digests[name])
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def _check_digest(path: Path | str, found: str, expected: str) -> None:
+    if found != expected:
+        raise OSError(f"{path} has the SHA-256 digest {found}, not {expected}; it was changed or cut")
 
 
 def _fetch(files: Any, path: str, goal: Path, digest: str | None) -> None:
@@ -115,8 +188,8 @@ def _fetch(files: Any, path: str, goal: Path, digest: str | None) -> None:
             while chunk := source.read(CHUNK):
                 seen.update(chunk)
                 target.write(chunk)
-        if digest is not None and seen.hexdigest() != digest:
-            raise OSError(f"{path} has the SHA-256 digest {seen.hexdigest()}, not {digest}; it was changed or cut")
+        if digest is not None:
+            _check_digest(path, seen.hexdigest(), digest)
         part.replace(goal)
         version.write_text(identity)
     finally:

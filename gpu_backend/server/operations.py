@@ -12,7 +12,6 @@ from gpu_backend.server.front import Front, front_of
 from gpu_backend.server.wire import encode
 
 JSON = "application/json"
-GPUS = 1  # devices that an engine computes on; the CPU counts as one
 
 
 class ModelBody(Struct, frozen=True, kw_only=True):
@@ -21,6 +20,7 @@ class ModelBody(Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "tollgate"
     max_model_len: int | None  # null until the engine is ready
+    version: str | None  # null where no registry has one
 
 
 class ModelList(Struct, frozen=True):
@@ -51,7 +51,7 @@ class Load(Struct, frozen=True, kw_only=True):
     requests_per_second: float
     prefix_hit_rate: float
     gpu_node_id: str
-    gpus: int
+    gpus: int  # devices that the engine computes on; the CPU counts as one
     uptime_seconds: float  # since the start, the loading of the weights included
     busy_seconds: float  # of these, in steps
     request_seconds: float  # of these, told in the usage of answers; the rest served nobody to the end
@@ -99,7 +99,7 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
             requests_per_second=report.requests_per_second if report else 0.0,
             prefix_hit_rate=report.prefix_hit_rate if report else 0.0,
             gpu_node_id=front.node_id,
-            gpus=GPUS,
+            gpus=front.settings.engine.tensor_parallel_size,
             uptime_seconds=round(front.engine.uptime_seconds, 6),
             busy_seconds=round(front.engine.busy_seconds, 6),
             request_seconds=round(front.metrics.request_seconds, 6),
@@ -128,6 +128,7 @@ def _model(front: Front) -> ModelBody:
         id=front.settings.served_model_name,
         created=front.checkpoint.created,
         max_model_len=ready.max_model_len if ready else None,
+        version=front.settings.version,
     )
 
 

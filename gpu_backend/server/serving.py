@@ -32,7 +32,7 @@ def serve(settings: FrontSettings) -> int:
 
     Raises ``OSError`` if the address cannot be had or the checkpoint is missing, ``ValueError`` if it makes no sense.
     """
-    checkpoint = load_checkpoint(Path(settings.engine.model))
+    checkpoint = load_checkpoint(settings.engine.folder, settings.engine.tokenizer_folder)
     prefixes = shared_prefixes(checkpoint, Path(settings.shared_prompts)) if settings.shared_prompts else ()
     listening = _listen(settings.host, settings.port)
     exit_status = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpu_backend.config import EngineConfig
@@ -15,12 +16,20 @@ class FrontSettings:
     engine: EngineConfig
     served_model_name: str
     instance_id: str  # how replicas are told apart in /load, before what is added at every start
+    version: str | None = None  # of the model, where a registry has it
+    digests: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the model's files by name, as far as known
     host: str = "127.0.0.1"
     port: int = 8100
     api_key: str | None = field(default=None, repr=False)  # demanded as a bearer token when set
     max_waiting: int = 4096  # requests without a first token, beyond which new ones are refused
     shared_prompts: str | None = None  # JSON file of system prompts whose cached blocks all tenants share
     drain_seconds: float = 5.0  # that running replies get after SIGTERM
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients may call the model: with its version, they are refused by any other."""
+        name = self.served_model_name
+        return (name,) if self.version is None else (name, f"{name}@{self.version}")
 
     def __post_init__(self) -> None:
         if not self.api_key and not is_loopback(self.host):

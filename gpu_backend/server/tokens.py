@@ -80,6 +80,11 @@ class TextCodec:
         decoder = Detokenizer(self)
         return "".join([decoder.feed(token_id) for token_id in token_ids]) + decoder.finish()
 
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, special ones included."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
     def token_id(self, name: str) -> int | None:
         """Return the id of a vocabulary entry, or None."""
         return self._tokenizer.token_to_id(name)

@@ -16,7 +16,7 @@ from gpu_backend.models.config import load_model_config
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import Checkpoint
 from gpu_backend.server import model_source
-from gpu_backend.server.model_source import fetch_model, source_url
+from gpu_backend.server.model_source import fetch_model, fetch_tokenizer, source_url
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 URL = "memory://bucket/models/tiny"
@@ -132,3 +132,28 @@ def test_copies_are_kept_where_the_environment_says(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TOLLGATE_MODELS", str(tmp_path))
 
     assert model_source.default_cache() == tmp_path
+
+
+def test_digests_that_are_given_go_before_those_beside_the_files(tiny: Path, storage: Any, tmp_path: Path) -> None:
+    """A registry's digests hold even where whoever changed a shard changed the list beside it."""
+    weights = [file for file in tiny.iterdir() if file.name.startswith("model")]
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in weights}
+    assert fetch_model(URL, tmp_path / "cache", digests).is_dir()
+    shard = "model-00002-of-00003.safetensors"
+    storage.pipe_file(f"/bucket/models/tiny/{shard}", b"other")
+    storage.pipe_file("/bucket/models/tiny/SHA256SUMS", f"{hashlib.sha256(b'other').hexdigest()}  {shard}".encode())
+
+    with pytest.raises(OSError, match=rf"{shard} has the SHA-256 digest [0-9a-f]{{64}}, not {digests[shard]}"):
+        fetch_model(URL, tmp_path / "another", digests)
+    del digests[shard]
+    with pytest.raises(ValueError, match=rf"{shard} has no SHA-256 digest"):
+        fetch_model(URL, tmp_path / "third", digests)
+
+
+def test_tokenizer_is_copied_without_the_model(tiny: Path, tmp_path: Path) -> None:
+    """Its files alone, though a model lies beside them."""
+    folder = fetch_tokenizer(URL, tmp_path / "cache")
+
+    names = {file.name for file in folder.iterdir() if not file.name.startswith(".")}
+    assert names == {file.name for file in tiny.iterdir()} & set(model_source.TOKENIZER_FILES)
+    assert "tokenizer.json" in names
