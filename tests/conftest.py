@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,6 +21,9 @@ __all__ = ["pytest_runtest_logreport", "pytest_sessionfinish", "pytest_sessionst
 # What an example takes says nothing on a busy machine.
 hypothesis.settings.register_profile("tollgate", deadline=None, max_examples=60)
 hypothesis.settings.load_profile("tollgate")
+
+# Each HTTP client would read all certificate authorities again, for 50 ms of CPU, to speak to a loopback without TLS.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 LONGEST_FIRST = {"faults": 0, "acceptance": 1, "integration": 2, "wire": 3}  # folders; the rest is quick
 
