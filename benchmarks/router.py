@@ -5,66 +5,71 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 from billing.money import NanoDollars, to_nano
 from billing.prices import Price
 from protocol.chat import ChatRequest, Message
 from router import Ability, Catalog, Endpoint, ModelSpec, Wish, choose_route
+from router.abilities import InferenceRequest
 from router.catalog import AutoRoute
 from router.complexity import Complexity
+from router.targets import TargetHealth
+from router.thread import before_last_turn
 
 SEED = 7
-WAVERING = "8 turns that waver"  # so close to the quality asked that six earlier ones are looked at
-ROUNDS = 3000
-WORDS = (
-    "the",
-    "of",
-    "a",
-    "function",
-    "sum",
-    "prove",
-    "why",
-    "list",
-    "river",
-    "Paris",
-    "integral",
-    "x",
-    "12",
-    "=",
-    "is",
-)
+QUALITY = 0.8
+ROUNDS = 2000
+PROSE = " ".join(path.read_text() for path in sorted(Path("docs").glob("*.md"))).split()
+NEW, KNOWN = "8 turns that waver, new", "8 turns that waver, known"
 
 
 def main() -> None:
     catalog, complexity, dice = example_catalog(), Complexity.load(), random.Random(SEED)
+    health = {target.key: TargetHealth(first_token_ms=300.0) for target in catalog.targets()}
     print(
         "One decision of choose_route over 4 models at 7 endpoints, in microseconds; last, CPU p50 of complexity alone."
     )
-    print(f"{'prompt':>24} {'CPU p50':>9} {'CPU p99':>9} {'wall p50':>9} {'wall p99':>9} {'alone':>9}")
+    heads = ("CPU p50", "CPU p99", "wall p50", "wall p99", "alone")
+    print(f"{'prompt, of the words of docs/':>30} {' '.join(f'{head:>9}' for head in heads)}")
     for label, words, rounds in (
         ("short (12 words)", 12, ROUNDS),
-        (WAVERING, 12, ROUNDS),
+        (NEW, 12, ROUNDS),
+        (KNOWN, 12, ROUNDS),
         ("paragraph (120 words)", 120, ROUNDS),
         ("page (1,000 words)", 1_000, ROUNDS),
         ("100,000 words", 100_000, 300),
-        ("32 MiB", 0, 100),
+        ("32 MiB", 5_000_000, 20),
     ):
-        huge = "word and " * (32 * 1024 * 1024 // 9) if not words else ""
+        judge = wavering(complexity) if label in (NEW, KNOWN) else complexity
         scores, cpu, wall = [], [], []
         for _ in range(rounds):
-            prompt = huge or " ".join(dice.choices(WORDS, k=words))
-            turns = 8 if label == WAVERING else 1
-            request = ChatRequest(model="auto", messages=(Message(role="user", content=prompt),) * turns)
+            asked, other = (conversation(dice, 8 if label in (NEW, KNOWN) else 1, words) for _ in range(2))
+            if label == KNOWN and (earlier := before_last_turn(asked)):
+                choose_route(earlier, Wish(), catalog, health, judge)
             started = time.thread_time()
-            score = complexity(request)
-            wish = Wish(quality=score if label == WAVERING else None)
+            complexity(other)
             scored, began = time.thread_time(), time.perf_counter()
-            choose_route(request, wish, catalog, {}, complexity)
+            choose_route(asked, Wish(), catalog, health, judge)
             wall.append(time.perf_counter() - began)
             cpu.append(time.thread_time() - scored)
             scores.append(scored - started)
         figures = [_percentile(cpu, 0.5), _percentile(cpu, 0.99), _percentile(wall, 0.5), _percentile(wall, 0.99)]
-        print(f"{label:>24} {' '.join(f'{figure:9.1f}' for figure in figures)} {_percentile(scores, 0.5):9.1f}")
+        print(f"{label:>30} {' '.join(f'{figure:9.1f}' for figure in figures)} {_percentile(scores, 0.5):9.1f}")
+
+
+def conversation(dice: random.Random, turns: int, words: int) -> ChatRequest:
+    """Return a thread of user turns, each so many words from somewhere in the prose."""
+    prose = PROSE if words < len(PROSE) else PROSE * (1 + words // len(PROSE))
+    starts = [dice.randrange(len(prose) - words + 1) for _ in range(turns)]
+    messages = [Message(role="user", content=" ".join(prose[start : start + words])) for start in starts]
+    return ChatRequest(model="auto", messages=tuple(messages))
+
+
+def wavering(complexity: Complexity) -> Callable[[InferenceRequest], float]:
+    """Return a judge that takes the trouble and finds every turn so near the quality that six more are looked at."""
+    return lambda request: complexity(request) * 0 + QUALITY
 
 
 def example_catalog() -> Catalog:
@@ -93,7 +98,7 @@ def example_catalog() -> Catalog:
             "openai": (Endpoint("us", "https://us.example/v1"), Endpoint("eu", "https://eu.example/v1")),
             "anthropic": (Endpoint("us", "https://us.example"),),
         },
-        {"auto": AutoRoute(small=("llama-3-70b", "gpt-4o-mini"), large=("claude-sonnet", "gpt-4o"))},
+        {"auto": AutoRoute(small=("llama-3-70b", "gpt-4o-mini"), large=("claude-sonnet", "gpt-4o"), quality=QUALITY)},
         {},
         {},
     )

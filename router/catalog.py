@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from msgspec import Struct
 
 from router.targets import Endpoint, ModelSpec, Target
@@ -24,7 +26,7 @@ class AutoRoute(Struct, frozen=True, kw_only=True):
     held_back: HeldBack | None = None
 
 
-class Catalog(Struct, frozen=True):
+class Catalog(Struct, frozen=True, dict=True):
     """Everything the router may choose from. A running call keeps the catalogue it started with."""
 
     models: dict[str, ModelSpec]
@@ -35,7 +37,14 @@ class Catalog(Struct, frozen=True):
 
     def targets_of(self, model: ModelSpec) -> tuple[Target, ...]:
         """Return the model at each endpoint of its provider, in order of preference."""
-        return tuple(Target(model, endpoint) for endpoint in self.endpoints[model.provider])
+        return self._targets[model.name]
+
+    @cached_property
+    def _targets(self) -> dict[str, tuple[Target, ...]]:  # by model; made once, because every decision asks
+        return {
+            name: tuple(Target(model, endpoint) for endpoint in self.endpoints[model.provider])
+            for name, model in self.models.items()
+        }
 
     def targets(self) -> list[Target]:
         """Return every model at every endpoint."""

@@ -10,7 +10,6 @@ from importlib.resources.abc import Traversable
 import numpy as np
 import numpy.typing as npt
 
-from protocol.chat import ChatRequest, Message
 from router.abilities import InferenceRequest
 from router.artifact import Arrays, read_artifact
 from router.features import read_text, text_of
@@ -19,6 +18,7 @@ from router.form import FORM_LIMIT
 WEIGHTS = "complexity.npz"
 MANIFEST = "complexity.json"  # {"sha256": of the weights, "format": FORMAT, …}
 FORMAT = 2  # of the weights and of the features that they were fitted on
+MOST_KNOWN = 8192  # scores that are remembered, some 100 bytes each
 WARM_UP = ("Warm up, please.", "Which of the following is 12?\nA. ten\nB. 12\nAnswer:")
 
 
@@ -38,6 +38,7 @@ class Complexity:
         self._form = weights["form"].astype(np.float64)  # (form features, heads), for features standardised and clipped
         self._bias = weights["bias"].astype(np.float64)  # (heads,)
         self._trees = Trees(weights)
+        self._known: dict[int, float] = {}  # scores by the hash of the text: no word of it is kept
         self._joint = [float(value) for value in weights["joint"]]  # of gap, trees and weak head, and the intercept
 
     @classmethod
@@ -49,12 +50,22 @@ class Complexity:
         folder = files("router") / "artifacts" if folder is None else folder
         model = cls(read_artifact(folder / WEIGHTS, folder / MANIFEST, FORMAT))
         for text in WARM_UP * 3:
-            model.small_suffices(ChatRequest(model="auto", messages=(Message(role="user", content=text),)))
+            model.score(text)
         return model
 
     def small_suffices(self, request: InferenceRequest) -> float:
-        """Return the probability, 0..1, that a large model would not answer the request better than a small one."""
-        return self.score(text_of(request))
+        """Return the probability, 0..1, that a large model would not answer the request better than a small one.
+
+        The newest scores are remembered, because a thread that wavers has its earlier turns judged with every turn.
+        """
+        text = text_of(request)
+        name = hash(text)
+        score = self._known.get(name)
+        if score is None:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            score = self._known[name] = self.score(text)
+        return score
 
     __call__ = small_suffices
 

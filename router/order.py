@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Literal
+from typing import TypeVar
 
-from billing.money import NanoDollars
 from billing.prices import cost_of
 from protocol.embeddings import EmbeddingRequest
 from protocol.usage import Usage
@@ -23,7 +22,7 @@ SAME_TIME = 1.25  # so are predicted times to the first token,
 SAME_TIME_MS = 25.0  # and those that differ by less than a network does from call to call
 
 Health = Mapping[str, TargetHealth]
-Row = tuple[NanoDollars, float, Target]  # nano-dollars expected, milliseconds to the first token expected, the target
+T = TypeVar("T")
 
 
 def expected_usage(request: InferenceRequest) -> Usage:
@@ -44,17 +43,12 @@ def by_cost(
     Among near-ties the soonest first token comes first. Models equal in both take turns by weight: ``share`` in [0, 1)
     points at one of them, and the rest follow. Endpoints of one model keep their order of preference.
     """
-    rows = [
-        (cost, _first_token_ms(target, health), target)
-        for cost, model in ((cost_of(usage, model.price, batch=batch), model) for model in models)
-        for target in by_preference(model, catalog, health)
-    ]
-    return [
-        target
-        for equal_cost in _ties(rows, 0, SAME_COST)
-        for equal in _ties(equal_cost, 1, SAME_TIME, SAME_TIME_MS)
-        for target in _in_turn([target for _, _, target in equal], share)
-    ]
+    ordered: list[Target] = []
+    for equal in _ties([(cost_of(usage, model.price, batch=batch), model) for model in models], SAME_COST):
+        targets = [target for model in equal for target in by_preference(model, catalog, health)]
+        for tied in _soonest_first(targets, health):
+            ordered += _in_turn(tied, share)
+    return ordered
 
 
 def by_preference(model: ModelSpec, catalog: Catalog, health: Health) -> list[Target]:
@@ -62,12 +56,9 @@ def by_preference(model: ModelSpec, catalog: Catalog, health: Health) -> list[Ta
     targets = catalog.targets_of(model)
     if len(targets) == 1 or not health:
         return list(targets)
-    regions = list(dict.fromkeys(target.endpoint.region for target in targets))
     ordered: list[Target] = []
-    for region in regions:
-        replicas = [(NanoDollars(0), _first_token_ms(t, health), t) for t in targets if t.endpoint.region == region]
-        for equal in _ties(replicas, 1, SAME_TIME, SAME_TIME_MS):
-            tied = [target for _, _, target in equal]
+    for region in dict.fromkeys(target.endpoint.region for target in targets):
+        for tied in _soonest_first([target for target in targets if target.endpoint.region == region], health):
             ordered += sorted(tied, key=lambda target: health.get(target.key, HEALTHY).queue_depth)
     return ordered
 
@@ -83,21 +74,23 @@ def _is_unavailable(health: TargetHealth) -> bool:
     return health.is_open or health.is_full
 
 
-def _first_token_ms(target: Target, health: Health) -> float:
-    return health.get(target.key, HEALTHY).first_token_ms if health else 0.0
+def _soonest_first(targets: list[Target], health: Health) -> list[list[Target]]:
+    """Return groups of targets that answer about as soon as each other, by the first token that is predicted."""
+    if not health or len(targets) < 2:
+        return [targets]
+    times = [(health.get(target.key, HEALTHY).first_token_ms, target) for target in targets]
+    return _ties(times, SAME_TIME, SAME_TIME_MS)
 
 
-def _ties(rows: list[Row], column: Literal[0, 1], factor: float, margin: float = 0.0) -> list[list[Row]]:
-    """Return groups of rows by rising value; none exceeds the least of its group by more than factor or margin."""
-    if len(rows) < 2:
-        return [rows] if rows else []
-    groups: list[list[Row]] = []
+def _ties(valued: list[tuple[float, T]], factor: float, margin: float = 0.0) -> list[list[T]]:
+    """Return groups of things by rising value; none exceeds the least of its group by more than factor or margin."""
+    groups: list[list[T]] = []
     ceiling = -1.0
-    for row in sorted(rows, key=itemgetter(column)):
-        if row[column] > ceiling:
+    for value, thing in sorted(valued, key=itemgetter(0)):
+        if value > ceiling:
             groups.append([])
-            ceiling = max(row[column] * factor, row[column] + margin)
-        groups[-1].append(row)
+            ceiling = max(value * factor, value + margin)
+        groups[-1].append(thing)
     return groups
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 
 from msgspec import Struct
 
@@ -51,13 +52,13 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     note: str | None = None  # said to clients, such as what a retired name now means
 
 
-class Target(Struct, frozen=True):
+class Target(Struct, frozen=True, dict=True):
     """One model at one endpoint."""
 
     model: ModelSpec
     endpoint: Endpoint
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The name under which breakers and metrics know this target."""
         return f"{self.model.provider}/{self.endpoint.region}/{self.endpoint.base_url}/{self.model.name}"

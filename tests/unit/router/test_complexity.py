@@ -172,3 +172,18 @@ def test_the_pipe_answers_line_by_line_and_survives_faults() -> None:
     assert [list(answer) for answer in answers] == [["small_suffices"], *[["error"]] * 4, ["small_suffices"]]
     assert answers[0] == answers[-1]
     assert 0 <= answers[0]["small_suffices"] <= 1
+
+
+def test_a_score_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier turns of a thread that wavers are remembered; what is remembered is what was said, and is bounded."""
+    complexity = Complexity.load()
+    asked: list[str] = []
+    score = complexity.score
+    monkeypatch.setattr(complexity, "score", lambda text: asked.append(text) or score(text))
+    monkeypatch.setattr("router.complexity.MOST_KNOWN", 2)
+    texts = ["one and one", "two and two", "one and one", "three and three", "one and one"]
+
+    said = [complexity(chat(text=text)) for text in texts]
+
+    assert said == [score(text) for text in texts]
+    assert asked == ["one and one", "two and two", "three and three", "one and one"]
