@@ -15,6 +15,7 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
+    SmallInteger,
     Table,
     Text,
     Uuid,
@@ -148,6 +149,7 @@ batch_items = Table(
     moment("lease_until"),
     Column("tries", Integer, nullable=False, server_default=ZERO),
     moment("not_before"),  # the earliest next try
+    Column("losses", SmallInteger, nullable=False, server_default=ZERO),  # tries whose lease ended by itself
     Column("request_id", Uuid),  # of the try whose answer is kept
     Column("response", LargeBinary),  # JSON of the output line's "response"
     Column("error", LargeBinary),  # JSON of the output line's "error"
@@ -158,6 +160,12 @@ batch_items = Table(
         text("coalesce(not_before, '-infinity')"),
         "position",
         postgresql_where=text("status IN ('queued', 'running')"),
+    ),
+    Index(
+        "batch_items_lost_idx",
+        "batch_id",
+        "position",
+        postgresql_where=text("losses > 0 AND status IN ('queued', 'running')"),
     ),
 )
 

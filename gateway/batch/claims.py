@@ -1,10 +1,11 @@
 # What workers do to the items of batches: claim them under a lease, keep it, and say how they ended. A lease that ended
 # frees its items for others, and `tries` fences: what a worker says of a try that is not the last one changes nothing.
+# An item that was lost with its worker twice is a suspect, and not claimed here: suspects.py.
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +22,7 @@ from gateway.batch.turns import Waiting
 from gateway.clock import Clock
 
 LEASE = 30.0  # seconds that a claim lasts without a sign of life
+SUSPECT_AFTER = 2  # losses, from which on an item runs alone
 
 
 class Claim(Struct, frozen=True, kw_only=True):
@@ -31,6 +33,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     custom_id: str
     body: bytes
     tries: int  # this one included
+    losses: int  # tries whose worker died, or was not heard of for a whole lease
     is_first: bool  # whether it never waited for a try
     endpoint: str
     lane: str  # whose pace it has
@@ -82,8 +85,12 @@ async def claim_items(connection: AsyncConnection, batch_id: str, owner: str, at
     """Claim up to ``at_most`` items of a batch, as they are due, until they have ``room`` bytes; at least one."""
     values = {"batch_id": batch_id, "owner": owner, "at_most": at_most, "room": room, "lease": timedelta(seconds=LEASE)}
     rows = (await connection.execute(CLAIM, values)).mappings()
-    claims = [Claim(**{**row, "body": bytes(row["body"]), "expires_at": row["expires_at"].timestamp()}) for row in rows]
-    return sorted(claims, key=lambda claim: claim.position)
+    return sorted((claim_of(row) for row in rows), key=lambda claim: claim.position)
+
+
+def claim_of(row: Mapping[Any, Any]) -> Claim:
+    """Return the claim that a row of ``CLAIMED`` columns tells of."""
+    return Claim(**{**row, "body": bytes(row["body"]), "expires_at": row["expires_at"].timestamp()})
 
 
 async def renew_leases(connection: AsyncConnection, owner: str, claims: Sequence[Claim]) -> None:
@@ -175,10 +182,12 @@ def _tries(claims: Sequence[Claim]) -> str:
 # up nothing behind it, and is not even read. A scan of batch_items_due_idx passes over no more than what runs; with a
 # volatile clock_timestamp() it would read all.
 DUE = "coalesce(not_before, '-infinity')"
-READY = f"""
+IS_DUE = f"""
     status IN ('queued', 'running') AND {DUE} <= statement_timestamp()
     AND (status = 'queued' OR lease_until < statement_timestamp())
 """
+LOSSES = "(item.losses + CAST(item.status = 'running' AS integer))"  # with the one that claiming a due item finds
+READY = f"{IS_DUE} AND {LOSSES} < {SUSPECT_AFTER}"
 TRIES = "json_to_recordset(CAST(:tries AS json)) AS mine (batch_id text, position integer, tries integer)"
 STILL_OURS = """
     item.batch_id = mine.batch_id AND item.position = mine.position AND item.tries = mine.tries
@@ -190,27 +199,35 @@ WAITING = text(f"""
     SELECT batches.id AS batch_id, team_id, teams.weight, priority, expires_at, total - completed - failed AS left,
            {LANE} AS lane
     FROM batches JOIN teams ON teams.id = team_id,
-    LATERAL (SELECT FROM batch_items WHERE batch_id = batches.id AND {READY} ORDER BY {DUE}, position LIMIT 1) AS first
+    LATERAL (
+        SELECT FROM batch_items AS item WHERE batch_id = batches.id AND {READY} ORDER BY {DUE}, position LIMIT 1
+    ) AS first
     WHERE batches.status = 'in_progress' AND expires_at > clock_timestamp()
 """)  # noqa: S608  (all of it is ours)
+RUNS = f"""
+    status = 'running', tries = item.tries + 1, losses = {LOSSES}, lease_owner = :owner,
+    lease_until = clock_timestamp() + CAST(:lease AS interval)
+"""
+CLAIMED = f"""
+    item.batch_id, item.position, custom_id, body, item.tries, item.losses, endpoint, {LANE} AS lane, key_id,
+    priority, expires_at, item.not_before IS NULL AS is_first
+"""
 # As a common table expression: a subquery with a limit may be run more than once.
 CLAIM = text(f"""
     WITH due AS MATERIALIZED (
-        SELECT position, octet_length(body) AS size FROM batch_items
+        SELECT position, octet_length(body) AS size FROM batch_items AS item
         WHERE batch_id = :batch_id AND {READY}
         ORDER BY {DUE}, position LIMIT :at_most FOR UPDATE SKIP LOCKED
     ), fitting AS MATERIALIZED (
         SELECT position, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS before FROM due
     )
     UPDATE batch_items AS item
-    SET status = 'running', tries = item.tries + 1, lease_owner = :owner,
-        lease_until = clock_timestamp() + CAST(:lease AS interval)
+    SET {RUNS}
     FROM fitting, batches
     WHERE batches.id = :batch_id AND batches.status = 'in_progress'
       AND item.batch_id = :batch_id AND item.position = fitting.position
       AND fitting.before < :room
-    RETURNING item.batch_id, item.position, custom_id, body, item.tries, endpoint, {LANE} AS lane, key_id,
-        priority, expires_at, item.not_before IS NULL AS is_first
+    RETURNING {CLAIMED}
 """)  # noqa: S608  (all of it is ours)
 RENEW = text(f"""
     UPDATE batch_items AS item SET lease_until = clock_timestamp() + CAST(:lease AS interval)

@@ -36,6 +36,7 @@ from gateway.batch.item import Wait, run_item
 from gateway.batch.keeping import purge_items
 from gateway.batch.pace import Paces
 from gateway.batch.results import response_of
+from gateway.batch.suspects import claim_suspect, has_suspects, how_it_is_given_up
 from gateway.batch.turns import Turns, Waiting
 from gateway.errors import InvalidKey, TeamSuspended
 from gateway.services import Services
@@ -72,6 +73,7 @@ class BatchRunner:
         self._running: dict[str, Claim] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._room = asyncio.Event()
+        self._has_suspects = False  # whether one waits: as soon as nothing else runs here, it does
         self._not_before: dict[str, float] = {}  # monotonic seconds; batches whose team has no room now
         self._callers: dict[str, tuple[float, Caller | None]] = {}
         self._renewed = 0.0  # monotonic seconds
@@ -127,6 +129,9 @@ class BatchRunner:
 
     async def _claim(self) -> None:
         """Fill the room there is, then wait for more of it, or for something to run."""
+        if self._has_suspects:
+            await self._claim_suspect()
+            return
         free = self.paces.most - len(self._running)
         room = MOST_BYTES - sum(len(claim.body) for claim in self._running.values())
         if free <= 0 or room <= 0 or self._is_doubtful():
@@ -156,12 +161,29 @@ class BatchRunner:
         if not self._running:
             self._renewed = self._services.clock.monotonic()
         for claim, batch in claims:
-            self._running[claim.name] = claim
-            task = asyncio.create_task(self._run(claim, batch))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(claim, batch)
         if len(claims) < free:
             await self._until_room(POLL)
+
+    async def _claim_suspect(self) -> None:
+        """Run a suspect, and nothing beside it; when none is left, the others go on."""
+        if self._running:
+            await self._until_room()
+            return
+        async with self._database.begin() as connection:
+            claim = await claim_suspect(connection, self.owner)
+        if claim is None:
+            self._has_suspects = False
+            return
+        log.warning("batch_item_runs_alone", batch_id=claim.batch_id, position=claim.position, losses=claim.losses)
+        self._renewed = self._services.clock.monotonic()
+        self._begin(claim)
+
+    def _begin(self, claim: Claim, batch: Waiting | None = None) -> None:
+        self._running[claim.name] = claim
+        task = asyncio.create_task(self._run(claim, batch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _until_room(self, seconds: float = 1.0) -> None:
         self._room.clear()
@@ -175,12 +197,13 @@ class BatchRunner:
         """Whether our claims may have passed to others, because Postgres has not heard of us for long."""
         return bool(self._running) and self._services.clock.monotonic() - self._renewed > LEASE / 2
 
-    async def _run(self, claim: Claim, batch: Waiting) -> None:
+    async def _run(self, claim: Claim, batch: Waiting | None) -> None:
         pace = self.paces.of(claim.lane)
         try:
             result = await self._result_of(claim)
             if isinstance(result, Wait):
-                self._turns.gave_back(batch)
+                if batch is not None:
+                    self._turns.gave_back(batch)
                 await self._put_back(claim, result)
                 return
             if result is not None:
@@ -198,6 +221,8 @@ class BatchRunner:
             self._room.set()
 
     async def _result_of(self, claim: Claim) -> Ended | Wait | None:
+        if (given_up := how_it_is_given_up(claim, self._services.clock)) is not None:
+            return given_up
         caller = await self._caller(claim.key_id)
         refused: ServiceError | None = None
         if caller is None or (caller.expires_at is not None and caller.expires_at <= self._services.clock.now()):
@@ -265,6 +290,7 @@ class BatchRunner:
                 log.warning("batch_expired", batch_id=batch_id)
         async with self._database.begin() as connection:
             await bury_cancelled(connection, self._services.clock, keep)
+            self._has_suspects = await has_suspects(connection)
 
     async def _check_inputs(self) -> None:
         while await check_next_input(self._database, self._services.clock) is not None:

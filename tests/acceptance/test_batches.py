@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx
 import openai
 import pytest
@@ -449,6 +450,45 @@ def test_a_worker_asked_twice_to_end_lets_go(house: FaultHouse, team_of: Callabl
     told = [line for line in house.worker.log.read_text().splitlines() if "drain_over" in line]
     assert status == 0 and '"asked_twice":true' in told[-1].replace(" ", "")
     assert (batch["status"], batch["request_counts"]["completed"]) == ("completed", 1)
+
+
+def test_a_request_that_kills_its_workers_ends_and_takes_nobody_with_it(
+    house: FaultHouse, team_of: Callable[..., httpx.Client]
+) -> None:
+    """Five workers die of it, the last three with nothing beside it: it fails, and its neighbours are answered."""
+    client, upstream = team_of(), house.upstream
+    assert upstream is not None
+    upstream.script("latency=0.5,tokens=40", model="gpt-4o:tokens=40,pace=0.025", times=5 + 2 * 3)
+    begin = len(upstream.requests)
+    batch_id = submitted(client, "one", "poison", "two", model="lengthy")
+
+    def at_work() -> list[str]:
+        """What the upstream is asked just now."""
+        asked = [seen for seen in upstream.requests[begin:] if seen.answered_at is None and seen.closed_at is None]
+        return sorted(json.loads(seen.raw)["messages"][0]["content"] for seen in asked)
+
+    for together in (["one", "poison", "two"], ["one", "poison", "two"], ["poison"], ["poison"], ["poison"]):
+        upstream.wait_until(lambda together=together: at_work() == together, 30.0)  # type: ignore[misc]
+        house.worker.kill()
+        asyncio.run(end_leases(house))
+        house.worker.start()
+    batch = ended(client, batch_id)
+    results = lines_of(client.get(f"/v1/batch/{batch_id}/results").raise_for_status().text)
+
+    assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+    assert [line["error"] and line["error"]["code"] for line in results] == [None, "worker_lost", None]
+    costs = [round(float(line["response"]["body"]["usage"]["cost_usd"]) * 10**9) for line in results[::2]]
+    assert round(batch["usage"]["cost_usd"] * 10**9) == sum(costs) > 0
+    assert len(upstream.requests) - begin == 5 + 2 * 3
+
+
+async def end_leases(house: FaultHouse) -> None:
+    """Let the leases of the dead be over."""
+    connection = await asyncpg.connect(house.postgres.url)
+    try:
+        await connection.execute("UPDATE batch_items SET lease_until = now() - interval '1 s' WHERE status = 'running'")
+    finally:
+        await connection.close()
 
 
 def test_a_batch_is_submitted_and_watched_from_a_shell(house: FaultHouse, key: str, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from gateway.batch.keeping import check_kept, purge_items
 from gateway.batch.results import ENDED, ERRORS, error_of, read_results, response_of
 from gateway.batch.shapes import Item
 from gateway.batch.store import Batch, add_items, begin_batch, cancel_batch, get_batch, list_batches, make_batch
+from gateway.batch.suspects import claim_suspect, has_suspects, how_it_is_given_up
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.errors import Gone
@@ -215,6 +216,35 @@ async def test_a_renewed_lease_lasts(database: Database, key_id: str) -> None:
     assert await claim(database, batch_id, "other") == []
 
 
+async def test_what_is_lost_twice_runs_alone_and_then_ends(database: Database, key_id: str) -> None:
+    """Only leases that end by themselves count, not what is put back; three more of them, alone, are the end."""
+    batch_id = await batch_of(database, key_id, 2)
+    for owner in ("a", "b"):
+        lost, returned = await claim(database, batch_id, owner)
+        async with database.begin() as connection:
+            await put_back(connection, owner, returned, 0.0, is_try=False)
+            assert not await has_suspects(connection)
+        await expire_leases(database)
+    assert [each.position for each in await claim(database, batch_id, "c")] == [returned.position]
+
+    for losses in (2, 3, 4, 5):
+        async with database.begin() as connection:
+            assert await has_suspects(connection)
+            alone = await claim_suspect(connection, "d")
+            assert await claim_suspect(connection, "e") is None and not await has_suspects(connection)
+        assert alone is not None and (alone.position, alone.losses) == (lost.position, losses)
+        end = how_it_is_given_up(alone, CLOCK)
+        assert (end is None) == (losses < 5)
+        if end is None:
+            await expire_leases(database)
+        else:
+            await finish(database, "d", end)
+
+    assert (await look(database, batch_id)).failed == 1
+    (page,) = [page async for page in read_results(database, batch_id, ERRORS)]
+    assert msgspec.json.decode(page)["error"]["code"] == "worker_lost"
+
+
 async def test_what_is_put_back_waits(database: Database, key_id: str) -> None:
     """A rate limit costs no try; an upstream's failure does."""
     batch_id = await batch_of(database, key_id, 2)
@@ -331,6 +361,7 @@ def claim_of(batch_id: str, position: int) -> Claim:
         custom_id=f"c{position}",
         body=b"{}",
         tries=1,
+        losses=0,
         is_first=True,
         endpoint="/v1/chat/completions",
         lane="m",

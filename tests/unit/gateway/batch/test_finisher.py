@@ -19,6 +19,7 @@ ENDED = Ended(
         custom_id="c",
         body=b"{}",
         tries=1,
+        losses=0,
         is_first=True,
         lane="",
         endpoint="/v1/chat/completions",
