@@ -452,13 +452,24 @@ def test_a_worker_asked_twice_to_end_lets_go(house: FaultHouse, team_of: Callabl
     assert (batch["status"], batch["request_counts"]["completed"]) == ("completed", 1)
 
 
+ALL, ALONE = ["one", "poison", "two"], ["poison"]
+
+
+@pytest.mark.parametrize(
+    ("deaths", "forgotten"),
+    [
+        pytest.param([ALL, ALONE], [1, 2], id="quick"),
+        pytest.param([ALL, ALL, ALONE, ALONE, ALONE], [0] * 5, marks=pytest.mark.soak, id="all"),
+    ],
+)
 def test_a_request_that_kills_its_workers_ends_and_takes_nobody_with_it(
-    house: FaultHouse, team_of: Callable[..., httpx.Client]
+    house: FaultHouse, team_of: Callable[..., httpx.Client], deaths: list[list[str]], forgotten: list[int]
 ) -> None:
-    """Five workers die of it, the last three with nothing beside it: it fails, and its neighbours are answered."""
+    """Five workers die of it, the last three with nothing beside it: it fails, and its neighbours are answered.
+    ``forgotten``: deaths after each of these that are told to the house and not died."""
     client, upstream = team_of(), house.upstream
     assert upstream is not None
-    upstream.script("latency=0.5,tokens=40", model="gpt-4o:tokens=40,pace=0.025", times=5 + 2 * 3)
+    upstream.script("latency=0.5,tokens=40", model="gpt-4o:tokens=40,pace=0.025", times=sum(map(len, deaths)) + 2)
     begin = len(upstream.requests)
     batch_id = submitted(client, "one", "poison", "two", model="lengthy")
 
@@ -467,10 +478,10 @@ def test_a_request_that_kills_its_workers_ends_and_takes_nobody_with_it(
         asked = [seen for seen in upstream.requests[begin:] if seen.answered_at is None and seen.closed_at is None]
         return sorted(json.loads(seen.raw)["messages"][0]["content"] for seen in asked)
 
-    for together in (["one", "poison", "two"], ["one", "poison", "two"], ["poison"], ["poison"], ["poison"]):
+    for together, more in zip(deaths, forgotten, strict=True):
         upstream.wait_until(lambda together=together: at_work() == together, 30.0)  # type: ignore[misc]
         house.worker.kill()
-        asyncio.run(end_leases(house))
+        asyncio.run(end_leases(house, more))
         house.worker.start()
     batch = ended(client, batch_id)
     results = lines_of(client.get(f"/v1/batch/{batch_id}/results").raise_for_status().text)
@@ -479,14 +490,15 @@ def test_a_request_that_kills_its_workers_ends_and_takes_nobody_with_it(
     assert [line["error"] and line["error"]["code"] for line in results] == [None, "worker_lost", None]
     costs = [round(float(line["response"]["body"]["usage"]["cost_usd"]) * 10**9) for line in results[::2]]
     assert round(batch["usage"]["cost_usd"] * 10**9) == sum(costs) > 0
-    assert len(upstream.requests) - begin == 5 + 2 * 3
+    assert len(upstream.requests) - begin == sum(map(len, deaths)) + 2
 
 
-async def end_leases(house: FaultHouse) -> None:
-    """Let the leases of the dead be over."""
+async def end_leases(house: FaultHouse, losses: int) -> None:
+    """Let the leases of the dead be over, and what they ran have been lost so often more."""
     connection = await asyncpg.connect(house.postgres.url)
+    late = "UPDATE batch_items SET lease_until = now() - interval '1 s', losses = losses + $1 WHERE status = 'running'"
     try:
-        await connection.execute("UPDATE batch_items SET lease_until = now() - interval '1 s' WHERE status = 'running'")
+        await connection.execute(late, losses)
     finally:
         await connection.close()
 
