@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
 from billing.errors import refusal_error
 from billing.holds import Hold, HoldRequest, Leg, RefusedHold
 from billing.prices import most_cost
-from gateway.answering.account import Account
-from gateway.answering.call import Call
+from gateway.access import Caller
+from gateway.answering.account import NOTHING, Account
+from gateway.answering.call import Call, scopes_of
 from gateway.rate_limits import anthropic_limit_headers, rate_limit_headers
 from gateway.services import Services
 from router.bounds import prompt_tokens_most, usage_most
@@ -31,6 +34,33 @@ async def admit(services: Services, call: Call, route: Route) -> Account:
         legs=legs_of(call, route),
         valid_until=services.clock.now() + OPEN_WITHIN,
     )
+    hold = await _open(services, request, call.endpoint)
+    account = Account(hold, services.journal, services.quotas, owes_parts=call.owes_parts)
+    services.keeper.add(account)
+    return account
+
+
+@asynccontextmanager
+async def counted(services: Services, request_id: str, caller: Caller) -> AsyncIterator[Hold]:
+    """Count what runs inside the block as a request that uses and costs nothing, against every limit of its caller.
+
+    Raises RateLimited or QuotaExhausted when a limit has no room for it.
+    """
+    request = HoldRequest(
+        request_id=request_id,
+        team_id=caller.team.id,
+        scopes=scopes_of(caller),
+        legs=(),
+        valid_until=services.clock.now() + OPEN_WITHIN,
+    )
+    hold = await _open(services, request)
+    try:
+        yield hold
+    finally:
+        services.background.spawn(services.quotas.settle(hold, NOTHING))
+
+
+async def _open(services: Services, request: HoldRequest, endpoint: str = "") -> Hold:
     try:
         hold = await services.quotas.open(request)
         if isinstance(hold, RefusedHold) and hold.is_late:  # this process stood still, and its client still waits
@@ -42,12 +72,10 @@ async def admit(services: Services, call: Call, route: Route) -> Account:
     if isinstance(hold, RefusedHold):
         error = refusal_error(hold)
         error.headers |= rate_limit_headers(hold)
-        if call.endpoint == "messages":
+        if endpoint == "messages":
             error.headers |= anthropic_limit_headers(hold, services.clock.now())
         raise error
-    account = Account(hold, services.journal, services.quotas, owes_parts=call.owes_parts)
-    services.keeper.add(account)
-    return account
+    return hold
 
 
 def legs_of(call: Call, route: Route) -> tuple[Leg, ...]:

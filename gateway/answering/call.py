@@ -49,8 +49,12 @@ class Call(Struct, frozen=True, kw_only=True):
     @property
     def scopes(self) -> tuple[Scope, ...]:
         """Whose limits the call counts against."""
-        caller = self.caller
-        return (Scope("team", caller.team.id, caller.team.limits), Scope("key", caller.key_id, caller.key_limits))
+        return scopes_of(self.caller)
+
+
+def scopes_of(caller: Caller) -> tuple[Scope, ...]:
+    """Return whose limits a request of ``caller`` counts against."""
+    return (Scope("team", caller.team.id, caller.team.limits), Scope("key", caller.key_id, caller.key_limits))
 
 
 def record_for(call: Call, route: Route, target: Target, status: Status, **known: Any) -> UsageRecord:

@@ -1,4 +1,4 @@
-# POST /v1/moderations, in OpenAI's shapes, by our own classifier. It holds nothing, costs nothing and keeps nothing.
+# POST /v1/moderations, in OpenAI's shapes, by our own classifier. It counts as a request, and costs and keeps nothing.
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import msgspec
 from litestar import Request, Response, post
 from msgspec import Struct
 
+from gateway.answering.admission import counted
 from gateway.auth import team_guard
+from gateway.rate_limits import rate_limit_headers
 from gateway.routes.inference import require, services_of
 from gateway.safety.classifier import FLAGGED
 from protocol.chat import ImagePart, TextPart
@@ -36,17 +38,14 @@ async def create_moderation(request: Request[Any, Any, Any]) -> Response[bytes]:
     require(len(texts) <= MOST_TEXTS, "input", f"'input' may hold at most {MOST_TEXTS} texts.")
     size = sum(map(len, texts))
     require(size <= MOST_CHARACTERS, "input", f"'input' may hold at most {MOST_CHARACTERS} characters.")
-    guard = services_of(request).guard
+    services, state = services_of(request), request.scope["state"]
     results: list[dict[str, Any]] = []
-    for text in texts:
-        results.append(_result(await guard.score(text)))
-        await asyncio.sleep(0)  # others have their turn
-    body = {
-        "id": "modr-" + request.scope["state"]["request_id"].replace("-", ""),
-        "model": MODEL,
-        "results": results,
-    }
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    async with counted(services, state["request_id"], state["caller"]) as hold:
+        for text in texts:
+            results.append(_result(await services.guard.score(text)))
+            await asyncio.sleep(0)  # others have their turn
+    body = {"id": "modr-" + state["request_id"].replace("-", ""), "model": MODEL, "results": results}
+    return Response(msgspec.json.encode(body), headers=rate_limit_headers(hold), media_type="application/json")
 
 
 def _texts(given: str | list[str | dict[str, Any]]) -> list[str]:
