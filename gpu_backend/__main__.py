@@ -92,6 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-batch-tier-tokens", type=int, metavar="N", help="of them for batch work; all if not given")
     add("--step-cost", metavar="FILE", help="JSON with what a step takes here; without it nothing is predicted")
     add("--batch-patience", type=float, default=engine.batch_patience, metavar="S", help="after it batch work may pass")
+    lead = "tokens of service a tenant may be ahead and go next, for what it has cached; a step's if not given"
+    add("--cached-lead", type=int, metavar="N", help=lead)
     add("--max-model-len", type=int, metavar="N", help="prompt and reply together; what the model allows if not given")
     add("--block-size", type=int, default=engine.block_size, metavar="N", help="tokens in a block of the KV cache")
     add("--kv-offloading-size", type=float, default=0.0, metavar="GIB", help="host memory behind the KV cache")
@@ -137,6 +139,7 @@ def _settings(
         load_format=options.load_format,
         max_batch_tier_tokens=options.max_batch_tier_tokens,
         batch_patience=options.batch_patience,
+        cached_lead=options.cached_lead,
         step_cost=read_step_cost(Path(options.step_cost)) if options.step_cost else None,
         num_threads=options.num_threads,
         speculative_method=options.speculative_method,

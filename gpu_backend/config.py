@@ -43,6 +43,7 @@ class EngineConfig:
     interactive_headroom: float = 0.1  # of the KV blocks: batch work is not let into them
     step_stretch: float = 1.5  # a step with prompts in it over its decodes alone, at most, where ``step_cost`` is known
     step_cost: StepCost | None = None  # what a step takes on this device; None: nothing is predicted
+    cached_lead: int | None = None  # tokens of service a tenant may be ahead and go next; None: max_num_batched_tokens
     batch_patience: float = 30.0  # seconds without a batch admission, after which interactive work lets one pass
     prefix_caching: bool = True  # False: only the replies of one request share blocks
     protected_cache_share: float = 0.25  # of the KV blocks: what tenants have cached there, no other's work takes
@@ -85,6 +86,8 @@ class EngineConfig:
             raise ValueError(
                 f"interactive_headroom is {self.interactive_headroom}; it is a share, at least 0 and less than 1"
             )
+        if self.cached_lead is not None and self.cached_lead < 0:
+            raise ValueError(f"cached_lead is {self.cached_lead}; it is a number of tokens from 0 up")
         if not self.step_stretch >= 1:
             raise ValueError(f"step_stretch is {self.step_stretch}; it is at least 1")
         if not self.batch_patience >= 0:
@@ -100,6 +103,13 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs}); "
                 "each running sequence takes one token of every step, so raise the first or lower the second"
             )
+
+    @property
+    def cached_lead_tokens(self) -> int:
+        """How far above the lowest counter a tenant may stand and go next for what of its prompts is cached."""
+        if not self.prefix_caching:
+            return 0
+        return self.max_num_batched_tokens if self.cached_lead is None else self.cached_lead
 
     @property
     def folder(self) -> Path:

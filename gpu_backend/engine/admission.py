@@ -26,7 +26,7 @@ class Admission:
     """
 
     def __init__(self, config: EngineConfig, blocks: BlockManager, clock: Callable[[], float]) -> None:
-        self.queues = {tier: FairQueue() for tier in TIERS}
+        self.queues = {tier: FairQueue(config.cached_lead_tokens, self._num_cached) for tier in TIERS}
         self.forecast = LengthForecast()
         self._blocks = blocks
         self._clock = clock
@@ -60,7 +60,7 @@ class Admission:
     def put_back(self, sequence: Sequence) -> None:
         """Let a preempted sequence wait at its place."""
         self.queues[sequence.tier].put_back(sequence)
-        self._refused = None
+        self._reconsider()
 
     def remove(self, sequence: Sequence) -> None:
         """Let a waiting sequence go."""
@@ -69,18 +69,19 @@ class Admission:
     def leave(self, sequence: Sequence) -> None:
         """Book the end of a running sequence."""
         self.queues[sequence.tier].leave(sequence)
-        self._refused = None
+        self._reconsider()
         if sequence.num_generated and not sequence.pools:
             self.forecast.learn(sequence.num_generated)
 
     def next(self) -> Sequence | None:
         """Return who goes next, or None if nobody waits. Call ``charge`` first."""
-        interactive, batch = (queue.head() for queue in self.queues.values())
-        if batch is not None:
-            batch.is_aged = self._clock() - max(batch.arrived, self._batch_admitted) >= self._patience
-            if interactive is None or batch.is_aged:
-                return batch
-        return interactive
+        interactive, batch = self.queues.values()
+        oldest = batch.first()
+        if oldest is not None:
+            oldest.is_aged = self._clock() - max(oldest.arrived, self._batch_admitted) >= self._patience
+            if oldest.is_aged:
+                return oldest
+        return interactive.head() or batch.head()
 
     def before(self, tier: str) -> list[Sequence]:
         """Return everybody who goes before a newcomer of that tier."""
@@ -130,8 +131,7 @@ class Admission:
     def admit(self, sequence: Sequence) -> None:
         """Take ``next`` out of its queue; its tenant pays for the tokens of its prompt that were not cached."""
         queue = self.queues[sequence.tier]
-        popped = queue.pop(self._most_tokens(sequence))
-        assert popped is sequence, "somebody else goes next"
+        queue.pop(sequence, self._most_tokens(sequence))
         if not sequence.place:
             self._places += 1
             sequence.place = self._places
@@ -168,6 +168,18 @@ class Admission:
         everyone = list(admitted)
         for tier, queue in self.queues.items():
             queue.check(sequence for sequence in everyone if sequence.tier == tier)
+
+    def _reconsider(self) -> None:
+        self._refused = None
+        for queue in self.queues.values():
+            queue.reconsider()
+
+    def _num_cached(self, sequence: Sequence) -> int:
+        """Return how many leading blocks of a waiting prompt would be found, about."""
+        if sequence.unscored_from is not None:  # what comes out of the cache has no logits
+            return 0
+        sequence.num_found = self._blocks.count_known(sequence.block_hashes, sequence.num_found)
+        return sequence.num_found
 
     def _most_tokens(self, sequence: Sequence) -> int:
         """Return how many tokens a sequence can still generate."""

@@ -87,6 +87,17 @@ class BlockManager:
         """How many blocks hold that many tokens."""
         return -(-num_tokens // self.block_size)
 
+    def count_known(self, hashes: SequenceOf[bytes], last: int) -> int:
+        """Return how many leading hashes have blocks on the device or the host; ``last`` is what was found before.
+
+        Only what changed since is looked at, so a gap that came in between goes unseen: a guide, and no promise.
+        """
+        while last < len(hashes) and (hashes[last] in self._by_key or hashes[last] in self.host):
+            last += 1
+        while last and not (hashes[last - 1] in self._by_key or hashes[last - 1] in self.host):
+            last -= 1
+        return last
+
     def note_request(self, tenant: str, weight: float) -> None:
         """Tell that a tenant has work: until it has had none for ten minutes, its part of the cache is its own."""
         self._evictable.touch(tenant, weight)

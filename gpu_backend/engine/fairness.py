@@ -1,20 +1,24 @@
 # Whose turn it is. Each tier has one line per tenant, and the tenant that was served least, for its weight, goes next
-# (virtual token counters: Sheng et al., OSDI 2024). docs/fairness.md derives how far two tenants can drift apart.
+# (virtual token counters: Sheng et al., OSDI 2024), or one hardly ahead of it whose prompt is cached (as in DLPM: Cao
+# et al. 2025). docs/fairness.md derives how far two tenants can drift apart.
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
-from itertools import count
+from itertools import count, islice
 
 from gpu_backend.engine.sequence import Sequence
 
 PROMPT_TOKEN = 1.0  # service of computing one token of a prompt; one found in the cache is none
 REPLY_TOKEN = 2.0  # service of generating one token
 IDLE_ACCOUNTS = 1024  # kept at least, before those that no longer matter are forgotten
+MOST_PASSED = 16  # later ones, for the sake of what is cached; then it is one's turn
+CANDIDATES = 64  # requests that are looked up for one choice
+TENANTS = 32  # whose requests these are, at most
 
 
 @dataclass(slots=True, eq=False)
@@ -33,13 +37,20 @@ class Account:
 class FairQueue:
     """Those of one tier who wait: newcomers by tenant, and before them the preempted, who keep their place.
 
-    ``clock`` is the highest counter at which a newcomer was admitted. Nobody who waits stands below it, and nobody
-    stands more than ``bound`` above it.
+    Of newcomers whose tenant's counter is at most ``lead`` above the lowest one, that of whose prompt most is cached
+    goes next; ``num_cached`` tells how much. Whose turn it would be by the counters alone is passed ``MOST_PASSED``
+    times at most, and so is everybody by later ones of its own line.
+
+    ``clock`` is the highest counter that was the lowest of all who wait when a newcomer was admitted. Nobody who waits
+    stands below it, and nobody stands more than ``bound`` above it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lead: float = 0.0, num_cached: Callable[[Sequence], int] = lambda sequence: 0) -> None:
         self.clock = 0.0
-        self.bound = 0.0  # weighted service; the largest that any admission so far allows
+        self._lead = lead
+        self._num_cached = num_cached
+        self._largest = 0.0  # weighted service that an admission so far allows
+        self._choice: Sequence | None = None  # who goes next, while nothing has changed
         self._accounts: dict[str, Account] = {}
         self._ranking: list[tuple[float, int, Account]] = []  # a heap; counters only grow, so old entries come up early
         self._returning: list[Sequence] = []  # preempted, in the order of their first admission
@@ -52,6 +63,11 @@ class FairQueue:
         yield from self._returning
         for account in self._accounts.values():
             yield from account.line
+
+    @property
+    def bound(self) -> float:
+        """How far two who wait can drift apart, in weighted service, by what was admitted so far."""
+        return self._largest + self._lead
 
     def __len__(self) -> int:
         """How many wait, further replies to prompts that are being computed left out."""
@@ -72,6 +88,7 @@ class FairQueue:
         account.line.append(sequence)
         self._num_waiting += 1
         self._rank(account)
+        self.reconsider()
 
     def add_first(self, sequences: Iterable[Sequence]) -> None:
         """Let sequences of a tenant who is being served wait at the front of its line, in this order."""
@@ -80,6 +97,7 @@ class FairQueue:
             account.line.appendleft(sequence)
             self._num_waiting += 1
             self._rank(account)
+        self.reconsider()
 
     def put_back(self, sequence: Sequence) -> None:
         """Let a preempted sequence wait before all newcomers, by its place."""
@@ -87,30 +105,52 @@ class FairQueue:
 
     def head(self) -> Sequence | None:
         """Return who goes next, or None if nobody waits."""
+        if self._returning or not self._lead:
+            return self.first()
+        least = self._least_served()
+        if least is None:
+            return None
+        if self._choice is None or not self._may_go(self._accounts[self._choice.tenant], least):
+            self._choice = self._choose(least)
+        return self._choice
+
+    def first(self) -> Sequence | None:
+        """Return whose turn it is, whatever is cached, or None if nobody waits."""
         if self._returning:
             return self._returning[0]
         account = self._least_served()
         return account.line[0] if account else None
 
-    def pop(self, most_tokens: int) -> Sequence:
-        """Take the head out. A newcomer may generate ``most_tokens``; call ``charge_prompt`` for it."""
+    def reconsider(self) -> None:
+        """Look at the next call of ``head`` who goes next: what is cached has changed, or who waits."""
+        self._choice = None
+
+    def pop(self, sequence: Sequence, most_tokens: int) -> None:
+        """Take the head or the first out. A newcomer may generate ``most_tokens``; call ``charge_prompt`` for it."""
         if self._returning:
-            return self._returning.pop(0)
-        account = self._least_served()
-        assert account is not None, "nobody waits"
-        sequence = account.line.popleft()
+            first = self._returning.pop(0)
+            assert first is sequence, "somebody else goes next"
+            return
+        least, account = self._least_served(), self._accounts[sequence.tenant]
+        assert least and self._may_go(account, least), "somebody else goes next"
+        if account is not least:
+            least.line[0].passed += 1
+        place = account.line.index(sequence)
+        for earlier in islice(account.line, place):
+            earlier.passed += 1
+        del account.line[place]
         self._num_waiting -= 1
-        self.clock = max(self.clock, account.served)
+        self.clock = max(self.clock, least.served)
         account.admitted += 1
         account.promised += most_tokens
         sequence.promised, sequence.num_charged = most_tokens, len(sequence.token_ids)
-        return sequence
+        self.reconsider()
 
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         """Book the prompt tokens that a newcomer has computed for it."""
         account = self._accounts[sequence.tenant]
         service = PROMPT_TOKEN * num_tokens
-        self.bound = max(self.bound, (service + REPLY_TOKEN * account.promised) / account.weight)
+        self._largest = max(self._largest, (service + REPLY_TOKEN * account.promised) / account.weight)
         account.served += service / account.weight
 
     def charge_reply(self, sequence: Sequence) -> None:
@@ -131,6 +171,7 @@ class FairQueue:
         else:
             self._accounts[sequence.tenant].line.remove(sequence)
             self._num_waiting -= 1
+            self.reconsider()
 
     def leave(self, sequence: Sequence) -> None:
         """Book the end of an admitted sequence."""
@@ -159,6 +200,26 @@ class FairQueue:
             assert not account.line or account.served >= self.clock, "somebody who waits stands below the clock"
             assert account.is_ranked or not account.line, "a line has no rank"
             assert account.served <= self.clock + self.bound + 1e-6 * self.bound, "a tenant was served beyond the bound"
+            assert all(s.passed <= MOST_PASSED for s in account.line), "somebody was passed too often"
+        assert self.gap() <= self.bound + 1e-6 * self.bound, "two who wait are too far apart"
+
+    def _choose(self, least: Account) -> Sequence:
+        """Return that of whose prompt most is cached, of those whose turn it nearly is; of equal ones the first."""
+        best, most = least.line[0], 0
+        ranked = (account for _, _, account in islice(self._ranking, TENANTS))  # the first of a heap are low
+        near = [account for account in ranked if account.line and self._may_go(account, least)]
+        for account in sorted(near, key=lambda account: account.served):
+            for sequence in islice(account.line, CANDIDATES // len(near)):
+                found = self._num_cached(sequence)
+                if found > most:
+                    best, most = sequence, found
+                if sequence.passed >= MOST_PASSED:
+                    break
+        return best
+
+    def _may_go(self, account: Account, least: Account) -> bool:
+        is_near = account.served <= least.served + self._lead and least.line[0].passed < MOST_PASSED
+        return is_near or account is least
 
     def _least_served(self) -> Account | None:
         ranking = self._ranking

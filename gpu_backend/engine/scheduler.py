@@ -79,6 +79,8 @@ class Scheduler:
         """Queue all replies of one request. The first computes the prompt; the others then share its full blocks."""
         leader, *leader.followers = replies
         self._by_request[leader.request_id] = list(replies)
+        if self._prefix_caching and not leader.pools:
+            self._extend_hashes(leader)  # what waits is looked up in the cache again and again
         self.admission.add(leader)
 
     def everyone_running(self) -> list[Sequence]:
@@ -149,6 +151,8 @@ class Scheduler:
         if not sequence.pools:
             self._publish(sequence, end)
         if sequence.followers and end >= sequence.num_prompt:
+            for follower in sequence.followers:
+                follower.block_hashes = sequence.block_hashes[: sequence.num_prompt // self.blocks.block_size]
             self.admission.add_first(sequence.followers)
             sequence.followers = []
 
@@ -345,6 +349,7 @@ class Scheduler:
         if leaver.followers:
             heir, *heir.followers = leaver.followers
             leaver.followers = []
+            heir.block_hashes = leaver.block_hashes[: heir.num_prompt // self.blocks.block_size]
             self.admission.add_first([heir])
 
     def _leader_of(self, sequence: Sequence) -> Sequence | None:

@@ -108,6 +108,8 @@ class Sequence:
     swapped: tuple[int, ...] = ()  # host blocks that hold its computed tokens while it waits; none: nothing does
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as known
     num_published: int = 0  # leading blocks that others may find by hash
+    num_found: int = 0  # leading blocks that were in the cache when last looked, while it waited
+    passed: int = 0  # by how many later ones, because more of their prompts was cached
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
     place: int = 0  # in the order of first admissions; 0 before it
     is_aged: bool = False  # batch work that waited so long that it gives way no more

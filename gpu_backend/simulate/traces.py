@@ -133,15 +133,22 @@ def _members(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def share_out(requests: list[TraceRequest], tenants: int, batch_share: float, seed: int = 0) -> list[TraceRequest]:
-    """Give requests without a tenant one of ``tenants``, of which the k-th is 1/k as busy, and some the batch tier."""
+    """Give requests without a tenant one of ``tenants``, of which the k-th is 1/k as busy, and some the batch tier.
+
+    A conversation is one tenant's: its second block tells it, the first one is the same in all of them.
+    """
     dice = random.Random(seed)
     names = [f"tenant-{number}" for number in range(tenants)]
     sums = list(accumulate(1 / (rank + 1) for rank in range(tenants)))
     return [
         replace(
             request,
-            tenant=request.tenant or dice.choices(names, cum_weights=sums)[0],
+            tenant=request.tenant or _dice_for(request, dice).choices(names, cum_weights=sums)[0],
             tier="batch" if dice.random() < batch_share else request.tier,
         )
         for request in requests
     ]
+
+
+def _dice_for(request: TraceRequest, dice: random.Random) -> random.Random:
+    return random.Random(request.prefix[1]) if len(request.prefix) > 1 else dice

@@ -68,8 +68,8 @@ class Ledger:
             self.worst_gap = max(self.worst_gap, high - low)
 
 
-def replica(num_blocks: int = 400, **changes: float) -> Replica:
-    fields: dict[str, float] = {"max_num_seqs": 4, "max_num_batched_tokens": 256, "block_size": 4, **changes}
+def replica(num_blocks: int = 400, **changes: float | None) -> Replica:
+    fields: dict[str, float | None] = {"max_num_seqs": 4, "max_num_batched_tokens": 256, "block_size": 4, **changes}
     return Replica(EngineConfig(model="", **fields), TENTH, num_blocks)  # type: ignore[arg-type]
 
 
@@ -201,15 +201,21 @@ tenants = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(tenants, st.integers(1, 6), st.integers(24, 80), st.integers(0, 30))
+@given(tenants, st.integers(1, 6), st.integers(24, 80), st.integers(0, 30), st.sampled_from([0, 20, 200, None]))
 def test_service_gap_stays_within_the_derived_bound(
-    loads: list[tuple[float, int, int, int, bool, int]], max_num_seqs: int, num_blocks: int, spare: int
+    loads: list[tuple[float, int, int, int, bool, int]],
+    max_num_seqs: int,
+    num_blocks: int,
+    spare: int,
+    lead: int | None,
 ) -> None:
     """Whatever tenants ask, and however short blocks are: any two with requests waiting are served alike.
 
     Counters drift apart by no more than ``bound``, and the service over any interval by no more than twice that.
     """
-    target = replica(num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_seqs + spare + 1)
+    target = replica(
+        num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_seqs + spare + 1, cached_lead=lead
+    )
     ledger = Ledger(target)
     for tenth in range(21):
         for name, (weight, prompt, reply, number, common, start) in enumerate(loads):
