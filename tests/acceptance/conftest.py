@@ -9,9 +9,10 @@ import pytest
 from msgspec.structs import replace
 from openai import OpenAI
 
-from gateway.embedded import temporary_postgres, temporary_valkey
+from gateway.embedded import temporary_valkey
 from tests.support.house import House, anthropic_provider, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.servers import database_of_its_own
 
 
 @pytest.fixture(scope="session")
@@ -22,11 +23,11 @@ def upstream() -> Iterator[ScriptedUpstream]:
 
 
 @pytest.fixture(scope="session")
-def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[House]:
     """A gateway in front of it, with a team."""
     data_dir: Path = tmp_path_factory.mktemp("house")
-    with temporary_postgres() as postgres, temporary_valkey() as valkey:
-        settings = settings_for(postgres.url, valkey.url, upstream.url, data_dir)
+    with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
+        settings = settings_for(database_url, valkey.url, upstream.url, data_dir)
         providers = settings.providers | {"anthropic": anthropic_provider(upstream.root_url)}
         models = settings.models | {"claude": model("claude", "anthropic")}
         with running_house(replace(settings, providers=providers, models=models)) as house:

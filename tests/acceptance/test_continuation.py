@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.embedded import temporary_postgres, temporary_valkey
+from gateway.embedded import temporary_valkey
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
 from gpu_backend.engine.messages import Command, Event, Generate, NewTokens, Timings
 from gpu_backend.engine.plan import TokenLogprob
@@ -23,6 +23,7 @@ from tests.support.cut_replica import WAYS, CutReplica
 from tests.support.fake_engine import FakeEngine, silent
 from tests.support.front import END, TEMPLATE, running_front, token_ids, write_small_files
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
+from tests.support.servers import database_of_its_own
 from tests.support.told import Told, rows_of
 
 SAID = "Zürich 🚪 STOne 中文 \U0001f469\u200d\U0001f680"  # a token a byte, and most characters are several
@@ -95,7 +96,7 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def scene(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[Scene]:
     """The house and its replicas, each an engine's own front with a script for its engine."""
     folder: Path = tmp_path_factory.mktemp("continued")
     checkpoint = write_small_files(folder / "tiny", HERMES)
@@ -126,10 +127,10 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         }
         models = {name: model(name, name, upstream_model="tiny", gpu_hour_nanousd=3_600_000_000) for name in places}
         stores = tmp_path_factory.mktemp("stores")
-        postgres = stack.enter_context(temporary_postgres())
+        database_url = stack.enter_context(database_of_its_own(postgres_url))
         valkey = stack.enter_context(temporary_valkey())
         settings = settings_for(
-            postgres.url, valkey.url, "", stores, providers=providers, models=models, auto={}, aliases={}
+            database_url, valkey.url, "", stores, providers=providers, models=models, auto={}, aliases={}
         )
         yield Scene(stack.enter_context(running_house(settings)), dying)
 

@@ -14,11 +14,12 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from gateway.embedded import temporary_postgres, temporary_valkey
+from gateway.embedded import temporary_valkey
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
 from router.targets import Endpoint
 from tests.support.house import House, make_team, model, running_house, serving, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.servers import database_of_its_own
 
 POLICY = BreakerPolicy(window=30.0, min_requests=4, failure_ratio=0.5, open_for=60.0, probes=1)
 BRISK = replace(POLICY, open_for=0.5)
@@ -38,7 +39,7 @@ def regions() -> Iterator[tuple[ScriptedUpstream, ScriptedUpstream]]:
 
 @pytest.fixture(scope="module")
 def front(
-    regions: tuple[ScriptedUpstream, ScriptedUpstream], tmp_path_factory: pytest.TempPathFactory
+    regions: tuple[ScriptedUpstream, ScriptedUpstream], tmp_path_factory: pytest.TempPathFactory, postgres_url: str
 ) -> Iterator[House]:
     """A gateway in front of both regions; "spare" is at the second alone, breakers of "brisk" are open for a moment."""
     us, eu = regions
@@ -54,8 +55,8 @@ def front(
     alone = replace(both, name="alone", endpoints=(Endpoint("eu", eu.url),), api_keys=("sk-upstream",))
     brisk = replace(both, name="brisk", breaker=BRISK)
     folder: Path = tmp_path_factory.mktemp("front")
-    with temporary_postgres() as postgres, temporary_valkey() as valkey:
-        settings = settings_for(postgres.url, valkey.url, us.url, folder)
+    with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
+        settings = settings_for(database_url, valkey.url, us.url, folder)
         models = {"small": model("small"), "spare": model("spare", "alone"), "brisk": model("brisk", "brisk")}
         models["odd"] = model("odd", "alone", upstream_model="spare")
         settings = replace(

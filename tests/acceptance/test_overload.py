@@ -17,13 +17,14 @@ from msgspec.structs import replace
 
 from billing.money import to_nano
 from billing.prices import Price
-from gateway.embedded import temporary_postgres, temporary_valkey
+from gateway.embedded import temporary_valkey
 from gateway.settings import ProviderSettings, QueueSettings, Timeouts
 from gateway.team_inputs import LimitsInput
 from router.catalog import AutoRoute
 from router.targets import Endpoint
 from tests.support.house import NEVER_OPENS, ONCE, House, make_team, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.servers import database_of_its_own
 
 SLOTS = 2
 QUEUE = QueueSettings(per_team=3, wait=2.0)
@@ -38,7 +39,7 @@ def upstream() -> Iterator[ScriptedUpstream]:
 
 
 @pytest.fixture(scope="module")
-def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[House]:
     """A gateway with two slots at "tight" and at "spare", and none counted at "roomy" and "little"."""
     open_to_all = ProviderSettings(
         name="open",
@@ -51,9 +52,9 @@ def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory) 
     )
     folder: Path = tmp_path_factory.mktemp("house")
     dear = Price(input=to_nano(5), output=to_nano(20))
-    with temporary_postgres() as postgres, temporary_valkey() as valkey:
+    with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
         settings = replace(
-            settings_for(postgres.url, valkey.url, upstream.url, folder),
+            settings_for(database_url, valkey.url, upstream.url, folder),
             providers={"open": open_to_all, "counted": replace(open_to_all, name="counted", concurrency=SLOTS)},
             models={
                 "tight": model("tight", "counted", price=dear),

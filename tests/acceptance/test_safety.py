@@ -12,11 +12,12 @@ import pytest
 from msgspec.structs import replace
 from openai import BadRequestError, OpenAI
 
-from gateway.embedded import temporary_postgres, temporary_valkey
+from gateway.embedded import temporary_valkey
 from gateway.settings import AbuseSettings, CheckerSettings, Safety
 from tests.support.house import House, anthropic_provider, model, running_house, settings_for
 from tests.support.moderator import Moderator, moderating
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.servers import database_of_its_own
 from tests.support.upstream_scripts import Script
 
 SECRET = "AKIAIOSFODNN7EXAMPLE"
@@ -60,12 +61,12 @@ def moderator() -> Iterator[Moderator]:
 
 @pytest.fixture(scope="module")
 def strict(
-    upstream: ScriptedUpstream, moderator: Moderator, tmp_path_factory: pytest.TempPathFactory
+    upstream: ScriptedUpstream, moderator: Moderator, tmp_path_factory: pytest.TempPathFactory, postgres_url: str
 ) -> Iterator[House]:
     """A house that blocks, in front of the scripted upstream."""
     data_dir: Path = tmp_path_factory.mktemp("strict")
-    with temporary_postgres() as postgres, temporary_valkey() as valkey:
-        settings = settings_for(postgres.url, valkey.url, upstream.url, data_dir)
+    with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
+        settings = settings_for(database_url, valkey.url, upstream.url, data_dir)
         providers = settings.providers | {"anthropic": anthropic_provider(upstream.root_url)}
         models = settings.models | {"claude": model("claude", "anthropic")}
         checker = CheckerSettings(url=moderator.url, deadline=1.0, on_failure="block")

@@ -16,10 +16,11 @@ import pytest
 from msgspec.structs import replace
 from openai import OpenAI
 
-from gateway.embedded import temporary_postgres, temporary_valkey
+from gateway.embedded import temporary_valkey
 from gateway.settings import Timeouts
 from tests.support.house import House, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.servers import database_of_its_own
 from tests.support.upstream_scripts import Script
 
 ASK: dict[str, Any] = {"model": "small", "stream": True, "messages": [{"role": "user", "content": "Say something."}]}
@@ -28,10 +29,12 @@ UNREAD = 6.0  # seconds that a client of this house may leave everything unread
 
 
 @pytest.fixture(scope="module")
-def slow_house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def slow_house(
+    upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, postgres_url: str
+) -> Iterator[House]:
     """A house that is quick to say comments and to give clients up, and patient with upstreams."""
-    with temporary_postgres() as postgres, temporary_valkey() as valkey:
-        settings = settings_for(postgres.url, valkey.url, upstream.url, tmp_path_factory.mktemp("slow"))
+    with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
+        settings = settings_for(database_url, valkey.url, upstream.url, tmp_path_factory.mktemp("slow"))
         patient = Timeouts(connect=1.0, first_token=1.0, between_tokens=1.0, total=30.0)
         providers = {name: replace(one, timeouts=patient) for name, one in settings.providers.items()}
         settings = replace(settings, providers=providers, keep_alive=SILENCE)

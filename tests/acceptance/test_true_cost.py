@@ -20,7 +20,7 @@ from sqlalchemy import text
 from billing.instances import InstanceCost, idle_costs, price_of_time
 from gateway.clock import Clock
 from gateway.database import Database
-from gateway.embedded import temporary_postgres, temporary_valkey
+from gateway.embedded import temporary_valkey
 from gateway.instances import InstanceWatcher
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
@@ -29,6 +29,7 @@ from gateway.settings import ProviderSettings
 from router.targets import Endpoint
 from tests.support.engine_server import EngineServer, start_engine_server
 from tests.support.house import House, model, running_house, settings_for
+from tests.support.servers import database_of_its_own
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 PRICE = 3_500_000_000  # nano-dollars an hour
@@ -51,14 +52,14 @@ def engines(tmp_path: Path) -> Iterator[list[EngineServer]]:
 
 
 @pytest.fixture
-def own_house(engines: list[EngineServer], tmp_path: Path) -> Iterator[House]:
+def own_house(engines: list[EngineServer], tmp_path: Path, postgres_url: str) -> Iterator[House]:
     """A gateway in front of them: the second takes what the first does not."""
     endpoints = tuple(Endpoint("local", server.url + "/v1") for server in engines)
     own = ProviderSettings(name="own", format="openai", self_hosted=True, endpoints=endpoints)
     llama = model("llama", provider="own", upstream_model="tiny", max_output=4000, gpu_hour_nanousd=PRICE)
-    with temporary_postgres() as postgres, temporary_valkey() as valkey:
+    with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
         settings = settings_for(
-            postgres.url,
+            database_url,
             valkey.url,
             "",
             tmp_path / "house",

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from gateway.embedded import temporary_postgres, temporary_valkey
+from gateway.embedded import temporary_valkey
 from gateway.settings import ProviderSettings, Timeouts
 from router.targets import Endpoint
 from tests.support.engine_server import EngineServer, start_engine_server
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
 from tests.support.ports import free_port
+from tests.support.servers import database_of_its_own
 from tests.support.tiny_model import TinyModel, write_tiny_model
 from tests.support.told import Told, lines_of, rows_of, text_of
 
@@ -83,7 +84,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
 
 
 @pytest.fixture(scope="module")
-def house(replicas: Replicas, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(replicas: Replicas, tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[House]:
     """A gateway in front of them."""
     urls = replicas.first.url, replicas.second.url
     providers = {
@@ -102,8 +103,8 @@ def house(replicas: Replicas, tmp_path_factory: pytest.TempPathFactory) -> Itera
         for name in providers
     }
     facts: dict[str, Any] = {"providers": providers, "models": models, "auto": {}, "aliases": {}}
-    with temporary_postgres() as postgres, temporary_valkey() as valkey:
-        settings = settings_for(postgres.url, valkey.url, "", tmp_path_factory.mktemp("house"), **facts)
+    with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
+        settings = settings_for(database_url, valkey.url, "", tmp_path_factory.mktemp("house"), **facts)
         with running_house(settings) as house:
             yield house
 

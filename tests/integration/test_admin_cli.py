@@ -16,9 +16,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import gateway.cli
-import migrations
 from gateway.config_file import load_settings
-from gateway.embedded import temporary_postgres
+from tests.support.servers import database_of_its_own
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """\
@@ -32,12 +31,11 @@ models: {{small: {{provider: own, price: {{input: 1, output: 2}}}}}}
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def config(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[Path]:
     """Give the configuration of a house whose database is ready."""
     file = tmp_path_factory.mktemp("house") / "tollgate.yaml"
-    with temporary_postgres() as server:
-        migrations.upgrade(server.url)
-        file.write_text(CONFIG.format(database_url=server.url))
+    with database_of_its_own(postgres_url) as database_url:
+        file.write_text(CONFIG.format(database_url=database_url))
         yield file
 
 

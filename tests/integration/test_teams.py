@@ -12,18 +12,17 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-import migrations
 from billing.holds import Limits
 from gateway.access import ACCESS_CHANNEL
 from gateway.audit_log import Act, list_acts
 from gateway.database import Database
-from gateway.embedded import temporary_postgres
 from gateway.errors import Conflict
 from gateway.keys import key_digest
 from gateway.team_inputs import LimitsInput, NewKey, NewTeam, Rotation, SafetyInput, TeamPatch
 from gateway.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
 from gateway.teams import create_team, find_caller, get_team, list_teams, update_team
 from protocol.errors import BadRequest, NotFound
+from tests.support.servers import database_of_its_own
 
 PEPPER = "pepper of the tests"
 ADMIN = Act("tests", "0192f0c0-0000-7000-8000-000000000000")
@@ -37,11 +36,10 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def database_url() -> Iterator[str]:
+def database_url(postgres_url: str) -> Iterator[str]:
     """Give a database with our tables in it."""
-    with temporary_postgres() as server:
-        migrations.upgrade(server.url)
-        yield server.url
+    with database_of_its_own(postgres_url) as url:
+        yield url
 
 
 @pytest.fixture
