@@ -102,9 +102,10 @@ def explain_refusal(models: Sequence[ModelSpec], needs: Needs, wish: Wish, catal
         return LacksAbility(
             f"'{asked}' is not served in tier {needs.tier}. {_others(needs, wish, catalog)}", param="x-tier"
         )
+    advice = "shorten the input" if isinstance(needs.request, EmbeddingRequest) else "lower max_tokens"
     return CostLimitTooLow(
         f"This request may cost up to ${to_text(min(needs.cost_most(model) for model in timely))} on '{asked}', more "
-        f"than x-max-cost-usd (${to_text(needs.max_cost_nanousd or 0)}) allows. Raise it, or lower max_tokens.",
+        f"than x-max-cost-usd (${to_text(needs.max_cost_nanousd or 0)}) allows. Raise it, or {advice}.",
         param="x-max-cost-usd",
     )
 

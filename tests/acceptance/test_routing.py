@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -52,15 +54,65 @@ def test_a_decision_shows_everywhere(house: House, client: httpx.Client, quality
     assert scores_seen(house) == before + 1
 
 
-def test_the_highest_cost_leaves_dear_models_out(client: httpx.Client) -> None:
+@pytest.mark.parametrize("more", [{}, {"stream": True, "stream_options": {"include_usage": True}}])
+def test_the_highest_cost_leaves_dear_models_out(house: House, client: httpx.Client, more: dict[str, Any]) -> None:
     """A call that may not cost what the large model could take goes to the small one, whatever the quality."""
-    body = {"max_tokens": 100, "quality": 1.0, "max_cost_usd": 0.001}
-    answer, told = ask(client, body), explain(client, body)
+    body, headers = {"max_tokens": 100}, {"x-quality": "1", "x-max-cost-usd": "0.001"}
+    answer, told = ask(client, body | more, headers), explain(client, body, headers)
+    row = house.record_of(answer)
 
-    assert answer.headers["x-model-used"] == "small"
+    assert answer.headers["x-model-used"] == row["model_used"] == "small"
+    assert 0 < float(row["cost_usd"]) <= 0.001
     assert (told["model_used"], told["reason"], told["small_suffices"]) == ("small", "auto_small", None)
     assert [left["model"] for left in told["left_out"]] == ["large"]
     assert "above x-max-cost-usd" in told["left_out"][0]["reasons"][0]
+
+
+def test_the_highest_cost_is_kept_to_the_billionth(client: httpx.Client) -> None:
+    """What a call could cost on the large model is enough for it, and a billionth less is not; the field is the same."""
+    large, small = explain(client, {"max_tokens": 100}, {"x-quality": "1"})["targets"]
+    enough = Decimal(large["most_cost_usd"])
+
+    def chosen(most: Decimal) -> str:
+        said = {"x-quality": "1", "x-max-cost-usd": f"{most:f}"}
+        return str(ask(client, {"max_tokens": 100}, said).headers["x-model-used"])
+
+    assert chosen(enough) == "large"
+    assert chosen(enough - Decimal("1e-9")) == chosen(Decimal(small["most_cost_usd"])) == "small"
+    assert explain(client, {"max_tokens": 100, "quality": 1.0, "max_cost_usd": float(enough)})["model_used"] == "large"
+
+
+@pytest.mark.parametrize("name", ["auto", "large"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": EASY}], "max_tokens": 10}),
+        ("chat/completions", {"messages": [{"role": "user", "content": EASY}], "max_tokens": 10, "stream": True}),
+        ("completions", {"prompt": EASY, "max_tokens": 10}),
+        ("embeddings", {"input": EASY}),
+        ("messages", {"messages": [{"role": "user", "content": EASY}], "max_tokens": 10}),
+        ("route", {"messages": [{"role": "user", "content": EASY}], "max_tokens": 10}),
+    ],
+)
+def test_where_no_model_is_cheap_enough_the_call_is_refused(
+    house: House, client: httpx.Client, upstream: ScriptedUpstream, name: str, path: str, body: dict[str, Any]
+) -> None:
+    """The refusal says how much would do and what else would help; nobody was asked, and no row is written."""
+    asked = len(upstream.requests)
+    answer = client.post(f"/v1/{path}", json=body | {"model": name}, headers={"x-max-cost-usd": "0.000000001"})
+    error = answer.json()["error"]
+    with house.client(house.admin_key) as admin:
+        row = admin.get(f"/admin/usage-records/{answer.headers['x-request-id']}")
+
+    assert (answer.status_code, row.status_code, len(upstream.requests)) == (400, 404, asked)
+    assert path == "messages" or (error["code"], error["param"]) == ("max_cost_exceeded", "x-max-cost-usd")
+    enough = re.search(
+        rf"may cost up to \$(0\.\d+) on '{name}', more than x-max-cost-usd \(\$0\.000000001\)", error["message"]
+    )
+    assert enough is not None, error["message"]
+    assert ("shorten the input" if path == "embeddings" else "lower max_tokens") in error["message"]
+    within = client.post(f"/v1/{path}", json=body | {"model": name}, headers={"x-max-cost-usd": enough[1]})
+    assert within.status_code == 200, within.text
 
 
 def test_an_explanation_says_what_the_call_then_does(client: httpx.Client) -> None:
