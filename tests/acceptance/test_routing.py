@@ -69,7 +69,7 @@ def test_the_highest_cost_leaves_dear_models_out(house: House, client: httpx.Cli
 
 
 def test_the_highest_cost_is_kept_to_the_billionth(client: httpx.Client) -> None:
-    """What a call could cost on the large model is enough for it, and a billionth less is not; the field is the same."""
+    """What a call could cost on the large model is enough for it, a billionth less is not; the field is the same."""
     large, small = explain(client, {"max_tokens": 100}, {"x-quality": "1"})["targets"]
     enough = Decimal(large["most_cost_usd"])
 

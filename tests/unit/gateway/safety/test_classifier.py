@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gateway.safety.classifier import HEADS, KINDS, MANIFEST, WEIGHTS, Classifier, readings
+from gateway.safety.moderate_cli import main
 from gateway.safety.training.dataset import Examples
 from gateway.safety.training.fit import FittedSafety, export
 from gateway.safety.training.windows import windows_of
@@ -107,3 +110,18 @@ def test_a_few_ordinary_words_pass(shipped: Classifier, text: str) -> None:
     scores = shipped.score(text)
 
     assert max(scores.values()) < 0.5, scores
+
+
+def test_the_pipe_answers_line_by_line_and_survives_faults(shipped: Classifier) -> None:
+    """Each line of input has one line of answer; a faulty one says why and the next is answered."""
+    out = io.StringIO()
+
+    main(io.StringIO('{"text": "hello"}\n\nnot json\n{"text": 3}\n{}\n{"text": "hello"}\n'), out, shipped)
+    answers = [json.loads(line) for line in out.getvalue().splitlines()]
+
+    assert [list(answer) for answer in answers] == [
+        ["flagged", "categories"],
+        *[["error"]] * 3,
+        ["flagged", "categories"],
+    ]
+    assert answers[0] == answers[-1]
