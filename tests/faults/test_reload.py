@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from signal import SIGHUP
@@ -22,10 +23,13 @@ from tests.support.fault_service import Service
 from tests.support.house import make_team
 from tests.support.ports import free_port
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.servers import database_of_its_own
 
 ADMIN_KEY = "tgadmin-" + "r" * 43
 TOKENS, PACE = 20, 0.1
 SLOW = f"tokens={TOKENS},pace={PACE}"
+LOADED = "tollgate_config_loaded_timestamp_seconds"
+KEPT, REFUSED = (f'tollgate_config_reloads_total{{outcome="{outcome}"}}' for outcome in ("ok", "refused"))
 PROMPT = [{"role": "user", "content": "Slowly."}]
 
 
@@ -34,6 +38,7 @@ class Reloadable:
 
     def __init__(self, service: Service, config: Path, key: str) -> None:
         self.service, self.config = service, config
+        self.lines_before = 0
         self.client = httpx.Client(base_url=service.url, headers={"authorization": f"Bearer {key}"}, timeout=30)
         self.admin = httpx.Client(base_url=service.url, headers={"authorization": f"Bearer {ADMIN_KEY}"}, timeout=30)
 
@@ -48,9 +53,15 @@ class Reloadable:
             time.sleep(0.02)
         return lines[-1]
 
+    def begin(self, text: str) -> None:
+        """Forget what an earlier test made of it."""
+        self.reload(text)
+        self.lines_before = len(self.service.log.read_text().splitlines())
+
     def log_lines(self, *events: str) -> list[dict[str, Any]]:
-        """Return what was logged of these events."""
-        lines = (json.loads(line) for line in self.service.log.read_text().splitlines() if line.startswith("{"))
+        """Return what was logged of these events in this test."""
+        told = self.service.log.read_text().splitlines()[self.lines_before :]
+        lines = (json.loads(line) for line in told if line.startswith("{"))
         return [line for line in lines if line["event"] in events]
 
     def models(self) -> list[str]:
@@ -85,21 +96,48 @@ def upstream() -> Iterator[ScriptedUpstream]:
         yield upstream
 
 
-@pytest.fixture
-def gateway(
-    tmp_path: Path, database_url: str, redis_url: str, upstream: ScriptedUpstream, request: pytest.FixtureRequest
-) -> Iterator[Reloadable]:
-    """A gateway with one model, `small`; with as many workers as the test is parametrized for."""
-    workers = getattr(request, "param", 1)
-    config = tmp_path / "tollgate.yaml"
-    config.write_text(text_of(database_url, redis_url, upstream.url))
-    key = asyncio.run(make_team(load_settings(config), "team_a"))
+@pytest.fixture(scope="module")
+def stores(postgres_url: str, redis_url: str) -> Iterator[tuple[str, str]]:
+    """The URLs of a Postgres and a Redis for all gateways of this file."""
+    with database_of_its_own(postgres_url) as database_url:
+        yield database_url, redis_url
+
+
+@contextmanager
+def serving(stores: tuple[str, str], folder: Path, workers: int) -> Iterator[Reloadable]:
+    """Run a gateway with one model, `small`, whose upstream is away."""
+    config = folder / "tollgate.yaml"
+    config.write_text(text_of(*stores, "http://127.0.0.1:9/v1"))
+    key = asyncio.run(make_team(load_settings(config), f"team_{workers}"))
     port = free_port()
     words = ["serve", "--config", str(config), "--port", str(port), "--workers", str(workers)]
-    service = Service("gateway", words, tmp_path / "log", {**os.environ}, f"http://127.0.0.1:{port}")
+    service = Service("gateway", words, folder / "log", {**os.environ}, f"http://127.0.0.1:{port}")
     service.start()
-    yield Reloadable(service, config, key)
-    service.end()
+    try:
+        yield Reloadable(service, config, key)
+    finally:
+        service.end()
+
+
+@pytest.fixture(scope="module")
+def alone(stores: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloadable]:
+    """One process, for test after test."""
+    with serving(stores, tmp_path_factory.mktemp("alone"), workers=1) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def gateway(alone: Reloadable, text: Callable[..., str]) -> Reloadable:
+    """That process in front of this test's upstream."""
+    alone.begin(text())
+    return alone
+
+
+@pytest.fixture
+def two(stores: tuple[str, str], text: Callable[..., str], tmp_path: Path) -> Iterator[Reloadable]:
+    """A gateway of two workers."""
+    with serving(stores, tmp_path, workers=2) as gateway:
+        yield gateway
 
 
 def text_of(database_url: str, redis_url: str, upstream_url: str, **changes: str) -> str:
@@ -135,9 +173,9 @@ models:
 
 
 @pytest.fixture
-def text(database_url: str, redis_url: str, upstream: ScriptedUpstream) -> Callable[..., str]:
+def text(stores: tuple[str, str], upstream: ScriptedUpstream) -> Callable[..., str]:
     """Make the gateway's file, with changes."""
-    return lambda **changes: text_of(database_url, redis_url, changes.pop("endpoint", upstream.url), **changes)
+    return lambda **changes: text_of(*stores, changes.pop("endpoint", upstream.url), **changes)
 
 
 def test_a_running_call_keeps_what_it_began_with(
@@ -179,7 +217,7 @@ def cost_at(usage: dict[str, Any], price_in: int, price_out: int) -> bool:
 
 def test_a_faulty_file_changes_nothing(gateway: Reloadable, text: Callable[..., str]) -> None:
     """Every fault is logged with its file, line and key, a missing variable too; the gateway goes on as before."""
-    good = gateway.metric("tollgate_config_loaded_timestamp_seconds")
+    good, refused, kept = (gateway.metric(name) for name in (LOADED, REFUSED, KEPT))
     faulty = text(key="${NO_SUCH_VARIABLE}", price="{input: -1, output: 2}", more="aliases: {house: nobody}")
     line = gateway.reload(faulty)
     missing = gateway.reload("providers: {")
@@ -190,13 +228,13 @@ def test_a_faulty_file_changes_nothing(gateway: Reloadable, text: Callable[..., 
     assert f"{gateway.config}:17: aliases.house" in said
     assert missing["event"] == "config_refused"
     assert gateway.models() == ["small"] and cost_at(gateway.ask()["usage"], 1, 2)
-    assert gateway.metric('tollgate_config_reloads_total{outcome="refused"}') == 2
-    assert gateway.metric("tollgate_config_loaded_timestamp_seconds") == good
+    assert gateway.metric(REFUSED) == refused + 2
+    assert gateway.metric(LOADED) == good
 
     assert gateway.reload(text(price="{input: 7, output: 7}"))["event"] == "config_reloaded"
     assert cost_at(gateway.ask()["usage"], 7, 7)
-    assert gateway.metric('tollgate_config_reloads_total{outcome="ok"}') == 1
-    assert gateway.metric("tollgate_config_loaded_timestamp_seconds") > good
+    assert gateway.metric(KEPT) == kept + 1
+    assert gateway.metric(LOADED) > good
 
 
 def test_what_needs_a_restart_is_named_and_kept(gateway: Reloadable, text: Callable[..., str]) -> None:
@@ -252,24 +290,23 @@ def is_held(pid: int, number: int) -> bool:
     return bool(int(status.partition("SigBlk:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
-@pytest.mark.parametrize("gateway", [2], indirect=True)
-def test_every_worker_reloads(gateway: Reloadable, text: Callable[..., str]) -> None:
+def test_every_worker_reloads(two: Reloadable, text: Callable[..., str]) -> None:
     """The parent passes SIGHUP on; afterwards no worker knows the old price."""
     deadline = time.monotonic() + 60
-    while len(descendants_of(gateway.service.pid)) < 2 or len(gateway.log_lines("quotas_in_redis")) < 2:
+    while len(descendants_of(two.service.pid)) < 2 or len(two.log_lines("quotas_in_redis")) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    gateway.reload(text(more="  large: {provider: upstream, upstream_model: gpt-4o, price: {input: 3, output: 4}}"))
-    while len(gateway.log_lines("config_reloaded")) < 2:
+    two.reload(text(more="  large: {provider: upstream, upstream_model: gpt-4o, price: {input: 3, output: 4}}"))
+    while len(two.log_lines("config_reloaded")) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     seen = set()
     for _ in range(20):
-        answer = httpx.get(f"{gateway.service.url}/v1/models", headers=gateway.client.headers, timeout=10)
+        answer = httpx.get(f"{two.service.url}/v1/models", headers=two.client.headers, timeout=10)
         seen.add(tuple(model["id"] for model in answer.json()["data"]))
 
     assert seen == {("small", "large")}
-    assert gateway.metric('tollgate_config_reloads_total{outcome="ok"}') == 2
+    assert two.metric(KEPT) == 2
 
 
 @pytest.mark.timeout(240)
