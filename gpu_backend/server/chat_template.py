@@ -6,13 +6,15 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpu_backend.server.tool_calls import OPEN, ToolStyle
@@ -32,7 +34,9 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
     ) -> None:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
+        )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
@@ -43,6 +47,7 @@ class ChatTemplate:
             raise ValueError(f"the chat template does not compile: {exc}") from exc
         self.tool_style = _tool_style(source) if takes_tools else None
         self._special_tokens = dict(special_tokens)
+        self._knows_developers = "developer" in source
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """Return the conversation as text, ending where the assistant's next turn begins; there it may call ``tools``.
@@ -51,11 +56,18 @@ class ChatTemplate:
         """
         plain = [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
         _name_results(plain)
-        functions = [msgspec.to_builtins(tool) for tool in tools] or None
+        for message in plain:
+            if message["role"] == "developer" and not self._knows_developers:
+                message["role"] = "system"  # many templates leave out what they do not know
+        functions = [{"type": tool.type, "function": msgspec.to_builtins(tool.function)} for tool in tools] or None
         try:
-            return self._template.render(
-                messages=plain, add_generation_prompt=True, tools=functions, documents=None, **self._special_tokens
-            )
+            try:
+                return self._render(plain, functions)
+            except TemplateError:
+                single = _one_call_a_turn(plain)
+                if len(single) == len(plain):
+                    raise
+                return self._render(single, functions)
         except TemplateError as exc:
             raise BadRequest(
                 f"The model's chat template refuses these messages: {exc.message or type(exc).__name__}.",
@@ -68,6 +80,22 @@ class ChatTemplate:
                 param="messages",
                 code="invalid_value",
             ) from exc
+
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        return self._template.render(
+            messages=messages, add_generation_prompt=True, tools=tools, documents=None, **self._special_tokens
+        )
+
+
+class GenerationTag(Extension):
+    """``{% generation %}`` … ``{% endgeneration %}``: marks a reply's words for training; here it changes nothing."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what is between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _tool_style(source: str) -> ToolStyle | None:
@@ -118,6 +146,21 @@ def _name_results(plain: Sequence[dict[str, Any]]) -> None:
     for message in plain:
         if message["role"] == "tool" and "name" not in message and message.get("tool_call_id") in names:
             message["name"] = names[message["tool_call_id"]]
+
+
+def _one_call_a_turn(plain: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Let a turn with several calls be several turns, each with its result: Llama's templates refuse it otherwise."""
+    told: list[dict[str, Any]] = []
+    for place, message in enumerate(plain):
+        calls = message.get("tool_calls", ())
+        if len(calls) > 1:
+            results = list(takewhile(lambda m: m["role"] == "tool", plain[place + 1 :]))
+            for call in calls:
+                told.append({**message, "tool_calls": [call]})
+                told += [result for result in results if result.get("tool_call_id") == call["id"]]
+        elif not any(message is known for known in told):
+            told.append(message)
+    return told
 
 
 def _plain_content(message: Message, where: str) -> str:
