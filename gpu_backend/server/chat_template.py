@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 from jinja2 import TemplateError, nodes
@@ -90,7 +90,7 @@ class ChatTemplate:
 class GenerationTag(Extension):
     """``{% generation %}`` … ``{% endgeneration %}``: marks a reply's words for training; here it changes nothing."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  # as the library declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """Return what is between the tags."""
