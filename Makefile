@@ -48,9 +48,10 @@ bench: setup
 	$(BIN)/python -m benchmarks.overload
 	$(BIN)/python -m benchmarks.precision --out benchmarks/results/precision-cpu.md
 
-# Compiles every kernel for a GPU that need not be there: its registers, spills and shared memory.
+# Compiles every kernel for a GPU that need not be there: its registers, spills and shared memory. By another Triton:
+# pip install --no-deps --target FOLDER triton==3.6.0; make aot TRITON=FOLDER
 aot: setup
-	$(BIN)/python -m benchmarks.compile_ahead --out benchmarks/results/kernels-sm90.md
+	PYTHONPATH=$(TRITON) $(BIN)/python -m benchmarks.compile_ahead --out benchmarks/results
 
 gpu:
 	$(PYTHON) -m benchmarks.gpu

@@ -2,7 +2,7 @@
 # spills registers, or asks for more shared memory than there is, shows here and not on the card.
 #
 #   python -m benchmarks.compile_ahead               prints the table
-#   python -m benchmarks.compile_ahead --out FILE    writes it there too
+#   python -m benchmarks.compile_ahead --out FOLDER  writes it to kernels-sm90-triton-VERSION.md there, too
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Resources:
 def main() -> int:
     """Compile all, print the table; return 1 if a variant cannot run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_ahead")
-    parser.add_argument("--out", type=Path, help="file for the table, in Markdown")
+    parser.add_argument("--out", type=Path, help="folder for the table, in Markdown")
     parser.add_argument("--only", default="", metavar="WORD", help="variants whose name has the word")
     arguments = parser.parse_args()
     lines = [
@@ -71,7 +71,8 @@ def main() -> int:
             lines.append(_line(variant, used))
             print(lines[-1], flush=True)
     if arguments.out:
-        arguments.out.write_text("\n".join(lines) + "\n")
+        table = arguments.out / f"kernels-sm90-triton-{triton.__version__}.md"
+        table.write_text("\n".join(lines) + "\n")
     return int(failed)
 
 
@@ -125,7 +126,12 @@ def _attention() -> Iterator[Variant]:
         ("same sums, 8B", 32, 8, 128, 1, 8, "bf16", 0),
         ("same sums, 8B, float8", 32, 8, 128, 1, 8, "fp8e4nv", 0),
         ("same sums, head_dim 256", 8, 4, 256, 1, 8, "bf16", 0),
+        ("same sums, 8B, float32", 32, 8, 128, 1, 8, "fp32", 0),
+        ("same sums, head_dim 256, float32", 8, 4, 256, 1, 8, "fp32", 0),
+        ("decode, 8B, float32", 32, 8, 128, 1, 16, "fp32", 0),
+        ("decode, head_dim 256, float32", 8, 4, 256, 1, 16, "fp32", 0),
         ("chunk, 8B, float32", 32, 8, 128, 512, 1, "fp32", 0),
+        ("chunk, head_dim 256, float32", 8, 4, 256, 512, 1, "fp32", 0),
     ]
     for name, heads, kv_heads, dim, queries, splits, cache, window in cases:
         query, fixed = "fp32" if cache == "fp32" else "bf16", "same sums" in name

@@ -36,17 +36,16 @@ def tile_shape(
     cache one: it takes more tiles on their way to keep the memory busy.
 
     Few rows are a matter of bandwidth: small tiles, several programs per multiprocessor. Many rows are a matter of
-    arithmetic: as many as the registers hold. ``batch_invariant`` is the same for both, since instructions of another
-    size may add in another order.
+    arithmetic: as many as the registers hold, which are few of four bytes: each product is made of three there.
+    ``batch_invariant`` is the same for both, since instructions of another size may add in another order.
     """
     large = head_dim > 128
-    if batch_invariant:
-        return TileShape(64, 32 if large or wide else 64, 4, 1 if large and wide else 2 if large or wide else 3)
-    if query_rows <= FEW_ROWS:
-        rows = max(16, triton.next_power_of_2(query_rows))
-        return TileShape(rows, 32 if large or wide else 64, 4, 2 if wide else 5 if narrow else 3)
     if wide:
-        return TileShape(64, 32, 4, 1 if large else 2)
+        return TileShape(16, 16 if large else 32, 8 if large else 4, 2)
+    if batch_invariant:
+        return TileShape(64, 32 if large else 64, 4, 2 if large else 3)
+    if query_rows <= FEW_ROWS:
+        return TileShape(max(16, triton.next_power_of_2(query_rows)), 32 if large else 64, 4, 5 if narrow else 3)
     return TileShape(64, 32, 4, 2) if large else TileShape(128, 64, 8, 3)
 
 
