@@ -86,7 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--quantization", choices=QUANTIZATIONS, help="round the weights while they are loaded; not if not given")
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default=engine.kv_cache_dtype, help="auto is that of the model")
     add("--batch-invariant", action="store_true", help="the same bits whatever else is in the batch; slower")
-    add("--tensor-parallel-size", type=int, default=1, metavar="N", help="devices that compute the model together")
+    add("--tensor-parallel-size", type=int, default=1, metavar="N", help="devices that compute each layer together")
+    add("--pipeline-parallel-size", type=int, default=1, metavar="N", help="stages of so many layers each, on others")
     add("--max-num-batched-tokens", type=int, default=engine.max_num_batched_tokens, metavar="N", help="tokens a step")
     add("--max-num-seqs", type=int, default=engine.max_num_seqs, metavar="N", help="replies that run at once")
     add("--max-batch-tier-tokens", type=int, metavar="N", help="of them for batch work; all if not given")
@@ -131,6 +132,7 @@ def _settings(
         kv_cache_dtype=options.kv_cache_dtype,
         batch_invariant=options.batch_invariant,
         tensor_parallel_size=options.tensor_parallel_size,
+        pipeline_parallel_size=options.pipeline_parallel_size,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,
         max_model_len=options.max_model_len,

@@ -30,7 +30,8 @@ class EngineConfig:
     quantization: str | None = None  # how weights are rounded while they are loaded; None: not at all
     kv_cache_dtype: str = "auto"  # auto: that of the model; fp8: half the bytes, with a scale for each key head
     batch_invariant: bool = False  # bit-identical replies whatever else is in the batch
-    tensor_parallel_size: int = 1  # processes that compute the model together, each on a device of its own
+    tensor_parallel_size: int = 1  # processes that compute each layer together, each on a device of its own
+    pipeline_parallel_size: int = 1  # stages that have some of the layers each: so many times as many processes
     block_size: int = 16  # tokens in a KV block
     load_format: str = "auto"  # dummy: random weights of the config's shape
     tokenizer: str | None = None  # folder of another one's files; None: the checkpoint's own
@@ -72,7 +73,9 @@ class EngineConfig:
                 f"speculative_method is {self.speculative_method!r} and speculative_model {self.speculative_model!r}; "
                 "the method draft, and no other, needs a model"
             )
-        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "cpu_kv_bytes", "tensor_parallel_size"):
+        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "cpu_kv_bytes"):
+            _at_least_one(name, getattr(self, name))
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             _at_least_one(name, getattr(self, name))
         for name in ("max_model_len", "num_kv_blocks", "num_threads"):
             if getattr(self, name) is not None:
@@ -80,8 +83,6 @@ class EngineConfig:
         for name in ("max_batch_tier_tokens", "max_waiting"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
-        if self.tensor_parallel_size > 1 and self.speculative_method != "off":
-            raise ValueError("speculative_method needs tensor_parallel_size 1: ranks do not take guesses back together")
         if not 0 <= self.interactive_headroom < 1:
             raise ValueError(
                 f"interactive_headroom is {self.interactive_headroom}; it is a share, at least 0 and less than 1"
@@ -110,6 +111,11 @@ class EngineConfig:
         if not self.prefix_caching:
             return 0
         return self.max_num_batched_tokens if self.cached_lead is None else self.cached_lead
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def folder(self) -> Path:

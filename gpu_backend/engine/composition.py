@@ -54,6 +54,9 @@ ENGINE_FEATURES = {
     "swap": "who gives way is copied to host memory where that takes less than computing it again",
     "chunks": "a prompt is longer than --max-num-batched-tokens",
     "sliding window": "a model whose queries look back only so far",
+    "graphs": "--cuda-graphs: decodes are replayed",
+    "tensor parallel": "--tensor-parallel-size: several processes have a part of each layer",
+    "pipeline parallel": "--pipeline-parallel-size: several processes have some of the layers",
 }
 # Every pair of features gives the tokens that a reply has alone in a plain engine, but for these, which exclude each
 # other. tests/integration/gpu_backend/test_composition.py has a test for each pair.

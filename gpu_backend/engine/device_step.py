@@ -56,6 +56,7 @@ class DeviceStep:
     """One launched step: ``hidden`` (tokens, width) are its final hidden states, still being computed.
 
     ``places`` has a step for each place that is sampled; ``masks`` are those of their grammars, if they could be begun.
+    Slots in which its guesses leave what is not a number are added to ``spoilt``, for the next step to clear.
     ``draw`` launches what samples all of its tokens, where that was prepared; it keeps them in ``last_tokens`` itself.
     """
 
@@ -67,7 +68,7 @@ class DeviceStep:
         masks: Future[Tensor] | None,
         model: Decoder,
         hidden: Tensor,
-        kv_cache: Tensor,
+        spoilt: list[int],
         last_tokens: Tensor,
         timer: Timer,
         roofline: Roofline | None = None,
@@ -79,7 +80,7 @@ class DeviceStep:
         self._masks = masks
         self._model = model
         self._hidden = hidden
-        self._kv_cache = kv_cache
+        self._spoilt = spoilt
         self._last_tokens = last_tokens
         self._timer = timer
         self._roofline = roofline
@@ -170,13 +171,12 @@ class DeviceStep:
             first += places
         return tokens, logprobs, failed
 
-    @torch.inference_mode()
     def _retract(self, steps: list[SequenceStep]) -> None:
-        """Put zeros where these steps wrote keys and values: what is not a number would spoil all that comes later."""
+        """Note where these steps wrote keys and values: what is not a number would spoil all that comes later."""
         where = self._batch.slots.split([len(step.token_ids) for step in self._batch.steps])
         ids = {step.sequence_id for step in steps}
-        slots = torch.cat([own for step, own in zip(self._batch.steps, where, strict=True) if step.sequence_id in ids])
-        self._kv_cache.flatten(1, 2).index_fill_(1, slots, 0)
+        for step, own in zip(self._batch.steps, where, strict=True):
+            self._spoilt += own.tolist() if step.sequence_id in ids else ()
 
     def _score(self, step: SequenceStep, hidden: Tensor) -> list[Logprobs]:
         """Return the log-probability of each target, some rows at a time: all logits of a long prompt have no room."""

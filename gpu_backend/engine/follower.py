@@ -19,7 +19,7 @@ def main(rank: int, meeting_file: str, parent: int) -> int:
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
     config = pickle.load(sys.stdin.buffer)  # from the process that started this one
-    ranks = Ranks(rank, config.tensor_parallel_size, meeting_file)
+    ranks = Ranks(rank, config.tensor_parallel_size, config.pipeline_parallel_size, meeting_file)
     runner = Runner(config, load_model_config(config.folder), ranks)
     while (plan := ranks.tell(None)) is not None:
         runner.launch(plan)

@@ -57,7 +57,7 @@ class DecodeGraphs:
     """Computes decodes of up to ``table.spare`` sequences, of up to ``most_guesses`` each, by replaying graphs.
 
     ``record`` captures what a function launches, and returns how to launch it again; what the function allocates must
-    stay where it is.
+    stay where it is. Of several ranks one ``draws`` tokens, and ``share`` gives all of them what it has in a tensor.
     """
 
     def __init__(
@@ -69,6 +69,8 @@ class DecodeGraphs:
         layouts: PagedLayouts,
         record: Callable[[Callable[[], None]], Replay],
         most_guesses: int = 0,
+        share: Callable[[Tensor], None] | None = None,
+        draws: bool = True,
     ) -> None:
         self.sizes = sizes_up_to(table.spare)
         self._model = model
@@ -79,6 +81,8 @@ class DecodeGraphs:
         self._layouts = layouts
         self._record = record
         self._most = 1 + most_guesses
+        self._share = share
+        self._draws = draws
         self._graphs: dict[Size, tuple[Replay, Replay]] = {}  # the model, and the drawing of tokens
         self._uses: Counter[Size] = Counter()
         self._steps_since = STEPS_BETWEEN
@@ -87,7 +91,7 @@ class DecodeGraphs:
         self._inputs = torch.zeros((places, 3 + self._most), dtype=torch.long, device=device)
         self._tokens = torch.zeros(rows, dtype=torch.long, device=device)
         self._slots = torch.zeros(rows, dtype=torch.long, device=device)
-        self._hidden = torch.zeros((rows, model.config.hidden_size), dtype=model.embedding.dtype, device=device)
+        self._hidden = torch.zeros((rows, model.config.hidden_size), dtype=model.norm.dtype, device=device)
         self._drawn = torch.zeros((2, rows), dtype=torch.long, device=device)  # tokens, whether logits were finite
 
     def find(self, plan: StepPlan) -> Size | None:
@@ -165,12 +169,15 @@ class DecodeGraphs:
         """Make the graph of that size, whoever needs it."""
         self._steps_since = 0
         self.fill((), size)  # all places are nobody's while it is tried and recorded
-        self._graphs[size] = self._record(lambda: self._compute(size)), self._record(lambda: self._draw(size))
+        forward = self._record(lambda: self._compute(size))
+        self._graphs[size] = forward, self._record(lambda: self._draw(size)) if self._draws else lambda: None
 
     def _compute(self, size: Size) -> None:
         places, width = size
         rows, ends, counts, given = self._inputs[:places, : 3 + width].split((1, 1, 1, width), dim=1)
         tokens = torch.where(given == UNKNOWN, self._table.last_tokens[rows], given).flatten()
+        if self._share is not None:
+            self._share(tokens)
         tables = self._table.block_tables.index_select(0, rows[:, 0])
         positions = ends - width + torch.arange(width, device=rows.device)
         is_used = positions >= ends - counts

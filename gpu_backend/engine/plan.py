@@ -79,11 +79,13 @@ class StepPlan:
     """Everything one step computes: running decodes first, then chunks of prefills, within the token budget.
 
     ``copies`` come before that, one after the other: what one writes another may read, and its place be written again.
+    Before them the runner puts zeros into the slots to be ``cleared``, in which guesses left what is not a number.
     """
 
     step: int
     sequences: tuple[SequenceStep, ...]
     copies: tuple[BlockCopy, ...] = ()
+    cleared: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:

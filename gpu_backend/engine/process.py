@@ -143,9 +143,10 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     compiler = GrammarCompiler(config.tokenizer_folder, model.vocab_size, model.eos_token_ids)
     runner = Runner(config, model)
     runner.warm_up()
-    if config.tensor_parallel_size > 1:
-        for rank, (weights, cache) in enumerate(runner.bytes_of_ranks):
-            told = f"rank {rank} of {config.tensor_parallel_size}: {weights:,} bytes of weights, {cache:,} of KV cache"
+    if config.num_ranks > 1:
+        for rank, (layers, weights, cache) in enumerate(runner.parts_of_ranks):
+            part = f"layers {layers.start} to {layers.stop - 1}, {weights:,} bytes of weights, {cache:,} of KV cache"
+            told = f"rank {rank} of {config.num_ranks}: {part}"
             print(f"gpu_backend: {told}", file=sys.stderr, flush=True)  # noqa: T201
     limits = Limits(
         runner.max_model_len,

@@ -1,5 +1,8 @@
 # Several processes that compute one model together, each on a device of its own: the first has the step loop, and tells
 # the others each step's plan. They talk by torch.distributed: gloo on the CPU, NCCL between GPUs.
+#
+# Ranks beside each other share a pipeline's stage, whose layers they cut. Stages are numbered from the last: rank 0 has
+# the last layers, so that tokens are sampled where the step loop is. It tells the first stage which tokens come next.
 
 from __future__ import annotations
 
@@ -26,20 +29,37 @@ FOR_EVER = timedelta(days=365)  # followers wait for work, however long
 
 
 class Ranks:
-    """This process's place among them. Every method is called by all ranks, in the same order."""
+    """This process's place among them: ``stages`` times ``width`` ranks.
 
-    def __init__(self, rank: int, size: int, meeting_file: str) -> None:
+    Every method is called by all ranks, in the same order; ``add``, ``receive`` and ``send`` by those of a stage.
+    """
+
+    def __init__(self, rank: int, width: int, stages: int, meeting_file: str) -> None:
         self.rank = rank
-        self.size = size
+        self.size = size = width * stages
+        self.width = width
+        self.stages = stages
+        self.stage = stages - 1 - rank // width  # 0 has the first layers
+        self.place = rank % width  # within the stage
         store = dist.FileStore(meeting_file, size)  # type: ignore[attr-defined]
         store.set_timeout(STARTING)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOR_EVER)
+        groups = [dist.new_group(list(range(first, first + width))) for first in range(0, size, width)]
+        self._stage_group = groups[rank // width]
 
     def add(self, part: Tensor) -> Tensor:
-        """Return the sum of all ranks' parts, the same bits on each; ``part`` is written over."""
-        dist.all_reduce(part)
+        """Return the sum of the parts of the stage's ranks, the same bits on each; ``part`` is written over."""
+        dist.all_reduce(part, group=self._stage_group)
         return part
+
+    def receive(self, states: Tensor) -> None:
+        """Fill it with what the stage before sends."""
+        dist.recv(states, self.rank + self.width)
+
+    def send(self, states: Tensor) -> None:
+        """Give the next stage hidden states."""
+        dist.send(states, self.rank - self.width)
 
     def share(self, tensor: Tensor) -> None:
         """Give all ranks the first one's numbers."""
@@ -74,7 +94,7 @@ def start_ranks(config: EngineConfig) -> Ranks:
     meeting_file = str(Path(tempfile.mkdtemp(prefix="tollgate-ranks-")) / "meeting")
     package_root = str(Path(__file__).resolve().parents[2])
     search_path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
-    for rank in range(1, config.tensor_parallel_size):
+    for rank in range(1, config.num_ranks):
         child = subprocess.Popen(
             [sys.executable, "-m", "gpu_backend.engine.follower", str(rank), meeting_file, str(os.getpid())],
             env={**os.environ, "PYTHONPATH": search_path},
@@ -84,7 +104,7 @@ def start_ranks(config: EngineConfig) -> Ranks:
         with child.stdin as pipe:
             pickle.dump(config, pipe)
         threading.Thread(target=_end_with, args=(rank, child), daemon=True).start()
-    return Ranks(0, config.tensor_parallel_size, meeting_file)
+    return Ranks(0, config.tensor_parallel_size, config.pipeline_parallel_size, meeting_file)
 
 
 def _end_with(rank: int, child: subprocess.Popen[bytes]) -> None:

@@ -22,7 +22,7 @@ ENOUGH = {"cuda": (1 << 29, 4096), "cpu": (1 << 25, 512)}
 class Roofline:
     """Knows what each step of a model must read and multiply, and how fast its device can.
 
-    ``kv_bytes`` are a token's keys and values, all layers together.
+    ``kv_bytes`` are a token's keys and values, all layers together; ``model`` may have a stage's of them only.
     """
 
     def __init__(self, config: ModelConfig, model: Decoder, kv_bytes: float, ceilings: Ceilings) -> None:
@@ -30,7 +30,8 @@ class Roofline:
         matrices = config.products_per_token - head
         attention = 4 * config.num_heads * config.head_dim  # operations of a layer for one query and one key
         rate = (ceilings.fp8_flops or ceilings.flops) if _is_fp8(model) else ceilings.flops
-        self._weights = num_bytes((model.layers, model.norm, model.head)) / ceilings.bandwidth  # seconds, like all here
+        layers = num_bytes(model.layers) * config.num_layers / len(model.layers)
+        self._weights = (layers + num_bytes((model.norm, model.head))) / ceilings.bandwidth  # seconds, like all here
         self._token = 2 * matrices / rate
         self._logits = 2 * head / ceilings.flops
         # By how far a layer looks back: a key's reading, and a pair's products.
@@ -57,7 +58,7 @@ class Roofline:
 
 def measure_roofline(config: ModelConfig, model: Decoder, kv_bytes: float, device: torch.device) -> Roofline:
     """Measure the device, a tenth of a second, and return the roofline of the model on it."""
-    dtype = model.embedding.dtype
+    dtype = model.norm.dtype
     return Roofline(config, model, kv_bytes, measure_ceilings(device, dtype, *ENOUGH[device.type], repeats=4))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,7 @@ from gpu_backend.engine.plan import UNKNOWN, BlockCopy, Computed, Launched, Sequ
 from gpu_backend.engine.roofline import Roofline, measure_roofline
 from gpu_backend.engine.sequence import SamplingParams
 from gpu_backend.engine.table import RequestTable
+from gpu_backend.engine.upload import upload
 from gpu_backend.engine.verification import rows_of
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.grouping import Grouping
@@ -26,7 +28,7 @@ from gpu_backend.kernels.layout import PagedLayouts, invariant_split
 from gpu_backend.kernels.quantized_kv import KvScales, scales_from
 from gpu_backend.models.config import ModelConfig, UnsupportedModel
 from gpu_backend.models.registry import load_model
-from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes
+from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes, stage_of
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights, WeightSource
 
 if TYPE_CHECKING:
@@ -43,34 +45,42 @@ class Runner:
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, ranks: Ranks | None = None) -> None:
         """Load it; of several ranks the first starts the others, which come with ``ranks``."""
-        if ranks is None and config.tensor_parallel_size > 1:
+        cut = config_of_rank(model_config, config.tensor_parallel_size)
+        stage_of(cut, 0, config.pipeline_parallel_size)  # refused here, not in all ranks
+        if ranks is None and config.num_ranks > 1:
             from gpu_backend.engine.ranks import start_ranks
 
-            config_of_rank(model_config, config.tensor_parallel_size)  # refused here, not in all of them
             ranks = start_ranks(config)
         self._ranks = ranks
+        self._leads = ranks is None or ranks.rank == 0
         self.device = _choose_device(config.device, ranks.rank if ranks else 0)
         self.dtype = DTYPES.get(config.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.block_size = config.block_size
-        self.model_config = config_of_rank(model_config, ranks.size) if ranks else model_config
+        self._all_layers = cut
+        self.model_config = stage_of(cut, ranks.stage, ranks.stages) if ranks else cut
         self._roofline: Roofline | None = None  # measured when warming up
         wished = _wished_length(config, self.model_config)
         dummy = config.load_format == "dummy"
-        linear = LinearOptions(config.quantization, config.batch_invariant, ranks.add if ranks else None)
+        add = ranks.add if ranks is not None and ranks.width > 1 else None
+        linear = LinearOptions(config.quantization, config.batch_invariant, add)
         weights: WeightSource = (
             RandomWeights(self.device, self.dtype, linear=linear)
             if dummy
             else Checkpoint(config.folder, self.device, self.dtype, linear, model_config.packed)
         )
-        if ranks is not None:
-            weights = ShardedWeights(weights, ranks.rank, ranks.size)
+        if ranks is not None and ranks.width > 1:
+            weights = ShardedWeights(weights, ranks.place, ranks.width)
         with torch.inference_mode():
             self._model = load_model(self.model_config, weights, wished)
+            if ranks is not None:
+                receive = ranks.receive if self.model_config.layers_before else None
+                send = ranks.send if self.model_config.layers_after else None
+                self._model = replace(self._model, receive=receive, send=send)
             self._batch_invariant = config.batch_invariant
             self._kv_scales: tuple[KvScales, ...] | None = None
             if config.kv_cache_dtype == "fp8":
                 self._kv_scales = self._measure_kv_scales(min(wished, TOKENS_TO_MEASURE))
-            drafts = config.speculative_method == "draft" and (ranks is None or ranks.rank == 0)
+            drafts = config.speculative_method == "draft" and self._leads
             self._drafter = Drafter(config, model_config, self.device, self.dtype, wished) if drafts else None
             self.num_blocks = config.num_kv_blocks or self._affordable_blocks(config, wished)
             self.num_blocks = ranks.least(self.num_blocks) if ranks else self.num_blocks
@@ -78,6 +88,7 @@ class Runner:
             # block, zeros for ever, pads block tables.
             self.kv_cache = self._empty_cache(self.num_blocks + 1, self._cache_dtype)
             self.num_host_blocks = config.host_kv_bytes // self._block_bytes
+            self.num_host_blocks = ranks.least(self.num_host_blocks) if ranks else self.num_host_blocks
             self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
             self.max_model_len = _possible_length(config, wished, self.num_blocks * self.block_size)
             self._grouping = self._placement(self.model_config, self.num_blocks + 1, self.max_model_len)
@@ -88,9 +99,12 @@ class Runner:
                 placement = self._placement(self._drafter.config, self.num_blocks, self.max_model_len)
                 self._drafter.make_room(self.num_blocks, placement)
 
-        # Weights, and KV cache.
-        mine = (num_bytes(self._model), self.kv_cache.nbytes)
-        self.bytes_of_ranks: list[tuple[int, int]] = ranks.gather(mine) if ranks else [mine]
+        self._spoilt: list[int] = []  # slots that guesses filled with what is no number
+        first = self.model_config.layers_before
+        layers = range(first, first + self.model_config.num_layers)
+        # Each rank's layers, bytes of weights, and of the KV cache.
+        mine = (layers, num_bytes(self._model), self.kv_cache.nbytes)
+        self.parts_of_ranks: list[tuple[range, int, int]] = ranks.gather(mine) if ranks else [mine]
 
     @property
     def is_asynchronous(self) -> bool:
@@ -107,11 +121,15 @@ class Runner:
     def launch(self, plan: StepPlan) -> Launched:
         """Begin a step: its keys and values get stored, and a token is sampled for each sequence that asks for one."""
         timer = Timer(self.device)
-        leads = self._ranks is None or self._ranks.rank == 0
         if self._drafter is not None:
             plan = self._drafter.complete(plan)
-        if self._ranks is not None and leads:
+        if self._spoilt:
+            plan = replace(plan, cleared=tuple(self._spoilt))
+            self._spoilt.clear()
+        if self._ranks is not None and self._leads:
             self._ranks.tell(plan)
+        if plan.cleared:
+            self.kv_cache.flatten(1, 2).index_fill_(1, upload(plan.cleared, self.device, torch.long), 0)
         self._host_cache.make(plan.copies)
         if not plan.sequences:
             return Computed(StepResult(plan.step, (), 0.0))
@@ -120,7 +138,8 @@ class Runner:
             self.graphs.fill(plan.sequences, size)
             timer.begin(after=plan.copies)
             batch, hidden, draw = self.graphs.replay(plan, size)
-            places, masks = self._begin_sampling(batch) if draw is None else ([], None)
+            begins = self._leads and draw is None
+            places, masks = self._begin_sampling(batch) if begins else ([], None)
         else:
             batch = build_batch(plan, self._grouping, self.device)
             timer.begin(after=plan.copies)
@@ -132,12 +151,12 @@ class Runner:
             if batch.fresh_blocks is not None:
                 # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
                 self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
-            places, masks = self._begin_sampling(batch)
+            places, masks = self._begin_sampling(batch) if self._leads else ([], None)
             hidden = self._model.hidden_states(batch, self.kv_cache, self._kv_scales)
-        if not leads:
+        if not self._leads:
             return Computed(StepResult(plan.step, (), 0.0))
         step = DeviceStep(
-            plan, batch, places, masks, self._model, hidden, self.kv_cache, last_tokens, timer, self._roofline, draw
+            plan, batch, places, masks, self._model, hidden, self._spoilt, last_tokens, timer, self._roofline, draw
         )
         if not any(sampler.constraint for sampler in batch.samplers):
             step.sample()
@@ -166,21 +185,21 @@ class Runner:
         table = (0, 1)[: self.num_blocks]
         for step, (tokens, start) in enumerate([(prompt, 0), ((0,), len(prompt))]):
             self.run(StepPlan(step, (SequenceStep(0, tokens, start, table, True, sampling, 0),)))
-        kv_bytes = self._block_bytes / self.block_size
-        self._roofline = measure_roofline(self.model_config, self._model, kv_bytes, self.device)
+        kv_bytes = self._all_layers.kv_floats_per_token * self._cache_dtype.itemsize
+        self._roofline = measure_roofline(self._all_layers, self._model, kv_bytes, self.device)
 
     def _make_graphs(self, config: EngineConfig) -> DecodeGraphs | None:
-        """Return the graphs of decodes, if there are to be any: none on the CPU, which has nothing to gain by them.
-
-        Several ranks do without: only the first knows the tokens that the next step begins with.
-        """
+        """Return the graphs of decodes, if there are to be any: none on the CPU, which has nothing to gain by them."""
         is_wanted = self.device.type == "cuda" if config.cuda_graphs is None else config.cuda_graphs
-        if not is_wanted or self._ranks is not None:
+        if not is_wanted:
             return None
         record = cuda_recorder(self.device) if self.device.type == "cuda" else rerun
         guesses = 0 if config.speculative_method == "off" else config.num_speculative_tokens
         layouts = self._layouts(self.model_config, self.max_model_len)
-        return DecodeGraphs(self._model, self.kv_cache, self._kv_scales, self._table, layouts, record, guesses)
+        share = self._ranks.share if self._ranks is not None else None
+        return DecodeGraphs(
+            self._model, self.kv_cache, self._kv_scales, self._table, layouts, record, guesses, share, self._leads
+        )
 
     def close(self) -> None:
         """Let the other ranks go, if there are any."""

@@ -62,6 +62,9 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     packed: PackedFormat | None  # None: weights are there as they are
     windows: tuple[int, ...]  # by layer: how many tokens a query looks back to, itself included; 0: all
+    # Of a pipeline's stage, which has ``num_layers`` of them: those that other stages compute.
+    layers_before: int = 0
+    layers_after: int = 0
 
     @property
     def kv_floats_per_token(self) -> int:

@@ -90,7 +90,11 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A whole model: tokens to hidden states, and hidden states to logits."""
+    """A whole model: tokens to hidden states, and hidden states to logits.
+
+    Or a stage of one: where layers come before its own it ``receive``s hidden states into a tensor of their shape, and
+    where some come after, it does ``send`` them; embedding and head are empty where another stage has them.
+    """
 
     config: ModelConfig
     embedding: Tensor  # (vocab, hidden)
@@ -100,9 +104,11 @@ class Decoder:
     cos: Tensor  # (positions, 1, head_dim / 2)
     sin: Tensor
     batch_invariant: bool = False
+    receive: Callable[[Tensor], None] | None = None
+    send: Callable[[Tensor], None] | None = None
 
     def hidden_states(self, batch: Batch, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None = None) -> Tensor:
-        """Return the final hidden states (tokens, hidden), and store the step's keys and values.
+        """Return the hidden states (tokens, hidden) after the last layer, and store the step's keys and values.
 
         ``kv_cache`` is (layers, blocks, block_size, 2, kv_heads, head_dim); one of float8 has scales for each layer.
         """
@@ -112,12 +118,21 @@ class Decoder:
         return self._hidden_states(batch, kv_cache, kv_scales)
 
     def _hidden_states(self, batch: Batch, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None) -> Tensor:
-        x = F.embedding(batch.token_ids, self.embedding)
+        if self.receive is None:
+            x = F.embedding(batch.token_ids, self.embedding)
+        else:
+            x = self.norm.new_empty(len(batch.token_ids), self.config.hidden_size)
+            self.receive(x)
         cos, sin = self.cos.index_select(0, batch.positions), self.sin.index_select(0, batch.positions)
         residual: Tensor | None = None
         all_scales = kv_scales or (None,) * len(self.layers)
         for layer, layer_cache, scales in zip(self.layers, kv_cache.unbind(0), all_scales, strict=True):
             x, residual = layer(x, residual, cos, sin, layer_cache, scales, batch)
+        if self.send is not None:
+            assert residual is not None, "a stage has layers"
+            x = x + residual
+            self.send(x)
+            return x
         return ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -21,16 +21,19 @@ def load_decoder(
     config: ModelConfig, weights: WeightSource, max_model_len: int, attention_loader: AttentionLoader
 ) -> Decoder:
     """Build a decoder whose tensors are named as Llama's, but for what ``attention_loader`` reads."""
-    embedding = weights.get("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    cos, sin = rope_tables(config.rope, config.head_dim, max_model_len, embedding)
-    head = embedding
-    if not config.tie_word_embeddings:
-        head = weights.get("lm_head.weight", config.vocab_size, config.hidden_size)
+    norm = weights.get("model.norm.weight", config.hidden_size)
+    embedding = head = norm.new_empty(0, config.hidden_size)
+    shape = (config.vocab_size, config.hidden_size)
+    if not config.layers_before or (config.tie_word_embeddings and not config.layers_after):
+        embedding = weights.get("model.embed_tokens.weight", *shape)
+    if not config.layers_after:
+        head = embedding if config.tie_word_embeddings else weights.get("lm_head.weight", *shape)
+    cos, sin = rope_tables(config.rope, config.head_dim, max_model_len, norm)
     return Decoder(
         config=config,
         embedding=embedding,
         layers=tuple(_load_layer(config, weights, index, attention_loader) for index in range(config.num_layers)),
-        norm=weights.get("model.norm.weight", config.hidden_size),
+        norm=norm,
         head=head,
         cos=cos,
         sin=sin,
@@ -64,7 +67,7 @@ def _load_layer(
     config: ModelConfig, weights: WeightSource, index: int, attention_loader: AttentionLoader
 ) -> DecoderLayer:
     hidden, inner = config.hidden_size, config.intermediate_size
-    prefix = f"model.layers.{index}"
+    prefix = f"model.layers.{config.layers_before + index}"
     attention = replace(attention_loader(config, weights, f"{prefix}.self_attn"), window=config.windows[index])
     mlp = f"{prefix}.mlp"
     return DecoderLayer(

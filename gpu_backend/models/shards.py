@@ -1,33 +1,57 @@
-# A model cut across ranks: each has some of the heads and some of the MLP's width (Shoeybi et al. 2019, Megatron-LM).
-# Products that widen are cut by outputs, those that narrow by inputs; the sum over ranks of the latter is the layer's.
+# A model cut across ranks. In a stage each has some of the heads and some of the MLP's width (Shoeybi et al. 2019,
+# Megatron-LM): products that widen are cut by outputs, those that narrow by inputs, and the sum over ranks of the
+# latter is the layer's. A pipeline's stages have some of the layers each (Huang et al. 2019, GPipe).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpu_backend.models.config import ModelConfig, UnsupportedModel
+from gpu_backend.models.config import PACKED_BITS, ModelConfig, UnsupportedModel
 from gpu_backend.models.weights import WeightSource
 
 WIDENING = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 NARROWING = ("o_proj", "down_proj")
+BY_GROUP = ("scales", "qzeros")  # of packed weights: a row for each group of inputs
+PACKED = ("qweight", *BY_GROUP)  # these are (inputs, outputs), the other way round than weights
 
 
 def config_of_rank(model: ModelConfig, ranks: int) -> ModelConfig:
-    """Return the shape of one rank's part. Raises ``UnsupportedModel`` where it does not divide."""
+    """Return the shape of one rank's part of every layer. Raises ``UnsupportedModel`` where it does not divide."""
+    if ranks == 1:
+        return model
     for name in ("num_kv_heads", "intermediate_size"):
         if getattr(model, name) % ranks:
             raise UnsupportedModel(f"{name} is {getattr(model, name)}, which {ranks} ranks do not divide")
-    if model.packed is not None:
-        raise UnsupportedModel(f"{model.packed.method} checkpoints are served by one rank only")
-    return replace(
+    part = replace(
         model,
         num_heads=model.num_heads // ranks,
         num_kv_heads=model.num_kv_heads // ranks,
         intermediate_size=model.intermediate_size // ranks,
+    )
+    if model.packed is not None:
+        group = max(model.packed.group_size, 32 // PACKED_BITS)  # inputs of a scale, outputs of a word
+        widths = (part.num_heads * part.head_dim, part.intermediate_size)
+        if any(width % group for width in widths) or part.num_kv_heads * part.head_dim % (32 // PACKED_BITS):
+            raise UnsupportedModel(f"{ranks} ranks cut through the checkpoint's groups of {group} inputs or outputs")
+    return part
+
+
+def stage_of(model: ModelConfig, stage: int, stages: int) -> ModelConfig:
+    """Return the shape of one stage, with its share of the layers. Raises ``UnsupportedModel`` if there are too few."""
+    if model.num_layers < stages:
+        raise UnsupportedModel(f"{model.num_layers} layers are too few for {stages} pipeline stages")
+    first, end = (model.num_layers * border // stages for border in (stage, stage + 1))
+    return replace(
+        model,
+        num_layers=end - first,
+        windows=model.windows[first:end],
+        layers_before=first,
+        layers_after=model.num_layers - end,
     )
 
 
@@ -47,15 +71,38 @@ class ShardedWeights:
         if module in NARROWING and kind == "bias":  # it is added once
             whole = self._source.get(name, *shape)
             return whole if self._rank == 0 else torch.zeros_like(whole)
-        if module not in WIDENING + NARROWING:
-            return self._source.get(name, *shape)
-        dim = 1 if module in NARROWING else 0
-        full = [size * self._ranks if i == dim else size for i, size in enumerate(shape)]
-        return self._source.get(name, *full).chunk(self._ranks, dim)[self._rank].clone()
+        dim = self._dim(module, kind)
+        return self._source.get(name, *shape) if dim is None else self._cut(self._source.get, dim, name, shape)
 
     def get_whole(self, name: str, *shape: int) -> Tensor:
-        """Raise ``UnsupportedModel``: packed weights are not cut."""
-        raise UnsupportedModel(f"{name} is packed, and packed weights are not cut across ranks")
+        """Return the part of a tensor of whole numbers. Raises ``UnsupportedModel``."""
+        module, kind = name.split(".")[-2:]
+        dim, get = self._dim(module, kind), self._source.get_whole
+        part = get(name, *shape) if dim is None else self._cut(get, dim, name, shape)
+        if dim is None or kind != "g_idx" or self._has_one_group:
+            return part
+        assert self.packed is not None
+        groups = shape[0] // self.packed.group_size
+        first = self._rank * groups  # the part's groups count from here
+        if part.min() < first or part.max() >= first + groups:
+            raise UnsupportedModel(f"{name} spreads groups over all inputs (desc_act), which ranks cannot divide")
+        return part - first
+
+    @property
+    def _has_one_group(self) -> bool:
+        return self.packed is not None and self.packed.group_size == -1
+
+    def _dim(self, module: str, kind: str) -> int | None:
+        """Return along which dimension a tensor is cut; None: every rank has all of it."""
+        if module in WIDENING:
+            return None if kind == "g_idx" else 1 if kind in PACKED else 0
+        if module in NARROWING:
+            return None if kind in BY_GROUP and self._has_one_group else 0 if kind in (*PACKED, "g_idx") else 1
+        return None
+
+    def _cut(self, get: Callable[..., Tensor], dim: int, name: str, shape: tuple[int, ...]) -> Tensor:
+        full = [size * self._ranks if i == dim else size for i, size in enumerate(shape)]
+        return get(name, *full).chunk(self._ranks, dim)[self._rank].clone()
 
 
 def num_bytes(part: Any) -> int:

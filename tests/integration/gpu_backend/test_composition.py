@@ -21,6 +21,7 @@ from gpu_backend.engine.grammar import is_available
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Abort, Generate
 from gpu_backend.engine.requests import Limits, find_problem
+from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sequence import FinishReason, Grammar, GrammarKind, SamplingParams
 from gpu_backend.server.reply import ReplyWriter, join_replies
 from gpu_backend.server.tokens import TextCodec
@@ -67,7 +68,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "overlap": {"async_scheduling": True},
 }
 ALWAYS = ("prefix cache", "host cache", "preemption", "chunks")  # what the busy engine meets
-ENGINES = [(method, *ALWAYS, *more) for method in METHODS for more in ((), ("sliding window", "swap"))]
+MORE = ("sliding window", "swap", "graphs")
+ENGINES = [(method, *ALWAYS, *more) for method in METHODS for more in ((), MORE)]
+RANKS = ("tensor parallel", "pipeline parallel")
+ENGINES_OF_RANKS = [(method, *ALWAYS, *MORE, *RANKS) for method in METHODS]  # of four processes each
 PLAIN: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "block_size": 2, "max_model_len": 80}
 BUSY: dict[str, Any] = PLAIN | {
     "prefix_caching": True,
@@ -76,6 +80,7 @@ BUSY: dict[str, Any] = PLAIN | {
     "num_kv_blocks": 40,
     "max_num_batched_tokens": 16,
 }
+Faults = dict[tuple[tuple[str, ...], str], AssertionError | None]
 FLAT = StepCost(fixed=1.0, weights=0.0, token=1e-6, context=0.0, pair=0.0)  # of a step: copies pay, and guesses
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="llguidance is not installed")
@@ -208,11 +213,18 @@ def run(
     method, kind = engine[0], "sliding window" if "sliding window" in engine else ""
     draft = {"speculative_model": str(models[""])} if method == "draft" else {}
     swaps = {"copy_seconds": 0.0, "step_cost": FLAT, "step_stretch": 1e9} if "swap" in engine else {}
-    loop = model_loop(models[kind], **BUSY, **METHODS[method], **draft, **swaps)
+    ranks = {f"{how.replace(' ', '_')}_size": 2 for how in RANKS if how in engine}
+    graphs = {"cuda_graphs": "graphs" in engine}
+    loop = model_loop(models[kind], **BUSY, **METHODS[method], **draft, **swaps, **graphs, **ranks)
+    assert isinstance(loop.runner, Runner)
     if method == "ngram":
         guess_from(loop, {key: reply.token_ids for key, reply in expected.items()}, 0.8)
     expect_short_replies(loop)
-    answers = answer(loop, asked)
+    try:
+        answers = answer(loop, asked)
+    finally:
+        loop.runner.close()
+    assert not graphs["cuda_graphs"] or (loop.runner.graphs is not None and loop.runner.graphs._graphs)
     assert loop.scheduler.num_swaps == (loop.scheduler.num_preemptions if "swap" in engine else 0)
     assert loop.scheduler.prompt_tokens_found > 0
     assert loop.blocks.host.num_cached > 0
@@ -221,15 +233,24 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def faults(models: dict[str, Path]) -> dict[tuple[tuple[str, ...], str], AssertionError | None]:
+def faults(models: dict[str, Path]) -> Faults:
+    return faults_in(ENGINES, models)
+
+
+@pytest.fixture(scope="module")
+def faults_of_ranks(models: dict[str, Path]) -> Faults:
+    return faults_in(ENGINES_OF_RANKS, models)
+
+
+def faults_in(engines: list[tuple[str, ...]], models: dict[str, Path]) -> Faults:
     """Return what is wrong with each request in each engine: most likely nothing."""
-    faults: dict[tuple[tuple[str, ...], str], AssertionError | None] = {}
+    faults: Faults = {}
     preempted: Counter[str] = Counter()  # by the engine's features
     for kind, folder in models.items():
         asked = [ask(*row) for row in rows()]
         expected = alone(folder, asked)
         asked = resumed(asked, expected)
-        for engine in (engine for engine in ENGINES if ("sliding window" in engine) == bool(kind)):
+        for engine in (engine for engine in engines if ("sliding window" in engine) == bool(kind)):
             answers, times = run(engine, asked, expected, models)
             preempted.update(dict.fromkeys(engine, times))
             ends = {reply.finish_reason for reply in answers.values()}
@@ -243,15 +264,24 @@ def faults(models: dict[str, Path]) -> dict[tuple[tuple[str, ...], str], Asserti
 def test_every_feature_is_here() -> None:
     """Whatever composition.py declares, of requests and of engines."""
     assert {*FEATURES, "prefix cache", "preemption"} == EXACT.keys()
-    assert {*METHODS, *ALWAYS, "sliding window", "swap"} == ENGINE_FEATURES.keys()
+    assert {*METHODS, *ALWAYS, *MORE, *RANKS} == ENGINE_FEATURES.keys()
     assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS}
 
 
-@pytest.mark.parametrize("pair", pairs([*FEATURES, *METHODS, *ALWAYS, "sliding window", "swap"]), ids=" and ".join)
-def test_a_pair_composes(
-    pair: tuple[str, str], faults: dict[tuple[tuple[str, ...], str], AssertionError | None]
-) -> None:
+@pytest.mark.parametrize("pair", pairs([*FEATURES, *METHODS, *ALWAYS, *MORE]), ids=" and ".join)
+def test_a_pair_composes(pair: tuple[str, str], faults: Faults) -> None:
     """Whoever asks for both, or for one in an engine that has the other, has the replies that it has alone."""
+    expect_none(pair, faults)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("pair", pairs([*FEATURES, *METHODS, *ALWAYS, *MORE, *RANKS]), ids=" and ".join)
+def test_a_pair_composes_across_ranks(pair: tuple[str, str], faults_of_ranks: Faults) -> None:
+    """The same where four processes compute: two halves of each layer, in two stages."""
+    expect_none(pair, faults_of_ranks)
+
+
+def expect_none(pair: tuple[str, str], faults: Faults) -> None:
     shown = [fault for (engine, row), fault in faults.items() if {*pair} <= {*engine, *row.split(",")}]
 
     assert shown

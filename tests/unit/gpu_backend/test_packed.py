@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpu_backend.models.config import UnsupportedModel, load_model_config, parse_model_config
+from gpu_backend.models.config import PackedFormat, UnsupportedModel, load_model_config, parse_model_config
 from gpu_backend.models.layers import load_linear
+from gpu_backend.models.shards import ShardedWeights, config_of_rank
 from gpu_backend.models.weights import Checkpoint, LinearOptions
 from tests.gpu.plain import PlainModel
 from tests.support.engine import answer_all, greedy, model_loop
@@ -54,6 +56,36 @@ def test_engine_serves_weights_of_four_bits(form: str, tmp_path: Path) -> None:
 
     logits = PlainModel(plain_folder).logits([*prompt, *reply[:-1]])
     assert logits[len(prompt) - 1 :].argmax(-1).tolist() == reply
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_ranks_share_packed_weights(form: str, tmp_path: Path) -> None:
+    """Two ranks' outputs beside each other, or the sum of what they make of half of the inputs each, are the whole's.
+
+    Groups that are spread over all inputs cannot be cut by inputs, and that is said.
+    """
+    folder, whole = write_packed_model(tmp_path, FORMATS[form])
+    packed = load_model_config(folder).packed
+    ranks = [ShardedWeights(Checkpoint(folder, CPU, torch.float32, packed=packed), rank, 2) for rank in (0, 1)]
+    mlp = "model.layers.1.mlp"
+    up = [load_linear(rank, (f"{mlp}.up_proj",), (64,), 64, bias=False)(torch.eye(64)).T for rank in ranks]
+
+    assert torch.equal(torch.cat(up), whole[f"{mlp}.up_proj.weight"])
+    if FORMATS[form].get("desc_act"):
+        with pytest.raises(UnsupportedModel, match=r"down_proj.g_idx spreads groups .* \(desc_act\)"):
+            load_linear(ranks[1], (f"{mlp}.down_proj",), (64,), 64, bias=False)
+        return
+    down = [load_linear(rank, (f"{mlp}.down_proj",), (64,), 64, bias=False)(torch.eye(64)).T for rank in ranks]
+    assert torch.equal(torch.cat(down, 1), whole[f"{mlp}.down_proj.weight"])
+
+
+def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
+    folder, _ = write_packed_model(tmp_path, FORMATS["awq"])
+
+    assert config_of_rank(load_model_config(folder), 2).num_kv_heads == 1
+    with pytest.raises(UnsupportedModel, match="2 ranks cut through the checkpoint's groups of 128"):
+        form = PackedFormat("awq", 128)
+        config_of_rank(replace(load_model_config(folder), packed=form), 2)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+# One model computed by several processes: the replies are those of one process, token by token, and each process has
+# its share of the weights and of the KV cache: half of every layer, or half of the layers.
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine.cost import StepCost
+from gpu_backend.engine.loop import EngineLoop
+from gpu_backend.engine.messages import Generate, Ready
+from gpu_backend.engine.process import EngineProcess
+from gpu_backend.engine.runner import Runner
+from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.models.config import UnsupportedModel, load_model_config
+from tests.support.engine import answer_all, expect_short_replies, guess_from, model_loop
+from tests.support.tiny_model import TinyModel, write_tiny_model
+
+Replies = dict[Any, tuple[int, ...]]
+WISH = SamplingParams(max_tokens=20, temperature=0.9, top_p=0.9, frequency_penalty=0.2)
+PLAIN = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.9)
+COMMANDS = [
+    Generate(str(i), tuple((7 * i + j * j) % 256 for j in range(length)), replace(WISH, seed=i))
+    for i, length in enumerate((1, 15, 14, 33))
+]
+# At the end, alone: what graphs draw.
+COMMANDS += [replace(command, request_id=f"plain {i}", sampling=PLAIN) for i, command in enumerate(COMMANDS[:3])]
+MODEL = TinyModel("Qwen2ForCausalLM", attention_bias=True, intermediate_size=128, num_layers=3)
+SETTINGS: dict[str, Any] = {
+    "max_num_batched_tokens": 32, "max_num_seqs": 4, "num_kv_blocks": 7, "host_kv_bytes": 150_000,
+    "kv_cache_dtype": "fp8",
+}  # fmt: skip
+OVERLAP: dict[str, Any] = {"async_scheduling": True, "cuda_graphs": True}
+GUESSES: dict[str, Any] = {
+    "speculative_method": "ngram", "num_speculative_tokens": 3, "cuda_graphs": True,
+    "step_cost": StepCost(fixed=1.0, weights=0.0, token=0.0, context=0.0, pair=0.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("width", "stages", "more"),
+    [
+        (2, 1, OVERLAP),
+        (1, 2, GUESSES),
+        pytest.param(2, 1, GUESSES, marks=pytest.mark.soak),
+        pytest.param(1, 2, OVERLAP, marks=pytest.mark.soak),
+        pytest.param(2, 2, OVERLAP, marks=pytest.mark.soak),
+        pytest.param(2, 2, GUESSES, marks=pytest.mark.soak),
+        pytest.param(1, 3, {"async_scheduling": True, "batch_invariant": True}, marks=pytest.mark.soak),
+    ],
+)
+def test_several_processes_reply_as_one_does(width: int, stages: int, more: dict[str, Any], tmp_path: Path) -> None:
+    """Prompts in chunks, graphs, sequences preempted; steps launched before the last tokens are known, or guesses."""
+    folder = write_tiny_model(tmp_path, MODEL)
+    invariant = {"batch_invariant": more.get("batch_invariant", False)}
+    alone = _replies(model_loop(folder, **SETTINGS, **invariant))
+
+    loop = model_loop(folder, **SETTINGS, **more, tensor_parallel_size=width, pipeline_parallel_size=stages)
+    expect_short_replies(loop)
+    if "speculative_method" in more:
+        guess_from(loop, alone, 0.8)
+    runner = loop.runner
+    assert isinstance(runner, Runner)
+    try:
+        together = _replies(loop)
+    finally:
+        runner.close()
+
+    assert together == alone
+    assert loop.scheduler.num_preemptions > 0
+    if more.get("cuda_graphs"):
+        assert runner.graphs is not None and runner.graphs._graphs
+    if loop.scheduler.speculator is not None:
+        assert loop.scheduler.speculator.num_held > 20
+    _check_parts(folder, runner, width, stages)
+
+
+def _check_parts(folder: Path, runner: Runner, width: int, stages: int) -> None:
+    whole = Runner(EngineConfig(str(folder), "cpu", **SETTINGS), load_model_config(folder)).parts_of_ranks[0]
+    parts = runner.parts_of_ranks
+    assert len(parts) == width * stages
+    layers = [layer for part in reversed(parts[::width]) for layer in part[0]]
+    assert layers == list(whole[0]), "the last layers are the first rank's"
+    cache = sum(part[2] for part in parts[::width])
+    assert cache * width == whole[2] and all(part[2] == whole[2] * len(part[0]) // width // 3 for part in parts)
+    if stages == 1:
+        assert all(whole[1] / width < part[1] < 0.7 * whole[1] for part in parts), "embedding and head are on both"
+    else:
+        table = 4 * MODEL.vocab_size * MODEL.hidden_size
+        assert sum(part[1] for part in parts[::width]) < (whole[1] if width == 1 else 0.7 * whole[1]) + table
+        assert max(part[1] for part in parts) < 0.75 * whole[1], "embedding and head are on one stage each"
+
+
+def test_what_does_not_divide_is_refused_before_any_process_starts(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path, TinyModel())
+
+    with pytest.raises(UnsupportedModel, match="num_kv_heads is 2, which 4 ranks do not divide"):
+        Runner(EngineConfig(str(folder), "cpu", tensor_parallel_size=4), load_model_config(folder))
+    with pytest.raises(UnsupportedModel, match="2 layers are too few for 3 pipeline stages"):
+        Runner(EngineConfig(str(folder), "cpu", pipeline_parallel_size=3), load_model_config(folder))
+
+
+@pytest.mark.soak
+def test_engine_ends_when_a_rank_is_lost(tmp_path: Path) -> None:
+    """Whoever waits for it learns so at once, instead of waiting for ever."""
+    folder = write_tiny_model(tmp_path, TinyModel(), with_tokenizer=True)
+    engine = EngineProcess.start(EngineConfig(str(folder), "cpu", tensor_parallel_size=2))
+    try:
+        assert isinstance(engine.receive()[0], Ready)
+        (follower,) = Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()
+        os.kill(int(follower), signal.SIGKILL)
+
+        with pytest.raises(EOFError):
+            while True:
+                engine.receive()
+    finally:
+        engine.stop()
+
+
+def _replies(loop: EngineLoop) -> Replies:
+    return {key: tuple(answer.token_ids) for key, answer in answer_all(loop, COMMANDS).items()}
