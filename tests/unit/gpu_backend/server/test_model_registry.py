@@ -31,6 +31,7 @@ models:
       quantization: fp8
       kv_cache_dtype: fp8
       tensor_parallel_size: 2
+      pipeline_parallel_size: 3
       max_model_len: 4096
   small: {"2026-11": {source: owner/small}}
 """
@@ -50,7 +51,7 @@ def test_entry_is_what_the_engine_serves(tmp_path: Path) -> None:
     engine = settings.engine
     assert (engine.model, engine.tokenizer) == ("s3://weights/llama/2", str(tmp_path / "words"))
     assert (engine.dtype, engine.quantization, engine.kv_cache_dtype) == ("bfloat16", "fp8", "fp8")
-    assert (engine.tensor_parallel_size, engine.max_model_len) == (2, 4096)
+    assert (engine.tensor_parallel_size, engine.pipeline_parallel_size, engine.max_model_len) == (2, 3, 4096)
     assert settings.names == ("llama", "llama@2")
     other = read_settings(["--registry", registry, "--model", "llama@1"], {})
     assert (other.engine.model, other.engine.tokenizer, other.version) == (str(tmp_path / "first"), None, "1")
