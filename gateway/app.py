@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import structlog
@@ -44,6 +45,7 @@ from gateway.safety.checker import OutsideChecker
 from gateway.safety.classifier import Classifier
 from gateway.safety.guard import Guard
 from gateway.safety.outcomes import Outcomes
+from gateway.safety.output_watch import output_watch_of
 from gateway.sealing import Sealer
 from gateway.services import Services
 from gateway.settings import Settings
@@ -155,7 +157,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             keeper=Keeper(),
             metrics=metrics,
             background=background,
-            hooks=(metrics.watch, guard.watch, taker.watch),
+            hooks=(metrics.watch, partial(output_watch_of, guard), taker.watch),
             drain=drain,
             follow=follow,
             started_at=clock.now(),

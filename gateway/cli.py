@@ -65,12 +65,13 @@ def serve(
     import socket
 
     from gateway import serving
+    from gateway.listening import open_socket
 
     path = find_config(config)
     _hold_hangups()
     settings = _load(path)
     try:
-        listener = serving.open_socket(host, port) if fd is None else socket.socket(fileno=fd)
+        listener = open_socket(host, port) if fd is None else socket.socket(fileno=fd)
     except OSError as exc:
         _fail(f"{host}:{port} cannot be had: {exc.strerror}")
     if workers == 1:

@@ -21,6 +21,7 @@ import msgspec
 from gateway.config_yaml import ConfigFaults, Section
 from gateway.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
 from gateway.embedded.server import write_privately
+from gateway.listening import open_socket
 from gateway.local_config import (
     DEMO_MODEL,
     HouseSecrets,
@@ -32,7 +33,7 @@ from gateway.local_config import (
 )
 from gateway.local_http import HouseClient
 from gateway.processes import LOOPBACK, free_port, is_running, last_lines, spawn, stop
-from gateway.serving import TIDY_UP, open_socket
+from gateway.serving import TIDY_UP
 from gateway.supervisor import Child, StartFailed, StopRequested, Supervisor
 
 CHECKPOINT = Path(__file__).resolve().parent.parent / "gpu_backend" / "demo_model" / "checkpoint"

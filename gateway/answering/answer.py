@@ -13,6 +13,7 @@ from gateway.answering.call import Call, record_for
 from gateway.answering.reply import KeepEnding, Reply, settle
 from gateway.errors import ContentPolicyViolation
 from gateway.overload.gate import Turn
+from gateway.safety.input_check import input_check_of
 from gateway.services import Services
 from router import Route, choose_route
 from router.sampling import is_sampled, judge_named
@@ -50,7 +51,7 @@ async def _answer_in_turn(services: Services, call: Call, turn: Turn, keep_endin
         lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
         account.open(record_for(call, route, route.targets[0], lost))
         send = partial(send_along_route, services, call, route, log, turn.slot)
-        check = services.guard.check(call)
+        check = input_check_of(services.guard, call)
         answering = await (send() if check is None else check.beside(send))
         try:
             reply = Reply(services, call, route, account, answering, log, services.hooks)

@@ -18,16 +18,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from gateway.overload.turns import Ticket
+from typing import Generic, Protocol, TypeVar
 
 _served = attrgetter("served")
 
 
+class Waiting(Protocol):
+    """A call that waits."""
+
+    team: str
+    weight: float
+    lag: float  # seconds that its priority puts it back in its team's queue
+
+    @property
+    def rank(self) -> float:
+        """Its place in its team's queue: lower goes first."""
+
+
+Ticket = TypeVar("Ticket", bound=Waiting)
+
+
 @dataclass(slots=True, eq=False)
-class Share:
+class Share(Generic[Ticket]):
     """One team in one line: what it was served, and its calls that wait, by how far their priority puts them back."""
 
     weight: float
@@ -43,16 +55,16 @@ class Share:
         return min((next(iter(tickets)) for tickets in self.waiting.values()), key=lambda ticket: ticket.rank)
 
 
-class FairLine:
+class FairLine(Generic[Ticket]):
     """The teams whose calls wait for one target, or have lately used it. Its owner holds the slots."""
 
     def __init__(self) -> None:
         self.virtual_time = 0.0  # slot-seconds over weight
-        self._shares: dict[str, Share] = {}  # every team's that was ever here
-        self._waiting: dict[str, Share] = {}  # those with calls that wait
+        self._shares: dict[str, Share[Ticket]] = {}  # every team's that was ever here
+        self._waiting: dict[str, Share[Ticket]] = {}  # those with calls that wait
         self.tickets: dict[Ticket, None] = {}  # all that wait, in order of coming
 
-    def share_of(self, team: str, weight: float) -> Share:
+    def share_of(self, team: str, weight: float) -> Share[Ticket]:
         """Return a team's share, brought forward to now if nothing of it waits."""
         share = self._shares.get(team)
         if share is None:
@@ -62,12 +74,12 @@ class FairLine:
             share.served = self.virtual_time
         return share
 
-    def begin(self, share: Share, seconds: float) -> None:
+    def begin(self, share: Share[Ticket], seconds: float) -> None:
         """A call of this share gets a slot, for about ``seconds``."""
         self.virtual_time = max(self.virtual_time, share.served)
         share.charge(seconds)
 
-    def correct(self, share: Share, seconds: float) -> None:
+    def correct(self, share: Share[Ticket], seconds: float) -> None:
         """Charge what a running call used beyond what it was charged, or give back what it did not."""
         share.charge(seconds)
         if not self._waiting:  # what nobody waited for is held against nobody
@@ -105,6 +117,6 @@ class FairLine:
         share = self._waiting.get(team)
         return sum(map(len, share.waiting.values())) if share is not None else 0
 
-    def counters(self) -> dict[str, Share]:
+    def counters(self) -> dict[str, Share[Ticket]]:
         """Return the shares of the teams that wait."""
         return dict(self._waiting)

@@ -25,8 +25,8 @@ class Slot:
     """Leave for one call to be at a target. Give it back once, with ``Turns.release``."""
 
     room: Room
-    line: FairLine
-    share: Share
+    line: FairLine[Ticket]
+    share: Share[Ticket]
     since: float
     charged: float  # seconds
 
@@ -60,8 +60,8 @@ class Room:
         self.is_resting = False  # it said that it takes none for a while
         self.held: dict[Slot, None] = {}
         self.typical = FIRST_GUESS  # seconds that a call holds its slot
-        self.interactive = FairLine()
-        self.batch = FairLine()
+        self.interactive = FairLine[Ticket]()
+        self.batch = FairLine[Ticket]()
         self._since_batch = 0  # interactive turns since the last one of the batch tier, while that waits
         self._overtime_at = -math.inf
 
@@ -76,7 +76,7 @@ class Room:
         """Whether anybody waits."""
         return bool(self.interactive.tickets or self.batch.tickets)
 
-    def line_of(self, is_batch: bool) -> FairLine:
+    def line_of(self, is_batch: bool) -> FairLine[Ticket]:
         """Return the line of a tier."""
         return self.batch if is_batch else self.interactive
 

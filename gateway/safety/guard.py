@@ -12,23 +12,19 @@ import structlog
 
 from billing.errors import RateLimited
 from gateway.answering.call import Call
-from gateway.answering.hooks import ReplyHook
 from gateway.errors import ContentPolicyViolation
 from gateway.providers.base import Request
 from gateway.safety.abuse import AbuseWatch
 from gateway.safety.checker import OutsideChecker
 from gateway.safety.classifier import Classifier, Floats, findings_of, readings, scores_of
 from gateway.safety.findings import Finding
-from gateway.safety.input_check import InputCheck
 from gateway.safety.outcomes import Outcomes
-from gateway.safety.output_watch import NOBODY, OutputWatch
 from gateway.safety.plain import hidden, plain
 from gateway.safety.policy import Policy, Stage, policy_of
 from gateway.safety.rules import RULES, find_by_rules
 from gateway.safety.texts import texts_of
 from gateway.settings import Safety, TeamSafety
 from gateway.telemetry.metrics import Metrics, counter_of
-from router.targets import Target
 
 SLICE = 8_000  # characters that are looked at before others have their turn
 OVERLAP = 1_000  # characters of a slice that the next one has again; no rule's find is longer
@@ -85,21 +81,10 @@ class Guard:
                 headers={"retry-after": str(wait)},
             )
 
-    def check(self, call: Call) -> InputCheck | None:
-        """Return the check of a call's input, or ``None`` where no policy asks for one."""
+    def policy_for(self, call: Call) -> Policy | None:
+        """Return what holds for a call, or ``None`` where nobody has a policy."""
         team = call.caller.team.safety
-        if self._is_off and team is None:
-            return None
-        policy = self.policy(team)
-        return None if policy.input == "off" else InputCheck(self, call, policy)
-
-    def watch(self, call: Call, target: Target) -> ReplyHook:
-        """Return what watches the answer to a call."""
-        team = call.caller.team.safety
-        if self._is_off and team is None:
-            return NOBODY
-        policy = self.policy(team)
-        return NOBODY if policy.output == "off" else OutputWatch(self, call, policy)
+        return None if self._is_off and team is None else self.policy(team)
 
     async def find_by_form(self, texts: Iterable[str]) -> list[Finding]:
         """Return what the rules find, each once; a long text is looked at in slices, with turns for others between."""

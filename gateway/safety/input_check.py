@@ -5,19 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 from gateway.answering.call import Call
 from gateway.errors import ContentPolicyViolation
 from gateway.safety.findings import Finding
+from gateway.safety.guard import Guard
 from gateway.safety.policy import Policy
 from gateway.safety.texts import is_unreadable, judged_texts, texts_of
 
-if TYPE_CHECKING:
-    from gateway.answering.attempts import Answering
-    from gateway.safety.guard import Guard
-
 UNREADABLE = Finding("token_ids", "unreadable")
+
+
+class Open(Protocol):
+    """What was begun for a call, and must be closed when nobody will have it."""
+
+    async def close(self) -> None: ...
+
+
+Answer = TypeVar("Answer", bound=Open)
+
+
+def input_check_of(guard: Guard, call: Call) -> InputCheck | None:
+    """Return the check of a call's input, or ``None`` where no policy asks for one."""
+    policy = guard.policy_for(call)
+    return None if policy is None or policy.input == "off" else InputCheck(guard, call, policy)
 
 
 class InputCheck:
@@ -30,7 +42,7 @@ class InputCheck:
         self._policy = policy
         self._leash: asyncio.Timeout | None = None  # on the call while it waits for its upstream
 
-    async def beside(self, send: Callable[[], Awaitable[Answering]]) -> Answering:
+    async def beside(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
         """Apply the rules, then ``send`` the call and judge it meanwhile; return its answer once the verdict is there.
 
         Raises ContentPolicyViolation when the rules forbid the call, or when the verdict comes before the answer: then

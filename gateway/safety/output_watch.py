@@ -5,26 +5,30 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from gateway.answering.call import Call
 from gateway.answering.hooks import ReplyHook
 from gateway.providers.base import WholeReply
 from gateway.safety.classifier import findings_of
+from gateway.safety.guard import Guard
 from gateway.safety.plain import plain
 from gateway.safety.policy import CATEGORIES, Policy
 from gateway.safety.texts import texts_of_reply
 from protocol.chat import FinishReason
 from protocol.events import Delta
-
-if TYPE_CHECKING:
-    from gateway.safety.guard import Guard
+from router.targets import Target
 
 WINDOW = 400  # characters
 STEP = 200  # between the ends of two windows; what they share is as long
 
 JUDGED = tuple(name for name in CATEGORIES if name not in ("attack", "harm", "illicit", "illicit/violent"))
 GROUPS = ("secrets", "personal_data", "deny")  # an address in an answer is nothing to look at
+
+
+def output_watch_of(guard: Guard, call: Call, target: Target) -> ReplyHook:
+    """Return what watches the answer to a call, whichever target gives it."""
+    policy = guard.policy_for(call)
+    return NOBODY if policy is None or policy.output == "off" else OutputWatch(guard, call, policy)
 
 
 class OutputWatch(ReplyHook):

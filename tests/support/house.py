@@ -21,7 +21,7 @@ from billing.prices import Price
 from gateway.app import create_app
 from gateway.audit_log import Act
 from gateway.database import Database
-from gateway.serving import UNREAD, open_socket
+from gateway.listening import UNREAD, open_socket
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Settings, Timeouts
 from gateway.team_inputs import LimitsInput, NewKey, NewTeam
 from gateway.team_keys import create_key

@@ -1,0 +1,45 @@
+# The socket that clients connect to: how it is opened, and how it is closed behind the last who came.
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import suppress
+from ctypes import addressof, create_string_buffer
+
+BACKLOG = 2048
+UNREAD = 60.0  # seconds that a client may leave all that was sent unread
+SO_ATTACH_FILTER = 26  # asm-generic/socket.h
+
+
+def open_socket(host: str, port: int, unread: float = UNREAD) -> socket.socket:
+    """Return a socket that listens; raise OSError when the port is taken.
+
+    A client that takes nothing of what was sent for ``unread`` seconds has left: the kernel closes its connection.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it; every connection inherits it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(unread * 1000))
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def close_door(listener: socket.socket) -> None:
+    """Have the kernel take no new connection on a listening socket; those that it has begun to take still come.
+
+    Closed right away, the socket would reset every connection in its queue, whose clients believe that they are
+    connected and have sent their requests. So a filter first drops what asks for a new connection (SYN), the queue is
+    emptied, and then the socket is closed: the client's kernel asks again after a second and is refused.
+    """
+    byte_13, mask, is_equal, give = 0x30, 0x54, 0x15, 0x06  # BPF: load a byte, and, jump if equal, return
+    code = ((byte_13, 0, 0, 13), (mask, 0, 0, 0x12), (is_equal, 0, 1, 0x02), (give, 0, 0, 0), (give, 0, 0, 0xFFFFFFFF))
+    program = create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
+    with suppress(OSError):  # a kernel without filters: a few may be reset
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("@HP", len(code), addressof(program)))
