@@ -242,6 +242,7 @@ async def send_once(
         tenant=call.caller.team.id,
         weight=call.caller.team.weight,
         tier=call.wish.tier.value,
+        fails_over=len(provider.endpoints) > 1,
         seed=int(call.request_id[-8:], 16),
         resume=trip.resume,
     )

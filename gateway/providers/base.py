@@ -42,9 +42,10 @@ class Asking(Struct, frozen=True, kw_only=True):
     native: MessagesRequest | None = None  # the same request in Anthropic's form, where it came so
     extra: Mapping[str, Any] = {}
     manners: Manners = Manners()  # which names of fields the target takes
-    tenant: str = ""  # told to our own engine only, as are the three below
+    tenant: str = ""  # told to our own engine only, as are those below
     weight: float = 1.0
     tier: str = "interactive"
+    fails_over: bool = False  # there are other replicas to go on with a reply that breaks
     seed: int = 0  # for a request without one, so that another replica can continue the reply
     resume: Resume | None = None
 

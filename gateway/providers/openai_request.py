@@ -44,6 +44,8 @@ def write_request(asking: Asking) -> UpstreamRequest:
     extra: dict[str, Any] = dict(asking.extra)
     if asking.self_hosted:
         headers |= {"x-tenant": asking.tenant, "x-weight": str(asking.weight), "x-tier": asking.tier}
+        if asking.fails_over:
+            headers["x-fails-over"] = "1"
         if not isinstance(request, EmbeddingRequest):
             extra["return_token_ids"] = True
             extra["return_gpu_seconds"] = True

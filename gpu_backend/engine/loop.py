@@ -60,7 +60,8 @@ class EngineLoop:
     The time of a step belongs to the sequences that it computed for, in proportion to their tokens in it: a step is one
     pass over all of them, and nothing measures apart what a prompt's token and a decode took of it. So prompt tokens
     pay like decodes, tokens found in the prefix cache pay nothing, and what a preempted sequence computes again it pays
-    again. The shares of all sequences, whatever became of them, add up to the busy seconds of the load report.
+    again. The shares of all sequences, whatever became of them, add up to the busy seconds of the load report, times
+    the devices that compute each step together.
 
     Where steps overlap, a stop token is known when the next step is launched already: what that computes for a reply
     that has ended is dropped, and its time belongs to the others in the step; without others the device was idle.
@@ -230,7 +231,7 @@ class EngineLoop:
             sequence = self.scheduler.running(step.sequence_id)
             if sequence.admitted is None:
                 sequence.admitted = started
-            sequence.gpu_seconds += seconds_per_token * step.num_tokens
+            sequence.gpu_seconds += seconds_per_token * step.num_tokens * self._config.tensor_parallel_size
             if scores:  # what was scored before a preemption is not reported again
                 sequence.prompt_scores += scores[len(sequence.prompt_scores) - step.start :]
             if step.sequence_id in result.failed:
@@ -363,7 +364,7 @@ class EngineLoop:
         num_tokens = sum(step.num_tokens for step, _ in staying)
         self._meter.count_failed_step(seconds if staying else 0.0)
         for step, sequence in staying:
-            sequence.gpu_seconds += seconds / num_tokens * step.num_tokens
+            sequence.gpu_seconds += seconds / num_tokens * step.num_tokens * self._config.tensor_parallel_size
         self._failures += 1
         if self._failures >= FAILURES_IN_A_ROW:
             raise RuntimeError(f"{self._failures} steps in a row failed") from error

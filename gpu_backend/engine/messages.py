@@ -11,7 +11,10 @@ from gpu_backend.engine.sequence import FinishReason, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Make ``n`` replies to one prompt. ``resume_token_ids`` are tokens another replica already made (n must be 1)."""
+    """Make ``n`` replies to one prompt. ``resume_token_ids`` are tokens another replica already made (n must be 1).
+
+    Replies are numbered from ``first_reply`` on: one of several that is resumed alone keeps its number, and its noise.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -22,6 +25,7 @@ class Generate:
     tier: str = "interactive"
     deadline_ms: int | None = None
     resume_token_ids: tuple[int, ...] = ()
+    first_reply: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def refusal(request: Generate | Embed, problem: str, *, is_bad_grammar: bool = F
     return [
         NewTokens(
             request.request_id,
-            index,
+            request.first_reply + index,
             (),
             finish_reason=FinishReason.ERROR,
             error=problem,
@@ -95,7 +95,8 @@ def make_sequences(request: Generate | Embed, limits: Limits, ids: Iterator[int]
     if not sampling.ignore_eos:
         sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | limits.eos_token_ids)
     limit = min(len(request.prompt_token_ids) + sampling.max_tokens, limits.max_model_len)
-    replies = [_sequence(request, sampling, limit, next(ids), now, index) for index in range(request.n)]
+    numbers = range(request.first_reply, request.first_reply + request.n)
+    replies = [_sequence(request, sampling, limit, next(ids), now, number) for number in numbers]
     replies[0].token_ids.extend(request.resume_token_ids)
     return replies
 

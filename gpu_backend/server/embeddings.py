@@ -16,7 +16,7 @@ from gpu_backend.server.answers import send_json
 from gpu_backend.server.errors import EngineFailed
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.prompts import encode_prompts, split_prompts
-from gpu_backend.server.requests import read_body, read_sender
+from gpu_backend.server.requests import Sender, read_body, read_sender
 from gpu_backend.server.wire import EmbeddingAnswer, EmbeddingBody, UsageBody, encode
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import BadRequest, UnsupportedParameter
@@ -46,14 +46,17 @@ async def create_embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
         Embed(f"{request_id}-{i}", prompt, sender.tenant, sender.tier, sender.weight)
         for i, prompt in enumerate(prompts)
     ]
-    return EmbeddingResponse(front, commands, body, request_id_of(request))
+    return EmbeddingResponse(front, commands, body, sender, request_id_of(request))
 
 
 class EmbeddingResponse:
     """Waits for all vectors of a request, and gives them up if the client leaves."""
 
-    def __init__(self, front: Front, commands: list[Embed], body: EmbeddingRequest, request_id: str) -> None:
+    def __init__(
+        self, front: Front, commands: list[Embed], body: EmbeddingRequest, sender: Sender, request_id: str
+    ) -> None:
         self._front = front
+        self._sender = sender
         self._commands = commands
         self._body = body
         self._request_id = request_id
@@ -62,7 +65,7 @@ class EmbeddingResponse:
         """Embed, and answer."""
         started = time.monotonic()
         async with ended_when_client_leaves(receive):
-            call = self._front.engine.call(self._commands)
+            call = self._front.engine.call(self._commands, fails_over=self._sender.fails_over)
             try:
                 found: dict[str, Embedding] = {}
                 while not call.is_finished:
@@ -78,7 +81,8 @@ class EmbeddingResponse:
                 sum(len(command.prompt_token_ids) for command in self._commands),
                 [embedding.timings for embedding in embeddings if embedding.timings is not None],
             )
-            self._front.metrics.count_embeddings(usage, len(embeddings), latency=time.monotonic() - started)
+            latency, tenant = time.monotonic() - started, self._sender.tenant
+            self._front.metrics.count_embeddings(usage, len(embeddings), latency=latency, tenant=tenant)
             await send_json(send, self._encode(embeddings, usage), self._request_id)
 
     def _encode(self, embeddings: list[Embedding], usage: UsageBody) -> bytes:

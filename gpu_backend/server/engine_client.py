@@ -1,5 +1,6 @@
 # The engine's process as the HTTP front sees it: calls go out, events come back to whoever waits for them, and a
-# process that died is replaced. The event loop owns the state; one thread reads events, another writes commands.
+# process that died is replaced by one that goes on with its work. The event loop owns the state; one thread reads
+# events, another writes commands.
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -39,6 +41,9 @@ RESTARTS = 3  # within RESTART_WINDOW; the next death is final
 RESTART_WINDOW = 60.0  # seconds
 RESTART_PAUSE = 1.0  # seconds more before each further one; the first comes at once
 STOP_WITHIN = 2.0  # seconds
+MOST_DEATHS = 2  # of processes that had a call: then it is tried apart from others that had as many, and given up after
+GOES_ON_WITHIN = 30.0  # seconds after a death; calls wait no longer for the next process
+DIED = "The engine's process died while it worked on this request. Try again."
 
 
 class EngineState(StrEnum):
@@ -65,6 +70,8 @@ class EngineClient:
 
     At most ``max_waiting`` requests wait for their first token. A process that dies is replaced at most ``RESTARTS``
     times within ``RESTART_WINDOW`` seconds, and not at all if it never became ready; then ``on_failed`` is called.
+    The next process goes on with all calls, but those whose client goes on elsewhere, and what may have been the cause:
+    calls that two processes died of are let in one after the other, and a third death ends its own.
     It lives on the event loop of the main thread: the child dies with the thread that started it.
     """
 
@@ -91,6 +98,10 @@ class EngineClient:
         self._calls: dict[str, EngineCall] = {}
         self._waiting: set[str] = set()  # request ids without a first event
         self._deaths: list[float] = []
+        self._is_loading = True  # the process that runs now is not ready yet
+        self._held: list[EngineCall] = []  # what a dead process had, for the next one
+        self._suspects: deque[EngineCall] = deque()  # of them, those that are to be tried one after the other
+        self._on_trial: EngineCall | None = None
         self._is_closing = False
 
     async def open(self) -> None:
@@ -104,7 +115,8 @@ class EngineClient:
         self._is_closing = True
         self._commands.put(None)
         await asyncio.to_thread(self._process.stop, STOP_WITHIN)
-        self._fail_calls("The engine was stopped.")
+        self._hold_calls()
+        self._fail_held("The engine was stopped.")
 
     @property
     def num_waiting(self) -> int:
@@ -121,16 +133,16 @@ class EngineClient:
         """Seconds in steps since the engine was opened, as far as its processes have reported them."""
         return self._busy_before + (self.load.gpu_busy_seconds if self.load is not None else 0.0)
 
-    def call(self, commands: Sequence[Generate | Embed]) -> EngineCall:
-        """Hand commands to the engine. Raises ``Overloaded`` if it takes none now or too many wait already."""
+    def call(self, commands: Sequence[Generate | Embed], *, fails_over: bool = False) -> EngineCall:
+        """Hand commands to the engine. Raises ``Overloaded`` if it takes none now or too many wait already.
+
+        ``fails_over``: if the process dies, say so at once instead of going on with the next one.
+        """
         self.refuse_if_closed()
         if len(self._waiting) + len(commands) > self._max_waiting:
             raise Overloaded(f"{len(self._waiting)} requests are waiting for this engine already. Try again later.")
-        call = EngineCall(self, commands)
-        for command in commands:
-            self._calls[command.request_id] = call
-            self._waiting.add(command.request_id)
-            self.send(command)
+        call = EngineCall(self, commands, fails_over=fails_over)
+        self._send_all(call, commands)
         return call
 
     def send(self, command: Command) -> None:
@@ -140,9 +152,10 @@ class EngineClient:
     def forget(self, request_ids: Iterable[str]) -> None:
         """Abort requests that nobody waits for any more."""
         for request_id in request_ids:
-            if self._calls.pop(request_id, None) is not None:
+            if (call := self._calls.pop(request_id, None)) is not None:
                 self._waiting.discard(request_id)
                 self.send(Abort(request_id))
+                self._end_trial(call)
 
     def drain(self) -> None:
         """Take no more requests; what runs is finished. There is no way back but a new process."""
@@ -161,7 +174,14 @@ class EngineClient:
             case EngineState.FAILED:
                 raise Overloaded("The engine failed and is not coming back.", retry_after=30)
 
+    def _send_all(self, call: EngineCall, commands: Sequence[Generate | Embed]) -> None:
+        for command in commands:
+            self._calls[command.request_id] = call
+            self._waiting.add(command.request_id)
+            self.send(command)
+
     def _start(self) -> None:
+        self._is_loading = True
         process = self._process = self._start_process(self._config)
         commands: SimpleQueue[Command | None] = SimpleQueue()
         self._commands = commands
@@ -193,6 +213,8 @@ class EngineClient:
                     if self.state is EngineState.STARTING:
                         self.state = EngineState.ACTIVE
                     log.info("the engine is ready: %s", event)
+                    self._is_loading = False
+                    self._go_on()
                 case Drained():
                     log.info("drained")
 
@@ -204,6 +226,8 @@ class EngineClient:
         call.deliver(event)
         if not call.awaits(event.request_id):
             del self._calls[event.request_id]
+        if self._on_trial is not None:
+            self._end_trial(call)
 
     def _refuse(self, event: Refused) -> None:
         """Tell whoever asked; the other prompts of the same call are given up with this one."""
@@ -211,40 +235,84 @@ class EngineClient:
         if call := self._calls.pop(event.request_id, None):
             self.forget([request_id for request_id, other in self._calls.items() if other is call])
             call.fail(Overloaded(event.reason, retry_after=math.ceil(event.retry_after)))
+            self._end_trial(call)
 
     def _lost(self, process: Process) -> None:
-        """The process is gone: tell everyone, and start another one if that makes sense."""
+        """The process is gone: start another one that goes on with its work, if that makes sense, or tell everyone."""
         if self._is_closing or process is not self._process:
             return
         self._commands.put(None)
         threading.Thread(target=process.stop, args=(STOP_WITHIN,), name="engine-reaper", daemon=True).start()
-        running = self._fail_calls("The engine's process died while it worked on this request. Try again.")
+        self._hold_calls()
         self._deaths = [then for then in self._deaths if self._clock() - then < RESTART_WINDOW] + [self._clock()]
         if self.ready is None or len(self._deaths) > RESTARTS:
-            log.error("the engine's process died (%d requests lost) and is not started again", running)
+            log.error("the engine's process died (%d requests lost) and is not started again", len(self._held))
+            self._fail_held()
             self.state = EngineState.FAILED
             self._on_failed()
             return
         delay = (len(self._deaths) - 1) * RESTART_PAUSE
-        log.error("the engine's process died (%d requests lost); starting it again in %.0f s", running, delay)
+        log.error("the engine's process died (%d requests wait); starting it again in %.0f s", len(self._held), delay)
         if self.state is EngineState.ACTIVE:
             self.state = EngineState.STARTING
         self._busy_before = self.busy_seconds
         self.load = None
         self.restarts += 1
         self._loop.call_later(delay, self._start_again)
+        self._loop.call_later(GOES_ON_WITHIN, self._give_up, self.restarts)
 
     def _start_again(self) -> None:
         if not self._is_closing:
             self._start()
 
-    def _fail_calls(self, message: str) -> int:
-        calls = set(self._calls.values())
+    def _hold_calls(self) -> None:
+        """Keep what the dead process had for the next one, in order, but for those that are given up now."""
+        had = list(dict.fromkeys(self._calls.values()))
         self._calls.clear()
         self._waiting.clear()
-        for call in calls:
+        for call in had:
+            call.deaths += 1
+            if call.fails_over or call.deaths > MOST_DEATHS:
+                call.fail(EngineFailed(DIED))
+            else:
+                self._held.append(call)
+        self._held += self._suspects
+        self._suspects.clear()
+        self._on_trial = None
+
+    def _go_on(self) -> None:
+        """Hand the process that is ready now what the dead one had."""
+        held, self._held = self._held, []
+        for call in held:
+            if call.deaths < MOST_DEATHS:
+                self._send_all(call, call.go_on())
+            else:
+                self._suspects.append(call)
+        self._try_next()
+
+    def _try_next(self) -> None:
+        """Hand over the next of the calls that are tried one after the other."""
+        self._on_trial = None
+        while self._suspects and self._on_trial is None:
+            call = self._suspects.popleft()
+            if commands := call.go_on():
+                self._on_trial = call
+                self._send_all(call, commands)
+
+    def _end_trial(self, call: EngineCall) -> None:
+        """Let the next one in, if ``call`` was on trial: the engine has computed for it, and lives."""
+        if call is self._on_trial:
+            self._try_next()
+
+    def _give_up(self, restarts: int) -> None:
+        """Tell calls that wait for a process which takes too long."""
+        if self._is_loading and self.restarts == restarts:
+            self._fail_held()
+
+    def _fail_held(self, message: str = DIED) -> None:
+        held, self._held = self._held, []
+        for call in held:
             call.fail(EngineFailed(message))
-        return len(calls)
 
 
 def _write(process: Process, commands: SimpleQueue[Command | None]) -> None:

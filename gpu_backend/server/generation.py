@@ -78,7 +78,8 @@ class Generation:
         self._scored: set[int] = set()  # replies whose first piece had its prompt's scores
         self._call: EngineCall | None = None
         if any(writer.finish_reason is None for writer in self._writers.values()):
-            self._call = engine.call([self._command(f"{request_id}-{i}", p) for i, p in enumerate(job.prompts)])
+            commands = [self._command(f"{request_id}-{i}", p) for i, p in enumerate(job.prompts)]
+            self._call = engine.call(commands, fails_over=job.sender.fails_over)
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
         """Yield what the replies gain, as it comes, until all have ended.
@@ -110,7 +111,8 @@ class Generation:
     def close(self) -> None:
         """Free what the engine still holds for this job. What has not ended by now was given up by its client."""
         if self._call is not None:
-            self._metrics.count_given_up(sum(writer.finish_reason is None for writer in self._writers.values()))
+            given_up = sum(writer.finish_reason is None for writer in self._writers.values())
+            self._metrics.count_given_up(given_up, self._job.sender.tenant)
             self._call.close()
 
     async def _events(self, call: EngineCall) -> list[NewTokens | Embedding]:
@@ -174,4 +176,5 @@ class Generation:
             time_to_first_token=(self._first_token or now) - self._started,
             latency=now - self._started,
             tier=self._job.sender.tier,
+            tenant=self._job.sender.tenant,
         )

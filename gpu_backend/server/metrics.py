@@ -24,27 +24,53 @@ from gpu_backend.server.wire import UsageBody
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 64, 128, 256, 512)
 LABELS = ("model_name",)
+TENANT_LABELS = (*LABELS, "tenant")
+MOST_TENANTS = 100  # with series of their own; what comes from more is counted together
+OTHER_TENANTS = "(others)"
+COUNTERS = {
+    "prompt_tokens": ("vllm:prompt_tokens", "Prompt tokens of answered requests."),
+    "cached_tokens": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "queried_tokens": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    "generation_tokens": ("vllm:generation_tokens", "Tokens generated for answered requests."),
+    "gpu_seconds": (
+        "tollgate_engine_request_gpu_seconds",
+        "Device time of answered requests: their parts of the steps, all devices together.",
+    ),
+}
+HISTOGRAMS = {
+    "first_token": ("vllm:time_to_first_token_seconds", "From arrival to the first token."),
+    "latency": ("vllm:e2e_request_latency_seconds", "From arrival to the last token."),
+    "queue": ("vllm:request_queue_time_seconds", "Waiting for the first step."),
+    "prefill": ("vllm:request_prefill_time_seconds", "From the first step to the first token."),
+    "decode": ("vllm:request_decode_time_seconds", "From the first token to the last."),
+    "token": ("vllm:request_time_per_output_token_seconds", "The mean of a request's tokens after the first."),
+}
 
 
 class Metrics:
-    """Counts what is answered; the engine's own state is read from ``current`` when somebody asks."""
+    """Counts what is answered, by tenant; the engine's own state is read from ``current`` when somebody asks."""
 
     def __init__(self, model_name: str, current: Callable[[], EngineReading]) -> None:
         disable_created_metrics()  # a second series for each, that nobody reads
         self.registry = CollectorRegistry()
+        self.request_seconds = 0.0  # device time that answers told in their usage
         self._model_name = model_name
         ProcessCollector(registry=self.registry)
         self.registry.register(_EngineCollector(model_name, current))
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of answered requests.")
-        self._cached_tokens = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
-        self._queried_tokens = self._counter(
-            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
-        )
-        self._output_tokens = self._counter("vllm:generation_tokens", "Tokens generated for answered requests.")
+        self._counters = {
+            field: Counter(name, text, TENANT_LABELS, registry=self.registry)
+            for field, (name, text) in COUNTERS.items()
+        }
+        self._histograms = {
+            field: Histogram(name, text, TENANT_LABELS, buckets=SECONDS, registry=self.registry)
+            for field, (name, text) in HISTOGRAMS.items()
+        }
         self._finished = Counter(
-            "vllm:request_success", "Replies by how they ended.", (*LABELS, "finished_reason"), registry=self.registry
+            "vllm:request_success",
+            "Replies by how they ended.",
+            (*TENANT_LABELS, "finished_reason"),
+            registry=self.registry,
         )
-        self._first_token = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.")
         self._first_token_steps = Histogram(
             "tollgate_engine_first_token_steps",
             "Steps that the engine computed from a request's arrival to its first token.",
@@ -52,40 +78,45 @@ class Metrics:
             buckets=STEPS,
             registry=self.registry,
         )
-        self._latency = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.")
-        self._queue = self._histogram("vllm:request_queue_time_seconds", "Waiting for the first step.")
-        self._prefill = self._histogram("vllm:request_prefill_time_seconds", "From the first step to the first token.")
-        self._decode = self._histogram("vllm:request_decode_time_seconds", "From the first token to the last.")
-        self.request_seconds = 0.0  # device time that answers told in their usage
-        self._gpu_seconds = self._counter(
-            "tollgate_engine_request_gpu_seconds", "Device time of answered requests: their parts of the steps."
-        )
         self._refused = Counter(
             "tollgate_engine_refused", "Requests refused, by status.", (*LABELS, "status"), registry=self.registry
         )
+        self._tenants: dict[str, _Tenant] = {}
+        self._of("")
 
     def count_generation(
-        self, usage: UsageBody, finish_reasons: Iterable[str], *, time_to_first_token: float, latency: float, tier: str
+        self,
+        usage: UsageBody,
+        finish_reasons: Iterable[str],
+        *,
+        time_to_first_token: float,
+        latency: float,
+        tier: str,
+        tenant: str = "",
     ) -> None:
         """Book a generating call that was answered to its end. Times are seconds."""
         assert isinstance(usage.completion_tokens, int)
-        self._output_tokens.inc(usage.completion_tokens)
-        self._first_token.observe(time_to_first_token)
+        own, finish_reasons = self._of(tenant), list(finish_reasons)
+        own.counters["generation_tokens"].inc(usage.completion_tokens)
+        own.histograms["first_token"].observe(time_to_first_token)
         self._first_token_steps.labels(self._model_name, tier).observe(usage.first_token_steps)
-        self._decode.observe(usage.decode_ms / 1000)
+        own.histograms["decode"].observe(usage.decode_ms / 1000)
+        if (after_first := usage.completion_tokens - len(finish_reasons)) > 0:
+            own.histograms["token"].observe(usage.decode_ms / 1000 * len(finish_reasons) / after_first)
         for reason in finish_reasons:
-            self._finished.labels(self._model_name, reason).inc()
-        self._count_call(usage, latency)
+            self._finished.labels(self._model_name, own.name, reason).inc()
+        self._count_call(own, usage, latency)
 
-    def count_given_up(self, num_replies: int) -> None:
+    def count_given_up(self, num_replies: int, tenant: str = "") -> None:
         """Book replies whose client left, or that failed, before their end."""
         if num_replies:
-            self._finished.labels(self._model_name, "abort").inc(num_replies)
+            self._finished.labels(self._model_name, self._of(tenant).name, "abort").inc(num_replies)
 
-    def count_embeddings(self, usage: UsageBody, num_inputs: int, *, latency: float) -> None:
+    def count_embeddings(self, usage: UsageBody, num_inputs: int, *, latency: float, tenant: str = "") -> None:
         """Book an embedding call that was answered."""
-        self._finished.labels(self._model_name, "stop").inc(num_inputs)
-        self._count_call(usage, latency)
+        own = self._of(tenant)
+        self._finished.labels(self._model_name, own.name, "stop").inc(num_inputs)
+        self._count_call(own, usage, latency)
 
     def count_refusal(self, status: int) -> None:
         """Book a request that got an error instead of an answer."""
@@ -95,21 +126,38 @@ class Metrics:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _count_call(self, usage: UsageBody, latency: float) -> None:
-        self._prompt_tokens.inc(usage.prompt_tokens)
-        self._queried_tokens.inc(usage.prompt_tokens)
-        self._cached_tokens.inc(usage.cached_tokens)
+    def _count_call(self, own: _Tenant, usage: UsageBody, latency: float) -> None:
+        own.counters["prompt_tokens"].inc(usage.prompt_tokens)
+        own.counters["queried_tokens"].inc(usage.prompt_tokens)
+        own.counters["cached_tokens"].inc(usage.cached_tokens)
         self.request_seconds += usage.gpu_seconds
-        self._gpu_seconds.inc(usage.gpu_seconds)
-        self._latency.observe(latency)
-        self._queue.observe(usage.queue_ms / 1000)
-        self._prefill.observe(usage.prefill_ms / 1000)
+        own.counters["gpu_seconds"].inc(usage.gpu_seconds)
+        own.histograms["latency"].observe(latency)
+        own.histograms["queue"].observe(usage.queue_ms / 1000)
+        own.histograms["prefill"].observe(usage.prefill_ms / 1000)
 
-    def _counter(self, name: str, help: str) -> Counter:
-        return Counter(name, help, LABELS, registry=self.registry).labels(self._model_name)
+    def _of(self, tenant: str) -> _Tenant:
+        """Return a tenant's own series; those that come late, when there are many, share one."""
+        found = self._tenants.get(tenant)
+        if found is None:
+            name = tenant if len(self._tenants) < MOST_TENANTS else OTHER_TENANTS
+            labels = self._model_name, name
+            found = self._tenants.get(name) or _Tenant(
+                name,
+                {field: counter.labels(*labels) for field, counter in self._counters.items()},
+                {field: histogram.labels(*labels) for field, histogram in self._histograms.items()},
+            )
+            self._tenants[name] = found
+        return found
 
-    def _histogram(self, name: str, help: str) -> Histogram:
-        return Histogram(name, help, LABELS, buckets=SECONDS, registry=self.registry).labels(self._model_name)
+
+@dataclass(frozen=True, slots=True)
+class _Tenant:
+    """One tenant's series, by the names of ``COUNTERS`` and ``HISTOGRAMS``."""
+
+    name: str
+    counters: Mapping[str, Counter]
+    histograms: Mapping[str, Histogram]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +168,8 @@ class EngineReading:
     is_up: bool
     restarts: int
     uptime_seconds: float = 0.0
-    busy_seconds: float = 0.0
+    busy_seconds: float = 0.0  # of these, in steps
+    gpus: int = 1  # devices that compute each step together
 
 
 class _EngineCollector:
@@ -135,7 +184,9 @@ class _EngineCollector:
         yield self._gauge("tollgate_engine_up", "Whether the engine takes requests.", float(reading.is_up))
         yield self._count("tollgate_engine_restarts", "Engine processes started after one died.", reading.restarts)
         yield self._count("tollgate_engine_uptime_seconds", "Time since the start.", reading.uptime_seconds)
-        yield self._count("tollgate_engine_gpu_busy_seconds", "Device time of all steps.", reading.busy_seconds)
+        busy, whole = reading.busy_seconds * reading.gpus, reading.uptime_seconds * reading.gpus
+        yield self._count("tollgate_engine_gpu_busy_seconds", "Device time of all steps, all devices.", busy)
+        yield self._count("tollgate_engine_gpu_idle_seconds", "Device time without a step.", max(whole - busy, 0.0))
         load = reading.load
         if load is None:
             return

@@ -64,6 +64,7 @@ class Sender(Struct, frozen=True):
     weight: float = 1.0
     tier: str = "interactive"
     deadline_ms: int | None = None
+    fails_over: bool = False  # it asks another replica to go on, so it wants to hear at once of an engine that died
 
 
 GeneratingRequest = ChatRequest | CompletionRequest
@@ -85,14 +86,21 @@ def read_body(body: bytes, type: type[T]) -> tuple[T, Extensions]:
 
 
 def read_sender(headers: Mapping[str, str]) -> Sender:
-    """Read x-tenant, x-weight, x-tier and x-deadline-ms."""
+    """Read x-tenant, x-weight, x-tier, x-deadline-ms and x-fails-over."""
     tier = headers.get("x-tier", "interactive")
     if tier not in ("interactive", "batch"):
         raise _invalid("x-tier", f"'x-tier' is {tier[:40]!r}; it is 'interactive' or 'batch'.")
     weight = _number_header(headers, "x-weight", float)
     deadline = _number_header(headers, "x-deadline-ms", int)
+    fails_over = headers.get("x-fails-over", "0")
+    if fails_over not in ("0", "1"):
+        raise _invalid("x-fails-over", f"'x-fails-over' is {fails_over[:40]!r}; it is '0' or '1'.")
     return Sender(
-        tenant=headers.get("x-tenant", ""), weight=1.0 if weight is None else weight, tier=tier, deadline_ms=deadline
+        tenant=headers.get("x-tenant", ""),
+        weight=1.0 if weight is None else weight,
+        tier=tier,
+        deadline_ms=deadline,
+        fails_over=fails_over == "1",
     )
 
 

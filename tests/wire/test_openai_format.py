@@ -206,11 +206,14 @@ def test_completions_and_embeddings_go_to_their_own_paths() -> None:
 
 
 def test_only_our_own_engine_hears_of_the_tenant() -> None:
-    """Tenant, weight and tier are engine extensions, as are return_token_ids and return_gpu_seconds."""
+    """Tenant, weight, tier and other replicas are engine extensions, as are return_token_ids and return_gpu_seconds."""
     own = OpenAIFormat().build_request(asking(self_hosted=True, tenant="team-a", weight=2.0, tier="batch"))
     told = (own.headers["x-tenant"], own.headers["x-weight"], own.headers["x-tier"])
 
     assert told == ("team-a", "2.0", "batch")
+    assert "x-fails-over" not in own.headers
+    among_others = OpenAIFormat().build_request(asking(self_hosted=True, fails_over=True))
+    assert among_others.headers["x-fails-over"] == "1"
     assert json.loads(own.body)["return_token_ids"] is json.loads(own.body)["return_gpu_seconds"] is True
     assert {"return_token_ids", "return_gpu_seconds"}.isdisjoint(sent(CHAT))
 

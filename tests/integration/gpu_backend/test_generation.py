@@ -208,6 +208,15 @@ def test_resumed_reply_continues_another_replicas(llama: Path, prompts: list[tup
     assert rest.finish_reason == FinishReason.LENGTH
 
 
+def test_one_of_several_replies_is_resumed_alone(llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """It keeps its number, and with it its noise."""
+    command = Generate("x", prompts[5], SamplingParams(max_tokens=20, seed=5), n=3)
+    whole = answer_all(model_loop(llama), [command])["x", 2].token_ids
+
+    alone = replace(command, n=1, first_reply=2, resume_token_ids=tuple(whole[:6]))
+    assert answer_all(model_loop(llama), [alone])["x", 2].token_ids == whole[6:]
+
+
 def test_embedding_is_the_normalised_mean_of_the_hidden_states(llama: Path, prompts: list[tuple[int, ...]]) -> None:
     """Chunked or not, an embedding equals the pooled final hidden states of transformers, and its blocks are free."""
     model = oracle(llama)

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_backend.engine.messages import Abort, Command, Event, Generate, NewTokens
 from gpu_backend.engine.sequence import FinishReason
-from gpu_backend.server import answers
+from gpu_backend.server import answers, engine_client
 from tests.support.fake_engine import TIMINGS, FakeEngine, silent
 from tests.support.front import CHAT, running_front, token_ids
 
@@ -39,8 +39,9 @@ def test_an_error_of_the_engine_before_the_first_token_has_a_status(engine: Fake
         assert "poison" in answer.json()["error"]["message"]
 
 
-def test_a_stream_that_breaks_ends_in_an_error_and_no_done(folder: Path) -> None:
-    """The process dies in mid-reply: the client is told, and does not take what it has for whole."""
+def test_a_stream_that_breaks_ends_in_an_error_and_no_done(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process dies in mid-reply, and none comes after it: the client is told, and does not take it for whole."""
+    monkeypatch.setattr(engine_client, "RESTARTS", 0)
     engine = FakeEngine()
     engine.script = lambda c: (
         [(NewTokens(c.request_id, 0, tuple(token_ids("Hel"))),)] if isinstance(c, Generate) else []

@@ -135,11 +135,11 @@ async def test_a_draining_engine_finishes_and_takes_nothing() -> None:
         assert engine.process.commands.count(Drain()) == 1
 
 
-async def test_a_dead_process_fails_its_calls_and_is_replaced() -> None:
-    """Everyone who waits hears of it at once, and the next request meets a new process."""
+async def test_a_dead_process_is_replaced_and_who_goes_on_elsewhere_hears_of_it() -> None:
+    """At once, and the next request meets a new process."""
     engine = FakeEngine()
     async with running(engine) as client:
-        call = client.call([generate("a")])
+        call = client.call([generate("a")], fails_over=True)
         first = engine.process
         first.die()
         with pytest.raises(EngineFailed, match="died"):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import pytest
 
 from gpu_backend.engine.messages import LoadReport
 from gpu_backend.server.metrics import EngineReading, Metrics
@@ -61,7 +62,7 @@ def test_counters_are_of_one_start(folder: Path) -> None:
     assert (last["busy_seconds"], last["request_seconds"]) == (3.5, 0.25)
     assert last["uptime_seconds"] > first["uptime_seconds"] > 0
     assert 'tollgate_engine_gpu_busy_seconds_total{model_name="tiny"} 3.5' in metrics
-    assert 'tollgate_engine_request_gpu_seconds_total{model_name="tiny"} 0.25' in metrics
+    assert 'tollgate_engine_request_gpu_seconds_total{model_name="tiny",tenant=""} 0.25' in metrics
     assert 'tollgate_engine_uptime_seconds_total{model_name="tiny"}' in metrics
 
 
@@ -87,6 +88,53 @@ def test_metrics_count_what_was_answered(engine: FakeEngine, http: httpx.Client)
     assert value("vllm:generation_tokens_total") == before[0] + 12
     assert value("vllm:request_success_total") == before[1] + 2
     assert value("tollgate_engine_up") == 1
+
+
+def test_metrics_know_tenants(engine: FakeEngine, http: httpx.Client) -> None:
+    """What each used, waited and got; embeddings too."""
+    for tenant in ("a", "b", "b"):
+        http.post("/v1/chat/completions", json=CHAT, headers={"x-tenant": tenant})
+    http.post("/v1/embeddings", json={"model": "tiny", "input": "hi"}, headers={"x-tenant": "a"})
+    text = http.get("/metrics").text
+
+    def value(name: str, tenant: str, more: str = "") -> str:
+        series = f'{name}{{{more}model_name="tiny",tenant="{tenant}"}} '
+        return next(line for line in text.splitlines() if line.startswith(series)).removeprefix(series)
+
+    for name, a, b in (
+        ("vllm:generation_tokens_total", "6.0", "12.0"),
+        ("vllm:request_queue_time_seconds_count", "2.0", "2.0"),
+        ("vllm:request_prefill_time_seconds_sum", "0.004", "0.004"),
+        ("vllm:request_decode_time_seconds_sum", "0.003", "0.006"),
+        ("vllm:request_time_per_output_token_seconds_count", "1.0", "2.0"),
+        ("tollgate_engine_request_gpu_seconds_total", "0.5", "0.5"),
+    ):
+        assert (value(name, "a"), value(name, "b")) == (a, b), name
+    assert value("vllm:request_success_total", "b", 'finished_reason="stop",') == "2.0"
+
+
+def test_many_tenants_share_their_last_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Prometheus keeps is bounded, and nothing is left out of its sums."""
+    monkeypatch.setattr("gpu_backend.server.metrics.MOST_TENANTS", 3)
+    metrics = Metrics("tiny", lambda: EngineReading(None, is_up=True, restarts=0))
+    for number in range(5):
+        metrics.count_given_up(2, f"t{number}")
+    lines = [line for line in metrics.text().decode().splitlines() if line.startswith("vllm:request_success_total{")]
+
+    assert {line.split('tenant="')[1].split('"')[0]: float(line.split()[-1]) for line in lines} == {
+        "t0": 2.0,
+        "t1": 2.0,
+        "(others)": 6.0,
+    }
+
+
+def test_seconds_are_those_of_all_devices() -> None:
+    """Four that compute together for a second are busy for four."""
+    reading = EngineReading(None, is_up=True, restarts=0, uptime_seconds=10.0, busy_seconds=2.5, gpus=4)
+    text = Metrics("tiny", lambda: reading).text().decode()
+
+    assert 'tollgate_engine_gpu_busy_seconds_total{model_name="tiny"} 10.0' in text
+    assert 'tollgate_engine_gpu_idle_seconds_total{model_name="tiny"} 30.0' in text
 
 
 def test_guesses_are_shown_under_vllms_names() -> None:

@@ -183,11 +183,19 @@ def test_the_sender_is_read_from_headers() -> None:
 
     assert read_sender(headers) == Sender("team_a", 2.5, "batch", 1500)
     assert read_sender({}) == Sender("", 1.0, "interactive", None)
+    assert read_sender({"x-fails-over": "1"}).fails_over
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("x-tier", "urgent"), ("x-weight", "0"), ("x-weight", "nan"), ("x-weight", "inf"), ("x-deadline-ms", "soon")],
+    [
+        ("x-tier", "urgent"),
+        ("x-weight", "0"),
+        ("x-weight", "nan"),
+        ("x-weight", "inf"),
+        ("x-deadline-ms", "soon"),
+        ("x-fails-over", "yes"),
+    ],
 )
 def test_bad_headers_are_named(name: str, value: str) -> None:
     """A header that makes no sense is refused like a field."""
