@@ -231,7 +231,7 @@ class EngineLoop:
             sequence = self.scheduler.running(step.sequence_id)
             if sequence.admitted is None:
                 sequence.admitted = started
-            sequence.gpu_seconds += seconds_per_token * step.num_tokens * self._config.tensor_parallel_size
+            sequence.gpu_seconds += seconds_per_token * step.num_tokens * self._config.num_ranks
             if scores:  # what was scored before a preemption is not reported again
                 sequence.prompt_scores += scores[len(sequence.prompt_scores) - step.start :]
             if step.sequence_id in result.failed:
@@ -364,7 +364,7 @@ class EngineLoop:
         num_tokens = sum(step.num_tokens for step, _ in staying)
         self._meter.count_failed_step(seconds if staying else 0.0)
         for step, sequence in staying:
-            sequence.gpu_seconds += seconds / num_tokens * step.num_tokens * self._config.tensor_parallel_size
+            sequence.gpu_seconds += seconds / num_tokens * step.num_tokens * self._config.num_ranks
         self._failures += 1
         if self._failures >= FAILURES_IN_A_ROW:
             raise RuntimeError(f"{self._failures} steps in a row failed") from error

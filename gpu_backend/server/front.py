@@ -64,7 +64,7 @@ def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineC
             engine.restarts,
             uptime_seconds=engine.uptime_seconds,
             busy_seconds=engine.busy_seconds,
-            gpus=settings.engine.tensor_parallel_size,
+            gpus=settings.engine.num_ranks,
         )
 
     metrics = Metrics(settings.served_model_name, current)

@@ -102,7 +102,7 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
             gpus=front.settings.engine.num_ranks,
             uptime_seconds=round(front.engine.uptime_seconds, 6),
             busy_seconds=round(front.engine.busy_seconds, 6),
-            request_seconds=round(front.metrics.request_seconds / front.settings.engine.tensor_parallel_size, 6),
+            request_seconds=round(front.metrics.request_seconds / front.settings.engine.num_ranks, 6),
             max_running=front.settings.engine.max_num_seqs,
         )
     )

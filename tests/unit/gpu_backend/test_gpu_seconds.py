@@ -89,6 +89,15 @@ def seconds_told(events: list[Event]) -> list[float]:
     return [e.timings.gpu_seconds for e in events if isinstance(e, NewTokens | Embedding) and e.timings is not None]
 
 
+def test_the_time_of_all_devices_is_told() -> None:
+    """What four compute together for a second is four GPU seconds; they were busy for one."""
+    config = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    loop, _ = counting_loop(64, block_size=4, max_num_seqs=2, max_num_batched_tokens=64, **config)
+    told = [answer.events[-1].timings for answer in answer_all(loop, [greedy("a", range(9), 3, n=2)]).values()]
+
+    assert sum(t.gpu_seconds for t in told if t is not None) == pytest.approx(4 * loop.load().gpu_busy_seconds)
+
+
 def test_tokens_found_in_the_cache_cost_nothing() -> None:
     """The second reader of a prompt pays for what is computed: the last block of it, and its own tokens."""
     loop, _ = counting_loop(64, block_size=4, max_num_seqs=2, max_num_batched_tokens=64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch
 from gpu_backend.models.config import UnsupportedModel, load_model_config, parse_model_config
 from gpu_backend.models.layers import rope_frequencies
 from gpu_backend.models.registry import load_model
-from gpu_backend.models.weights import Checkpoint, RandomWeights
+from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes
+from gpu_backend.models.weights import Checkpoint, RandomWeights, WeightSource
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 
 CPU = torch.device("cpu")
@@ -197,3 +199,38 @@ def test_random_weights_have_the_shape_and_start_of_a_model() -> None:
     matrix = weights.get("lm_head.weight", 100, 100)
     assert matrix.float().std().item() == pytest.approx(0.02, rel=0.1)
     assert torch.equal(matrix, RandomWeights(CPU, torch.bfloat16, seed=4).get("lm_head.weight", 100, 100))
+
+
+@pytest.mark.parametrize(("dtype", "ranks"), [(torch.float32, 1), (torch.bfloat16, 1), (torch.bfloat16, 2)])
+def test_loading_keeps_no_second_copy_in_memory(
+    dtype: torch.dtype, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside what the model keeps there are never more than a few matrices, however many shards and layers there are.
+
+    Anonymous memory, which excludes the shards: their pages are the file's, and the kernel takes them back.
+    """
+    shape = TinyModel(hidden_size=256, intermediate_size=2048, num_layers=12, num_shards=5, vocab_size=512)
+    folder = write_tiny_model(tmp_path, shape)
+    sizes: list[int] = []
+    original = Checkpoint._read
+
+    def read(self: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        sizes.append(anonymous_bytes())
+        return original(self, name, shape)
+
+    monkeypatch.setattr(Checkpoint, "_read", read)
+    source: WeightSource = Checkpoint(folder, CPU, dtype)
+    source = ShardedWeights(source, 0, ranks) if ranks > 1 else source
+    gc.collect()
+    before = anonymous_bytes()
+    model = load_model(config_of_rank(load_model_config(folder), ranks), source, 64)
+
+    matrix = 2 * shape.intermediate_size * shape.hidden_size * 4  # the largest: gate and up, as the shards have them
+    assert num_bytes(model) > 4 * matrix, "a second copy would show"
+    assert max(sizes) - before < num_bytes(model) + 3 * matrix
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that is no file's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
