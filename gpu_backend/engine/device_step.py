@@ -17,9 +17,8 @@ from gpu_backend.engine.roofline import Roofline
 from gpu_backend.engine.sampler import Logprobs, Sampled, report_logprobs, sample
 from gpu_backend.engine.upload import upload
 from gpu_backend.engine.verification import num_gained
+from gpu_backend.engine.workspace import ROWS_TO_SCORE
 from gpu_backend.models.layers import Decoder
-
-ROWS_TO_SCORE = 128  # logits of so many positions exist at once where a prompt is scored
 
 
 class Timer:

@@ -22,6 +22,7 @@ from gpu_backend.engine.sequence import SamplingParams
 from gpu_backend.engine.table import RequestTable
 from gpu_backend.engine.upload import upload
 from gpu_backend.engine.verification import rows_of
+from gpu_backend.engine.workspace import workspace_bytes
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.kernels.layout import PagedLayouts, invariant_split
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 COPIES_TO_MEASURE = 16  # blocks, each way
 TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
-GPU_WORKSPACE_BYTES = 1024**3  # activations and logits of a full step
+GPU_SPARE_BYTES = 512 * 1024**2  # what libraries take, and graphs
 
 
 class Runner:
@@ -271,9 +272,13 @@ class Runner:
             useful = config.max_num_seqs * -(-max_model_len // self.block_size)
             return max(1, min(useful, config.cpu_kv_bytes // block_bytes))
         free, total = torch.cuda.mem_get_info(self.device)
-        room = int(free - (1 - config.gpu_memory_share) * total) - GPU_WORKSPACE_BYTES
+        step_bytes = workspace_bytes(config, self.model_config, self.dtype.itemsize)
+        room = int(free - (1 - config.gpu_memory_share) * total) - step_bytes - GPU_SPARE_BYTES
         if room < block_bytes:
-            raise UnsupportedModel("the device has no memory left for a KV cache; raise gpu_memory_share or free some")
+            raise UnsupportedModel(
+                f"the device has no memory left for a KV cache beside a step's {step_bytes / 2**30:.1f} GiB; lower "
+                "max_num_seqs or max_num_batched_tokens, raise gpu_memory_share, or free some"
+            )
         return room // block_bytes
 
 

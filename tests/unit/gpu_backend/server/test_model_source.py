@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,3 +158,20 @@ def test_tokenizer_is_copied_without_the_model(tiny: Path, tmp_path: Path) -> No
     names = {file.name for file in folder.iterdir() if not file.name.startswith(".")}
     assert names == {file.name for file in tiny.iterdir()} & set(model_source.TOKENIZER_FILES)
     assert "tokenizer.json" in names
+
+
+def test_weights_are_never_whole_in_memory(tiny: Path, tmp_path: Path) -> None:
+    """Copied and hashed piece by piece, whatever their size."""
+    big = 6 * model_source.CHUNK
+    with (tiny / "model-00001-of-00003.safetensors").open("r+b") as shard:
+        shard.truncate(big)
+
+    tracemalloc.start()
+    try:
+        folder = fetch_model(f"file://{tiny}", tmp_path / "cache")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (folder / "model-00001-of-00003.safetensors").stat().st_size == big
+    assert most < 3 * model_source.CHUNK
