@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -26,6 +27,17 @@ hypothesis.settings.load_profile("tollgate")
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 LONGEST_FIRST = {"faults": 0, "acceptance": 1, "integration": 2, "wire": 3}  # folders; the rest is quick
+
+
+def pytest_configure() -> None:
+    """Leave the collector out while thousands of modules are imported: they stay, and going through them costs 2 s."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on look at what tests leave behind, not at what was imported for good."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

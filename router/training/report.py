@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from router.training.evaluate import (
+from router.training.yardsticks import (
     BINS,
     SHARES,
     Floats,

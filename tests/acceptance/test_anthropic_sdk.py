@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import pytest
-from anthropic import Anthropic
 
 from tests.support.house import House
 from tests.support.scripted_upstream import ScriptedUpstream
+
+if TYPE_CHECKING:  # seconds, which only the process that runs these tests should spend
+    from anthropic import Anthropic
 
 ASK: Any = [{"role": "user", "content": "Say something."}]
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -24,6 +25,8 @@ models = pytest.mark.parametrize("model", ["claude", "small"])
 @pytest.fixture
 def client(house: House, upstream: ScriptedUpstream) -> Iterator[Anthropic]:
     """The team's client; it does not retry, so that a test sees every answer."""
+    from anthropic import Anthropic
+
     upstream.forget()
     with Anthropic(base_url=house.url, api_key=house.team_key, max_retries=0) as client:
         yield client
@@ -194,6 +197,8 @@ def test_a_count_that_its_upstream_does_not_give_is_estimated(
 
 def test_a_prompt_that_its_upstream_refuses_is_refused(client: Anthropic, upstream: ScriptedUpstream) -> None:
     """The upstream's words, not a count of what it would not take."""
+    import anthropic
+
     upstream.script("400", times=1)
     with pytest.raises(anthropic.BadRequestError, match="That is not a value"):
         client.messages.count_tokens(model="claude", messages=LONG)
@@ -201,12 +206,14 @@ def test_a_prompt_that_its_upstream_refuses_is_refused(client: Anthropic, upstre
 
 def test_a_model_that_the_team_may_not_use_is_not_counted(house: House, upstream: ScriptedUpstream) -> None:
     """Nobody reaches an upstream by way of counting whom they may not ask."""
+    import anthropic
+
     upstream.forget()
     with house.client(house.admin_key) as admin:
         team = {"id": "team_small_alone", "allowed_models": ["small"]}
         admin.post("/admin/teams", json=team).raise_for_status()
         key = admin.post("/admin/keys", json={"team_id": team["id"]}).raise_for_status().json()["key"]
-    with Anthropic(base_url=house.url, api_key=key, max_retries=0) as client:
+    with anthropic.Anthropic(base_url=house.url, api_key=key, max_retries=0) as client:
         with pytest.raises(anthropic.PermissionDeniedError):
             client.messages.count_tokens(model="claude", messages=ASK)
         counted = client.messages.count_tokens(model="small", messages=ASK)
@@ -217,11 +224,13 @@ def test_a_model_that_the_team_may_not_use_is_not_counted(house: House, upstream
 @models
 def test_errors_are_the_packages_own(client: Anthropic, house: House, model: str) -> None:
     """From a missing key to a bad field: Anthropic's shape, class and words, with the request's id."""
+    import anthropic
+
     with pytest.raises(anthropic.BadRequestError) as bad:
         client.messages.create(model=model, max_tokens=0, messages=ASK)
     with pytest.raises(anthropic.NotFoundError) as unknown:
         client.messages.create(model="nobody", max_tokens=1, messages=ASK)
-    with Anthropic(base_url=house.url, api_key="tg-wrong", max_retries=0) as stranger:
+    with anthropic.Anthropic(base_url=house.url, api_key="tg-wrong", max_retries=0) as stranger:
         with pytest.raises(anthropic.AuthenticationError) as refused:
             stranger.messages.create(model=model, max_tokens=1, messages=ASK)
 
@@ -238,6 +247,8 @@ def test_errors_are_the_packages_own(client: Anthropic, house: House, model: str
 @models
 def test_a_stream_that_breaks_raises(client: Anthropic, upstream: ScriptedUpstream, model: str) -> None:
     """A cut upstream ends in an error event, never in a message that looks whole."""
+    import anthropic
+
     upstream.script("cut")
     with pytest.raises(anthropic.APIStatusError) as caught:
         with client.messages.stream(model=model, max_tokens=100, messages=ASK) as stream:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpu_backend.demo_model import CHECKPOINT
 from gpu_backend.demo_model.lessons import read_lessons
@@ -16,6 +15,8 @@ class Demo:
     """The demo model with its tokenizer, greedy, on the CPU in float32."""
 
     def __init__(self) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer  # a second, for whoever runs these tests
+
         torch.set_num_threads(1)
         self.tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
         self.model = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)

@@ -10,12 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LogitsProcessorList
-from transformers.generation import (
-    MinNewTokensLengthLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-)
 
 from gpu_backend.engine.adjustments import adjust
 from gpu_backend.engine.plan import SequenceStep
@@ -68,6 +62,8 @@ def test_bias_length_and_repetition_are_those_of_transformers(
     prompt: list[int], reply: list[int], penalty: float, bias: dict[int, float], least: int
 ) -> None:
     """The same numbers come of its processors in our order: length, bias, repetition over prompt and reply."""
+    from transformers import generation as judging  # a second, for whoever runs this test
+
     sampling = replace(
         PLAIN,
         repetition_penalty=penalty,
@@ -79,10 +75,12 @@ def test_bias_length_and_repetition_are_those_of_transformers(
 
     ours = adjusted(logits, step(sampling, prompt, reply))
 
-    judges = LogitsProcessorList([MinNewTokensLengthLogitsProcessor(len(prompt), least, [3, 17], device="cpu")])
+    judges = judging.LogitsProcessorList(
+        [judging.MinNewTokensLengthLogitsProcessor(len(prompt), least, [3, 17], device="cpu")]
+    )
     if bias:
-        judges.append(SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]))
-    judges.append(RepetitionPenaltyLogitsProcessor(penalty))
+        judges.append(judging.SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]))
+    judges.append(judging.RepetitionPenaltyLogitsProcessor(penalty))
     torch.testing.assert_close(ours, judges(torch.tensor([[*prompt, *reply]]), logits.clone()))
 
 

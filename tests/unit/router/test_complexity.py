@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -21,8 +22,10 @@ from router.errors import ArtifactMismatch
 from router.features import HEAD, TAIL, read_text, text_of
 from router.form import FORM_NAMES
 from router.training.dataset import Outcomes, outcomes_of
-from router.training.fit import FittedComplexity, export
 from tests.unit.router.examples import chat
+
+if TYPE_CHECKING:  # scikit-learn takes a second, which only the process that runs these tests should spend
+    from router.training.fit import FittedComplexity
 
 ARTIFACTS = Path(__file__).parents[3] / "router" / "artifacts"
 
@@ -44,12 +47,16 @@ def outcomes() -> Outcomes:
 
 @pytest.fixture(scope="module")
 def fitted(outcomes: Outcomes) -> FittedComplexity:
+    from router.training.fit import FittedComplexity
+
     with threadpool_limits(1):  # beside other tests, threads that wait for each other are slower than one
         return FittedComplexity().fit(outcomes)
 
 
 def test_served_weights_score_as_the_fitted_model(outcomes: Outcomes, fitted: FittedComplexity, tmp_path: Path) -> None:
     """What is served from exported weights equals what scikit-learn says, to the precision of the weights."""
+    from router.training.fit import export
+
     export(fitted, tmp_path, {})
     served = Complexity.load(tmp_path)
     odd = ["", "\n", "größer 字 😀 \ud800", "x" * 50_000, "word " * 20_000, "Which?\nA. one\n B) two\nAnswer:"]

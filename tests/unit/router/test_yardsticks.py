@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from router.training.dataset import MAIN_PAIR, read_outcomes
-from router.training.evaluate import HeldOut, apgr, calibration_error, interval
 from router.training.report import calibration, curves, figures
+from router.training.yardsticks import HeldOut, apgr, calibration_error, interval
 
 STRONG = np.ones(100)
 WEAK = np.array([0.0 if place % 10 == 0 else 1.0 for place in range(100)])
