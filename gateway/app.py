@@ -13,6 +13,8 @@ from litestar import Litestar
 from litestar.config.app import AppConfig
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.plugins import PluginProtocol
+from litestar.plugins.core import MsgspecDIPlugin
 from redis.asyncio import Redis
 
 from billing.auditor import Auditor
@@ -74,7 +76,7 @@ def create_app(
             telemetry.metrics = services.metrics
             yield
 
-    app = Litestar(
+    app = _Litestar(
         route_handlers=HANDLERS,
         lifespan=[lifespan],
         exception_handlers={Exception: render_error},
@@ -190,6 +192,14 @@ async def _keep_going(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         except Exception:
             log.exception("loop_failed", loop=loop.__qualname__)
         await asyncio.sleep(1.0)
+
+
+class _Litestar(Litestar):
+    """Without the plugins for pydantic and attrs, which we do not use: pydantic alone takes 0.15 s to import."""
+
+    @staticmethod
+    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
+        return [*plugins, MsgspecDIPlugin()]
 
 
 def _without_chatter(config: AppConfig) -> AppConfig:

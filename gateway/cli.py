@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from gateway.collector import put_off_collecting, spare_what_stays
 from gateway.config_paths import CONFIG_VARIABLE, find_config
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ def main() -> None:
     """Run the command line."""
     # The commands of administrators bring the database along: they are left out where another command is meant.
     if not (len(sys.argv) > 1 and sys.argv[1] in {command.name for command in app.registered_commands}):
+        put_off_collecting()
         _add_admin_commands()
+        spare_what_stays()
     app()
 
 
@@ -67,6 +70,7 @@ def serve(
     from gateway import serving
     from gateway.listening import open_socket
 
+    put_off_collecting()
     path = find_config(config)
     _hold_hangups()
     settings = _load(path)
@@ -88,12 +92,17 @@ def work(
     ] = False,
 ) -> None:
     """Run a worker: batch work, and the chores of the house."""
+    from gateway.heartbeat import is_working
+
+    put_off_collecting()
     path = find_config(config)
     _hold_hangups()
     settings = _load(path)
-    from gateway.worker import is_working, run_worker
+    if check:
+        raise typer.Exit(int(not is_working(settings)))
+    from gateway.worker import run_worker
 
-    raise typer.Exit(int(not is_working(settings)) if check else run_worker(path, settings, concurrency))
+    raise typer.Exit(run_worker(path, settings, concurrency))
 
 
 @app.command("migrate")

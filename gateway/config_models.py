@@ -33,7 +33,8 @@ def read_model(
     provider = providers.get(provider_name)
     own = provider is not None and provider.self_hosted
     upstream = fields.get("upstream_model", text, name_of(node))
-    listed = _listed(upstream, provider_name, provider)
+    is_said = fields.has("price") and fields.has("context")
+    listed = NoPrice("nobody asked") if is_said else _listed(upstream, provider_name, provider)
     usual = OWN_ABILITIES if own else OUTSIDE_ABILITIES
     abilities = fields.get("abilities", list_of(one_of(*Ability), what="abilities", least=1), usual)
     tiers = fields.get("tiers", list_of(one_of(*Tier), what="tiers", least=1), tuple(Tier))

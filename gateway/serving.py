@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from gateway.collector import spare_what_stays
 from gateway.listening import close_door
 from gateway.processes import spawn
 from gateway.supervisor import Child, StopRequested, Supervisor
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gateway.settings import Settings
 
 KEEP_ALIVE = 75.0  # seconds that an idle connection stays open: longer than clients and proxies keep theirs
-YOUNG = 10_000  # objects made before the collector looks which of them are garbage
 TIDY_UP = 15.0  # seconds beyond the drain for settling and flushing
 BEHIND_PARENT = 0.2  # seconds that a worker accepts after its parent has closed the door
 
@@ -66,7 +65,7 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
         is_shared=is_shared,
         on_hangup=reloader.reload,
     )
-    _spare_the_collector()
+    spare_what_stays()
     signal.signal(signal.SIGHUP, server.hang_up)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # held since before the file was read
     server.run(sockets=[listener])
@@ -75,6 +74,7 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
 
 def serve_with_workers(config: Path, listener: socket.socket, workers: int, settings: Settings) -> int:
     """Keep ``workers`` processes serving on one socket until SIGTERM or SIGINT, then drain them."""
+    spare_what_stays()
     command: list[str | Path] = [
         sys.executable,
         "-m",
@@ -114,16 +114,6 @@ def serve_with_workers(config: Path, listener: socket.socket, workers: int, sett
             door.cancel()
             listener.close()
     return 0
-
-
-def _spare_the_collector() -> None:
-    """Have the garbage collector look at what calls leave behind, not at the code and tables that stay for ever.
-
-    Unspared, they are gone through again and again: a tenth of the CPU time, in pauses of up to a tenth of a second.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG, 10, 10)
 
 
 def _leave(*_: object) -> NoReturn:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
-import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -24,8 +22,10 @@ from gateway.callbacks.guard import Guard
 from gateway.callbacks.sender import Sender
 from gateway.callbacks.team_secrets import PURPOSE
 from gateway.clock import Clock
+from gateway.collector import spare_what_stays
 from gateway.config_file import load_settings
 from gateway.draining import HURRIED, Drain
+from gateway.heartbeat import show_life
 from gateway.held_back.comparer import Comparer
 from gateway.idempotency_store import purge_for_ever
 from gateway.reload import Read, Reloader
@@ -34,8 +34,6 @@ from gateway.services import Services
 from gateway.settings import Settings
 from gateway.telemetry.logging import configure_logging
 
-HEARTBEAT_EVERY = 5.0  # seconds
-HEARTBEAT_LASTS = 30.0  # seconds after which a worker counts as stuck
 FINAL_FLUSH = 5.0  # seconds for what is closed but not yet in Postgres when the worker ends
 
 log = structlog.get_logger()
@@ -49,15 +47,8 @@ def run_worker(path: Path, settings: Settings, concurrency: int) -> int:
     ``concurrency`` is for batch requests.
     """
     configure_logging()
+    spare_what_stays()
     return asyncio.run(_work(lambda: load_settings(path), settings, Clock(), concurrency))
-
-
-def is_working(settings: Settings) -> bool:
-    """Return whether a worker of this machine has shown lately that it is not stuck: for health checks."""
-    try:
-        return time.time() - _heartbeat_file(settings).stat().st_mtime < HEARTBEAT_LASTS
-    except OSError:
-        return False
 
 
 async def _work(read: Read, settings: Settings, clock: Clock, concurrency: int) -> int:
@@ -94,7 +85,7 @@ async def _work(read: Read, settings: Settings, clock: Clock, concurrency: int) 
         chores = {
             "reload": asyncio.create_task(_reload_for_ever(hung_up, reloader, follow)),
             "purge": asyncio.create_task(purge_for_ever(database, clock)),
-            "heartbeat": asyncio.create_task(_show_life(settings)),
+            "heartbeat": asyncio.create_task(show_life(settings)),
             "budgets": asyncio.create_task(BudgetAlerts(database, clock).run()),
             "callbacks": asyncio.create_task(deliverer.run()),
             "batches": asyncio.create_task(batches.run()),
@@ -127,14 +118,3 @@ async def _reload_for_ever(hung_up: asyncio.Event, reloader: Reloader, follow: C
         hung_up.clear()
         if await reloader.reload():
             follow(reloader.state.services)
-
-
-async def _show_life(settings: Settings) -> None:
-    """Touch a file as long as the loop turns."""
-    while True:
-        _heartbeat_file(settings).touch()
-        await asyncio.sleep(HEARTBEAT_EVERY)
-
-
-def _heartbeat_file(settings: Settings) -> Path:
-    return settings.data_dir / f"worker-{socket.gethostname()}.alive"

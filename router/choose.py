@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from protocol.embeddings import EmbeddingRequest
 from router.abilities import InferenceRequest
 from router.catalog import AutoRoute, Catalog
-from router.complexity import Complexity
 from router.errors import ModelNotAllowed, UnknownModel
 from router.fitting import can_serve, explain_refusal, needs_of
 from router.order import Health, by_cost, by_preference, expected_usage, unavailable_last
 from router.targets import ModelSpec, Route, Tier
 from router.thread import judge
 from router.wish import Wish
+
+if TYPE_CHECKING:  # numpy, which commands that route nothing need not import
+    from router.complexity import Complexity
 
 __all__ = ["InferenceRequest", "Wish", "choose_route"]
 

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from protocol.embeddings import EmbeddingRequest
 from router.abilities import InferenceRequest
 from router.catalog import AutoRoute, Catalog
-from router.complexity import Complexity
 from router.fitting import can_serve, needs_of
 from router.targets import Route
 from router.wish import Wish
+
+if TYPE_CHECKING:
+    from router.complexity import Complexity
 
 ONE_IN = 32  # calls; a power of two up to 256
 

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from gateway.database import Database
 from tests.support import servers
+from tests.support.rewriting import compile_share
 from tests.support.soak_table import pytest_runtest_logreport, pytest_sessionfinish, pytest_sessionstart
 
 __all__ = ["pytest_runtest_logreport", "pytest_sessionfinish", "pytest_sessionstart"]  # hooks
@@ -29,9 +30,10 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 LONGEST_FIRST = {"faults": 0, "acceptance": 1, "integration": 2, "wire": 3}  # folders; the rest is quick
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Leave the collector out while thousands of modules are imported: they stay, and going through them costs 2 s."""
     gc.disable()
+    compile_share(config)
 
 
 def pytest_collection_finish() -> None:

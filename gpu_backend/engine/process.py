@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -130,6 +131,7 @@ def _serve(connection: Connection, loop: EngineLoop) -> None:
 def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     """Load the model and build the loop; config.json is read before anything heavy is imported."""
     model = load_model_config(config.folder)
+    gc.disable()  # modules stay: looking again and again which of them are garbage takes a tenth of the start
     import torch
 
     from gpu_backend.engine.grammar import GrammarCompiler
@@ -138,6 +140,8 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     from gpu_backend.engine.requests import Limits
     from gpu_backend.engine.runner import Runner
 
+    gc.freeze()  # nor are they looked at later, while a step waits
+    gc.enable()
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     compiler = GrammarCompiler(config.tokenizer_folder, model.vocab_size, model.eos_token_ids)

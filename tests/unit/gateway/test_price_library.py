@@ -12,7 +12,8 @@ from genai_prices.types import Usage as TheirUsage
 
 from billing.money import to_nano
 from billing.prices import Price, PriceStep, cost_of
-from gateway.price_library import ListedModel, NoPrice, _read, listed_model
+from gateway.price_library import ListedModel, NoPrice, listed_model
+from gateway.price_listings import read_listing
 from protocol.usage import Usage
 
 OPENAI = {"provider": "openai", "base_url": "https://api.openai.com/v1"}
@@ -80,7 +81,7 @@ def test_every_price_charges_what_the_library_itself_would() -> None:
         warnings.simplefilter("ignore")
         for provider in snapshot.providers:
             for model in provider.models:
-                listed = _read(model, AUTUMN.date())
+                listed = read_listing(model, AUTUMN.date())
                 if not isinstance(listed, ListedModel) or _changes_by_the_hour(model):
                     continue
                 compared += 1
@@ -167,7 +168,7 @@ def test_no_rate_of_any_model_is_zero() -> None:
     """But for the output of models that have none, which says so."""
     for provider in get_snapshot().providers:
         for model in provider.models:
-            listed = _read(model, AUTUMN.date())
+            listed = read_listing(model, AUTUMN.date())
             if isinstance(listed, ListedModel):
                 for rates in (listed.price, *listed.price.steps):
                     assert rates.input > 0 and (rates.output > 0 or not listed.has_output), model.id
