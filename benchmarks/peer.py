@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -107,16 +107,21 @@ def build_loop(folder: Path, count: int) -> EngineLoop:
     return EngineLoop(settings, runner, runner.num_blocks, Limits(runner.max_model_len, model.vocab_size))
 
 
+ROUNDS = count()
+
+
 def ours(loop: EngineLoop, load: Sequence[Request]) -> Replies:
-    """Answer all requests with our engine."""
+    """Answer all requests with our engine, under new ids: a request finds the blocks of one with its id and prompt."""
+    round_ = next(ROUNDS)
     for i, request in enumerate(load):
         sampling = SamplingParams(request.output, temperature=0.0, ignore_eos=True)
-        loop.handle(Generate(str(i), tuple(request.prompt), sampling))
+        loop.handle(Generate(f"{round_} {i}", tuple(request.prompt), sampling))
     replies: Replies = [[] for _ in load]
     while loop.has_work():
         for event in loop.step():
             assert isinstance(event, NewTokens)
-            replies[int(event.request_id)] += event.token_ids
+            assert not event.cached_tokens, "our engine is to compute every prompt, as the others do"
+            replies[int(event.request_id.split()[1])] += event.token_ids
     return replies
 
 
