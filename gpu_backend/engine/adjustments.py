@@ -53,7 +53,7 @@ def _forbid_early_ends(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
     ends = [
         (row, id_)
         for row, step in enumerate(steps)
-        if step.constraint is None and step.num_generated < step.sampling.min_tokens
+        if step.sampling.min_tokens and step.constraint is None and step.num_generated < step.sampling.min_tokens
         for id_ in step.sampling.stop_token_ids
         if 0 <= id_ < logits.shape[-1]
     ]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -37,51 +38,38 @@ def build_batch(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch
     query_lens = [len(step.token_ids) for step in plan.sequences]
     order = by_shape(query_lens, [step.start + count for step, count in zip(plan.sequences, query_lens, strict=True)])
     steps = [plan.sequences[i] for i in order]
-
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    fresh: list[int] = []
-    samplers: list[SequenceStep] = []
-    sample_rows: list[int] = []
-    unknown: tuple[list[int], list[int]] = ([], [])
-    poolers: list[tuple[SequenceStep, slice]] = []
-    scorers: list[tuple[SequenceStep, slice]] = []
-    for step in steps:
-        first_row = len(token_ids)
-        if step.token_ids[0] == UNKNOWN:
-            unknown[0].append(first_row)
-            unknown[1].append(step.row)
-            token_ids.append(0)
-        else:
-            token_ids += step.token_ids
-        positions += range(step.start, step.start + len(step.token_ids))
-        slots += _slots(step, grouping.block_size)
-        if _ends_in_fresh_block(step, grouping.block_size):
-            fresh.append(step.block_table[-1])
-        if step.samples:
-            samplers.append(step)
-            sample_rows += range(len(token_ids) - 1 - step.num_proposed, len(token_ids))
-        if step.pools:
-            poolers.append((step, slice(first_row, len(token_ids))))
-        if step.targets:
-            scorers.append((step, slice(first_row, first_row + len(step.targets))))
-
-    where = integers(positions, device)
+    query_lens = [query_lens[i] for i in order]
+    size = grouping.block_size
+    token_ids = list(chain.from_iterable([step.token_ids for step in steps]))
+    positions = integers(list(chain.from_iterable(map(_positions, steps))), device)
+    fresh = [step.block_table[-1] for step in steps if _ends_in_fresh_block(step, size)]
+    samplers = [step for step in steps if step.samples]
+    placed = list(zip(steps, accumulate(query_lens, initial=0), strict=False))  # with the first row of each
     return Batch(
         steps=tuple(steps),
-        token_ids=integers(token_ids, device),
-        positions=where,
-        slots=integers(slots, device),
-        groups=grouping.groups([query_lens[i] for i in order], where, [step.block_table for step in steps]),
+        token_ids=integers(token_ids, device),  # those that are unknown are put in their places before any is read
+        positions=positions,
+        slots=integers(list(chain.from_iterable([_slots(step, size) for step in steps])), device),
+        groups=grouping.groups(query_lens, positions, [step.block_table for step in steps]),
         fresh_blocks=integers(fresh, device) if fresh else None,
         samplers=tuple(samplers),
         sampled_to=integers([step.row for step in samplers], device),
-        unknown=(integers(unknown[0], device), integers(unknown[1], device)) if unknown[0] else None,
-        sample_rows=None if len(sample_rows) == len(token_ids) else integers(sample_rows, device),
-        poolers=tuple(poolers),
-        scorers=tuple(scorers),
+        unknown=_unknown(placed, device) if UNKNOWN in token_ids else None,
+        sample_rows=None if len(samplers) == len(token_ids) else _sample_rows(placed, len(token_ids), device),
+        poolers=tuple([(step, slice(row, row + len(step.token_ids))) for step, row in placed if step.pools]),
+        scorers=tuple([(step, slice(row, row + len(step.targets))) for step, row in placed if step.targets]),
     )
+
+
+def _unknown(placed: list[tuple[SequenceStep, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    rows, origins = zip(*[(row, step.row) for step, row in placed if step.token_ids[0] == UNKNOWN], strict=True)
+    return integers(rows, device), integers(origins, device)
+
+
+def _sample_rows(placed: list[tuple[SequenceStep, int]], num_rows: int, device: torch.device) -> Tensor | None:
+    ends = [(step, row + len(step.token_ids)) for step, row in placed if step.samples]
+    rows = list(chain.from_iterable([range(end - 1 - step.num_proposed, end) for step, end in ends]))
+    return None if len(rows) == num_rows else integers(rows, device)
 
 
 def token_by_token(batch: Batch) -> Iterator[Batch]:
@@ -97,11 +85,15 @@ def token_by_token(batch: Batch) -> Iterator[Batch]:
         )
 
 
-def _slots(step: SequenceStep, block_size: int) -> list[int]:
+def _positions(step: SequenceStep) -> range:
+    return range(step.start, step.start + len(step.token_ids))
+
+
+def _slots(step: SequenceStep, block_size: int) -> Sequence[int]:
     """Return where each token's key and value go, block by block."""
     start, end = step.start, step.start + len(step.token_ids)
     if end - start == 1:
-        return [step.block_table[start // block_size] * block_size + start % block_size]
+        return (step.block_table[start // block_size] * block_size + start % block_size,)
     slots: list[int] = []
     for index in range(start // block_size, -(-end // block_size)):
         base = (step.block_table[index] - index) * block_size

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -172,7 +172,7 @@ class EngineLoop:
         except Exception as error:
             return self._survive(due.plan, error, due.launched)
         self._failures = 0
-        return list(self._accept(due.plan, result, due.planned))
+        return self._accept(due.plan, result, due.planned)
 
     def _take(self, command: Generate | Embed) -> list[Event]:
         if self._draining:
@@ -204,31 +204,37 @@ class EngineLoop:
                 answers.append(self._finish(replies[0], FinishReason.STOP))
         return answers
 
-    def _accept(self, plan: StepPlan, result: StepResult, started: float) -> Iterator[Event]:
+    def _accept(self, plan: StepPlan, result: StepResult, started: float) -> list[Event]:
+        events: list[Event] = []
         now = self._clock()
-        staying = self._staying(plan)
-        num_tokens = sum(step.num_tokens for step, _ in staying)
-        seconds_per_token = result.seconds / max(1, num_tokens)
+        # None in place of those that have ended since this was planned.
+        owners = [self.scheduler.running(step.sequence_id) for step in plan.sequences]
+        gains = result.counts or (1,) * len(result.token_ids)
+        num_tokens, gained = plan.num_tokens, sum(gains)
+        num_staying = num_tokens
+        if not all(owners):
+            pairs = list(zip(plan.sequences, owners, strict=True))
+            num_staying = sum(step.num_tokens for step, owner in pairs if owner)
+            samplers = [owner for step, owner in pairs if step.samples]
+            gained = sum(gain for gain, owner in zip(gains, samplers, strict=True) if owner)
+        seconds_per_token = result.seconds / max(1, num_staying)
         if self._swapping.wants(plan.step) and plan.sequences:
             self._swapping.learn(plan_work(plan.sequences), result.seconds)
-        gains = result.counts or (1,) * len(result.token_ids)
-        samplers = [step.sequence_id for step in plan.sequences if step.samples]
-        gained = sum(gain for gain, id_ in zip(gains, samplers, strict=True) if self.scheduler.is_running(id_))
-        least = result.least_seconds if num_tokens else 0.0
-        self._meter.count_step(plan.num_tokens, gained, seconds_per_token * num_tokens, least)
+        least = result.least_seconds if num_staying else 0.0
+        self._meter.count_step(num_tokens, gained, seconds_per_token * num_staying, least)
         tokens = iter(result.token_ids)
-        logprobs = iter(result.logprobs or (None,) * len(result.token_ids))
+        logprobs = iter(result.logprobs)
         pooled = iter(result.pooled)
         scored = iter(result.scored)
         counts = iter(gains)
-        for step in plan.sequences:
+        for step, sequence in zip(plan.sequences, owners, strict=True):
             gain = next(counts) if step.samples else 0
-            new, new_logprobs = tuple(islice(tokens, gain)), tuple(islice(logprobs, gain))
+            new = (next(tokens),) if gain == 1 else tuple(islice(tokens, gain))
+            new_logprobs = tuple(islice(logprobs, gain)) if result.logprobs else ()
             hidden_sum = next(pooled) if step.pools else ()
             scores = next(scored) if step.targets else ()
-            if not self.scheduler.is_running(step.sequence_id):
+            if sequence is None:
                 continue
-            sequence = self.scheduler.running(step.sequence_id)
             if sequence.admitted is None:
                 sequence.admitted = started
             sequence.gpu_seconds += seconds_per_token * step.num_tokens * self._config.num_ranks
@@ -237,14 +243,14 @@ class EngineLoop:
             if step.sequence_id in result.failed:
                 self.scheduler.distrust(sequence)
                 problem = "the model's numbers for this request are not finite; change the prompt"
-                yield self._finish(sequence, FinishReason.ERROR, problem)
-                continue
-            if step.pools:
-                yield from self._accept_hidden(sequence, step, hidden_sum)
+                events.append(self._finish(sequence, FinishReason.ERROR, problem))
+            elif step.pools:
+                events += self._accept_hidden(sequence, step, hidden_sum)
             elif step.samples:
-                yield from self._accept_tokens(sequence, step, new, new_logprobs, now)
+                events += self._accept_tokens(sequence, step, new, new_logprobs, now)
             else:
                 self.scheduler.advance(sequence, step.start + len(step.token_ids))
+        return events
 
     def _accept_tokens(
         self,
@@ -253,7 +259,8 @@ class EngineLoop:
         token_ids: tuple[int, ...],
         logprobs: tuple[TokenLogprob | None, ...],
         now: float,
-    ) -> Iterator[Event]:
+    ) -> list[Event]:
+        events: list[Event] = []
         if (step.num_proposed or step.draft_ids) and self.scheduler.speculator is not None:
             self.scheduler.speculator.learn(sequence, step, len(token_ids), self.blocks)
         sequence.num_awaited -= 1
@@ -276,10 +283,11 @@ class EngineLoop:
             sequence.num_computed = end
         self.scheduler.advance(sequence, end)
         if taken:
-            yield self._new_tokens(sequence, token_ids[:taken], logprobs[:taken], reason, now)
+            events.append(self._new_tokens(sequence, token_ids[:taken], logprobs[:taken], reason, now))
         if problem:
             error = f"the grammar cannot be followed any further: {problem}"
-            yield self._finish(sequence, FinishReason.ERROR, error)
+            events.append(self._finish(sequence, FinishReason.ERROR, error))
+        return events
 
     def _new_tokens(
         self,
@@ -294,29 +302,29 @@ class EngineLoop:
             sequence.first_token = now
             sequence.first_token_step = self._meter.steps
         return NewTokens(
-            request_id=sequence.request_id,
-            reply_index=sequence.reply_index,
-            token_ids=token_ids,
-            logprobs=logprobs if sequence.sampling.logprobs is not None else (),
+            sequence.request_id,
+            sequence.reply_index,
+            token_ids,
+            logprobs if sequence.sampling.logprobs is not None else (),
+            reason,
+            sequence.cached_tokens or 0,
+            sequence.gpu_seconds,
+            self._leave(sequence) if reason else None,
             prompt_scores=tuple(sequence.prompt_scores) if is_first else (),
-            finish_reason=reason,
-            cached_tokens=sequence.cached_tokens or 0,
-            gpu_seconds=sequence.gpu_seconds,
-            timings=self._leave(sequence) if reason else None,
         )
 
-    def _accept_hidden(self, sequence: Sequence, step: SequenceStep, hidden_sum: tuple[float, ...]) -> Iterator[Event]:
+    def _accept_hidden(self, sequence: Sequence, step: SequenceStep, hidden_sum: tuple[float, ...]) -> list[Event]:
         """Add a chunk's hidden states to an embedding; with the last chunk, pool and normalise them."""
         so_far = sequence.hidden_sum or [0.0] * len(hidden_sum)
         sequence.hidden_sum = [a + b for a, b in zip(so_far, hidden_sum, strict=True)]
         end = step.start + len(step.token_ids)
         if end < sequence.num_prompt:
             self.scheduler.advance(sequence, end)
-            return
+            return []
         # The mean's divisor cancels out against the norm.
         length = math.hypot(*sequence.hidden_sum) or 1.0
         vector = tuple(value / length for value in sequence.hidden_sum)
-        yield Embedding(sequence.request_id, vector, self._leave(sequence))
+        return [Embedding(sequence.request_id, vector, self._leave(sequence))]
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> Event:
         """Let a sequence go without another token."""
@@ -351,8 +359,8 @@ class EngineLoop:
 
     def _staying(self, plan: StepPlan) -> list[tuple[SequenceStep, Sequence]]:
         """Return the sequences of a step that have not ended since it was planned."""
-        steps = [step for step in plan.sequences if self.scheduler.is_running(step.sequence_id)]
-        return [(step, self.scheduler.running(step.sequence_id)) for step in steps]
+        owners = [(step, self.scheduler.running(step.sequence_id)) for step in plan.sequences]
+        return [(step, sequence) for step, sequence in owners if sequence is not None]
 
     def _survive(self, plan: StepPlan, error: Exception, launched: float) -> list[Event]:
         """Fail the sequences of a step that raised, and go on; a device that keeps failing is given up.

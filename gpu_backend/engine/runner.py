@@ -165,10 +165,13 @@ class Runner:
 
     def _begin_sampling(self, batch: Batch) -> tuple[list[SequenceStep], Future[Tensor] | None]:
         """Return a step for each place that is sampled, and their grammars' masks, begun if their tokens are known."""
-        places = [place for sampler in batch.samplers for place in rows_of(sampler)]
-        if any(place.constraint is not None and place.token_ids[0] == UNKNOWN for place in places):
+        places = list(batch.samplers)
+        if any(step.num_proposed for step in places):
+            places = [place for sampler in batch.samplers for place in rows_of(sampler)]
+        constraints = [place.constraint for place in places]
+        if any(place.token_ids[0] == UNKNOWN for place in places if place.constraint is not None):
             return places, None
-        return places, begin_masks([place.constraint for place in places], self.model_config.vocab_size)
+        return places, begin_masks(constraints, self.model_config.vocab_size)
 
     @property
     def draft_share(self) -> float:

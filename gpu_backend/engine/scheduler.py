@@ -67,13 +67,9 @@ class Scheduler:
         """Whether there is anything to compute."""
         return bool(self._by_request)
 
-    def running(self, sequence_id: int) -> Sequence:
-        """Return the running sequence of that id."""
-        return self._running[sequence_id]
-
-    def is_running(self, sequence_id: int) -> bool:
-        """Whether a sequence has blocks: one that has ended, or waits, has none."""
-        return sequence_id in self._running
+    def running(self, sequence_id: int) -> Sequence | None:
+        """Return the sequence of that id if it has blocks: one that has ended, or waits, has none."""
+        return self._running.get(sequence_id)
 
     def add(self, replies: list[Sequence]) -> None:
         """Queue all replies of one request. The first computes the prompt; the others then share its full blocks."""
@@ -100,7 +96,7 @@ class Scheduler:
             del self._by_request[sequence.request_id]
         if self._running.pop(sequence.sequence_id, None) is not None:
             self.blocks.release(sequence.block_table)
-            sequence.block_table = []
+            sequence.block_table = ()
             self._rows.append(sequence.row)
             self.admission.leave(sequence)
         elif leader := self._leader_of(sequence):
@@ -128,9 +124,12 @@ class Scheduler:
             if is_full and sequence.can_go_on and not self._make_room(sequence, may_preempt):
                 return None
         self._step += 1
-        ready = [sequence for sequence in self._running.values() if sequence.can_go_on]
-        steps = [self._share(sequence, 1) for sequence in ready if sequence.remaining == 1]
-        prompts = [sequence for sequence in ready if sequence.remaining > 1]
+        decodes: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for sequence in self._running.values():
+            if sequence.can_go_on:
+                (decodes if sequence.remaining == 1 else prompts).append(sequence)
+        steps = [self._share(sequence, 1) for sequence in decodes]
         long = [sequence for sequence in prompts if sequence.remaining > self._config.max_num_batched_tokens]
         budget = StepBudget(self._config, self._config.step_cost, steps, bool(long))
         steps += [self._share(s, n) for s in prompts if s not in long and (n := budget.take(s))]
@@ -148,7 +147,7 @@ class Scheduler:
         """Book that a running sequence's first ``end`` tokens are computed; full blocks can be found from now on."""
         if self.speculator is not None:
             self._give_back(sequence)
-        if not sequence.pools:
+        if not sequence.pools and end // self.blocks.block_size > sequence.num_published:
             self._publish(sequence, end)
         if sequence.followers and end >= sequence.num_prompt:
             for follower in sequence.followers:
@@ -199,23 +198,24 @@ class Scheduler:
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
         sampling = sequence.sampling
         samples = end == len(sequence.token_ids) + sequence.num_awaited and not sequence.pools
-        sequence.num_computed = end
+        looks_back = samples and sampling.penalises_reply
         token_ids = (UNKNOWN,) if sequence.num_awaited else tuple(sequence.token_ids[start:end])
+        sequence.num_computed = end
         sequence.num_awaited += samples
-        return SequenceStep(
-            sequence_id=sequence.sequence_id,
-            token_ids=token_ids,
-            start=start,
-            block_table=tuple(sequence.block_table[: self.blocks.blocks_for(end)]),
-            samples=samples,
-            sampling=sampling,
-            reply_index=sequence.reply_index,
-            pools=sequence.pools,
-            num_prompt=sequence.num_prompt,
-            prompt=array("i", sequence.prompt_token_ids).tobytes() if samples and sampling.penalises_prompt else b"",
-            targets=() if sequence.unscored_from is None else sequence.prompt_token_ids[start + 1 : end + 1],
-            constraint=sequence.constraint if samples else None,
-            generated=sequence.generated() if samples and sampling.penalises_reply else b"",
+        return SequenceStep(  # names would make up a third of what it takes
+            sequence.sequence_id,
+            token_ids,
+            start,
+            sequence.block_table[: self.blocks.blocks_for(end)],
+            samples,
+            sampling,
+            sequence.reply_index,
+            sequence.pools,
+            sequence.num_prompt,
+            array("i", sequence.prompt_token_ids).tobytes() if looks_back and sampling.penalises_prompt else b"",
+            sequence.generated() if looks_back else b"",
+            () if sequence.unscored_from is None else sequence.prompt_token_ids[start + 1 : end + 1],
+            sequence.constraint if samples else None,
             row=sequence.row,
         )
 
@@ -224,14 +224,14 @@ class Scheduler:
         needed = self.blocks.blocks_for(len(sequence.token_ids))
         if len(sequence.block_table) > needed:
             self.blocks.release(sequence.block_table[needed:])
-            del sequence.block_table[needed:]
+            sequence.block_table = sequence.block_table[:needed]
 
     def _make_room(self, sequence: Sequence, may_preempt: bool) -> bool:
         """Give a decode the block its next token needs, at somebody's cost, which may be its own, if that may be."""
         while sequence.sequence_id in self._running:
             block = self.blocks.allocate_block(sequence.tenant)
             if block is not None:
-                sequence.block_table.append(block)
+                sequence.block_table = (*sequence.block_table, block)
                 return True
             if not may_preempt:
                 return False
@@ -261,7 +261,7 @@ class Scheduler:
         if swapped is None:
             return False
         self.blocks.release(table[kept:])
-        sequence.swapped, sequence.block_table, sequence.num_published = swapped, [], 0
+        sequence.swapped, sequence.block_table, sequence.num_published = swapped, (), 0
         self.num_swaps += 1
         return True
 
@@ -303,7 +303,7 @@ class Scheduler:
         )
         if allocation is None:
             return False
-        sequence.block_table = list(allocation.block_table)
+        sequence.block_table = allocation.block_table
         sequence.num_computed = allocation.num_cached * self.blocks.block_size
         sequence.num_published = allocation.num_cached
         return True
@@ -314,7 +314,7 @@ class Scheduler:
         table = self.blocks.swap_in(sequence.swapped, len(self._running), sequence.tenant, fresh)
         if table is None:
             return False
-        sequence.block_table, sequence.swapped = list(table), ()
+        sequence.block_table, sequence.swapped = table, ()
         return True
 
     def _next_to_admit(self, budget: StepBudget) -> Sequence | None:
@@ -332,11 +332,10 @@ class Scheduler:
 
     def _publish(self, sequence: Sequence, end: int) -> None:
         full = end // self.blocks.block_size
-        if full > sequence.num_published:
-            self._extend_hashes(sequence)
-            for index in range(sequence.num_published, full):
-                self.blocks.publish(sequence.block_table[index], sequence.block_hashes[index], sequence.tenant)
-            sequence.num_published = full
+        self._extend_hashes(sequence)
+        for index in range(sequence.num_published, full):
+            self.blocks.publish(sequence.block_table[index], sequence.block_hashes[index], sequence.tenant)
+        sequence.num_published = full
 
     def _extend_hashes(self, sequence: Sequence) -> None:
         """Name a sequence's full blocks: tenants never find each other's, but for declared beginnings."""

@@ -104,7 +104,7 @@ class Sequence:
     num_computed: int = 0
     num_awaited: int = 0
     row: int = 0  # its place among those that run
-    block_table: list[int] = field(default_factory=list)
+    block_table: tuple[int, ...] = ()  # the same object until it changes: whoever knows it need not look again
     swapped: tuple[int, ...] = ()  # host blocks that hold its computed tokens while it waits; none: nothing does
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as known
     num_published: int = 0  # leading blocks that others may find by hash
@@ -179,5 +179,5 @@ class Sequence:
         """Forget what was computed, but not what was generated: the blocks are gone."""
         self.num_computed = 0
         self.num_published = 0
-        self.block_table = []
+        self.block_table = ()
         self.hidden_sum = []

@@ -278,16 +278,16 @@ def _lengthen(offer: Offer, length: int, sequence: Sequence, blocks: BlockManage
     while len(table) < blocks.blocks_for(known + length) and blocks.available_to(sequence.tenant) > headroom:
         block = blocks.allocate_block(sequence.tenant)
         assert block is not None
-        table.append(block)
+        table = sequence.block_table = (*table, block)
     length = min(length, len(table) * blocks.block_size - known)
-    covering = tuple(table[: blocks.blocks_for(known + length)])
+    covering = table[: blocks.blocks_for(known + length)]
     if not offer.guesses:
         return replace(step, block_table=covering, num_to_draft=length)
     guesses = offer.guesses[:length]
     return replace(step, token_ids=step.token_ids + guesses, block_table=covering, num_proposed=length)
 
 
-def _num_drafted(blocks: BlockManager, block_table: list[int], most: int) -> int:
+def _num_drafted(blocks: BlockManager, block_table: tuple[int, ...], most: int) -> int:
     """Return how many leading tokens of a table, at most that many, the draft model has computed."""
     drafted = 0
     for block in block_table:
@@ -297,7 +297,7 @@ def _num_drafted(blocks: BlockManager, block_table: list[int], most: int) -> int
     return min(drafted, most)
 
 
-def _note_drafted(blocks: BlockManager, block_table: list[int], start: int, end: int) -> None:
+def _note_drafted(blocks: BlockManager, block_table: tuple[int, ...], start: int, end: int) -> None:
     """Note that the draft model has computed a table's tokens up to ``end``, from ``start`` on anew."""
     size = blocks.block_size
     for index in range(start // size, blocks.blocks_for(end)):

@@ -41,7 +41,7 @@ class RequestTable:
                 self._known[row] = ()
                 newcomers.append(step)
             known = self._known[row]
-            if known != table:
+            if known is not table and known != table:
                 same = len(known) if known == table[: len(known)] else 0
                 blocks += [(row, place, table[place]) for place in range(same, len(table))]
                 self._known[row] = table

@@ -6,6 +6,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby
 
 import torch
 from torch import Tensor
@@ -92,10 +93,8 @@ class Grouping:
     ) -> AttentionGroup:
         count, longest = len(query_lens), max(query_lens)
         num_blocks = max(map(len, block_tables))
-        tables: list[int] = []
-        for table in block_tables:
-            tables += table
-            tables += (self._null_block,) * (num_blocks - len(table))
+        null = (self._null_block,)
+        tables = list(chain.from_iterable([*table, *null * (num_blocks - len(table))] for table in block_tables))
         rows = slice(first_row, first_row + sum(query_lens))
         positions = positions[rows]
         padded_rows = unpadded = None
@@ -133,10 +132,11 @@ def _mask(stair: Tensor, rows: Tensor, count: int, width: int) -> Tensor:
 
 def by_shape(query_lens: Sequence[int], context_lens: Sequence[int]) -> list[int]:
     """Return the order of sequences in which neighbours are of similar shape: short queries first."""
-    return sorted(range(len(query_lens)), key=lambda i: (query_lens[i], context_lens[i]))
+    shapes = list(zip(query_lens, context_lens, strict=True))
+    return sorted(range(len(shapes)), key=shapes.__getitem__)
 
 
-def integers(values: list[int], device: torch.device) -> Tensor:
+def integers(values: Sequence[int], device: torch.device) -> Tensor:
     """Return an int64 tensor; several times faster than ``torch.tensor`` for a long list."""
     if not values:
         return torch.empty(0, dtype=torch.long, device=device)
@@ -146,14 +146,15 @@ def integers(values: list[int], device: torch.device) -> Tensor:
 def _group_ends(query_lens: Sequence[int], block_tables: Sequence[Sequence[int]]) -> list[int]:
     """Return where each group ends. Work is counted in query rows × blocks."""
     ends = []
-    longest, most, count, work = 0, 0, 0, 0
-    for index, (query_len, table) in enumerate(zip(query_lens, block_tables, strict=True)):
-        blocks = len(table)
-        own = query_len * blocks
-        padded = (count + 1) * max(longest, query_len) * max(most, blocks)
+    longest, most, count, work, end = 0, 0, 0, 0, 0
+    for (query_len, blocks), alike in groupby(zip(query_lens, map(len, block_tables), strict=True)):
+        more = len(list(alike))
+        own = more * query_len * blocks
+        padded = (count + more) * max(longest, query_len) * max(most, blocks)
         mixed = longest == 1 and query_len > 1  # sequences with one query each have a cheaper path
         if count and (mixed or padded - work - own > max(WASTE_ALLOWED, WASTE_SHARE * (work + own))):
-            ends.append(index)
+            ends.append(end)
             longest, most, count, work = 0, 0, 0, 0
-        longest, most, count, work = max(longest, query_len), max(most, blocks), count + 1, work + own
-    return [*ends, len(query_lens)] if query_lens else []
+        longest, most, count, work = max(longest, query_len), max(most, blocks), count + more, work + own
+        end += more
+    return [*ends, end] if end else []

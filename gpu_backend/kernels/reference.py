@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -163,15 +163,13 @@ def _attend_one_each(
     q = query[group.rows].view(group.num_sequences, kv_heads, heads // kv_heads, head_dim)
     attend = _attend_all_heads if kv_heads <= MOST_HEADS_AT_ONCE else _attend_head_by_head
     tables = group.block_tables.view(group.num_sequences, -1)
-    count = max(1, FLOATS_AT_ONCE // (tables.shape[1] * kv_cache[0].numel()))
-    attended = [
-        attend(rows, _gather(kv_cache, kv_scales, some, query.dtype), own, scale)
-        for rows, some, own in zip(q.split(count), tables.split(count), mask.split(count), strict=True)
-    ]
-    out[group.rows] = torch.cat(attended).reshape(-1, heads, head_dim)
+    count = min(len(tables), max(1, FLOATS_AT_ONCE // (tables.shape[1] * kv_cache[0].numel())))
+    room = kv_cache.new_empty(count * tables.shape[1], *kv_cache.shape[1:])
+    gathered = (_gather(kv_cache, kv_scales, some, query.dtype, room) for some in tables.split(count))
+    out[group.rows] = attend(q, gathered, mask.split(count), scale).reshape(-1, heads, head_dim)
 
 
-def _attend_all_heads(q: Tensor, kv: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _attend_all_heads(q: Tensor, gathered: Iterable[Tensor], masks: Sequence[Tensor], scale: float) -> Tensor:
     """One product for all heads of a sequence: each query has zeros where the keys of other heads than its own lie.
 
     That multiplies more, but reads keys and values as they lie; for few heads it is the faster way.
@@ -179,15 +177,23 @@ def _attend_all_heads(q: Tensor, kv: Tensor, mask: Tensor, scale: float) -> Tens
     count, kv_heads, sharing, head_dim = q.shape
     spread = q.new_zeros(count, kv_heads, sharing, kv_heads, head_dim)
     spread.diagonal(dim1=1, dim2=3).copy_((q * scale).permute(0, 2, 3, 1))
-    key, value = kv.flatten(3).unbind(2)
-    scores = torch.baddbmm(mask[:, 0], spread.view(count, kv_heads * sharing, -1), key.transpose(1, 2))
-    attended = torch.bmm(scores.softmax(-1), value).view_as(spread)
+    attended = torch.empty_like(spread)
+    rows, sums = spread.view(count, kv_heads * sharing, -1), attended.view(count, kv_heads * sharing, -1)
+    first = 0
+    for kv, mask in zip(gathered, masks, strict=True):
+        some = slice(first, first := first + len(kv))
+        key, value = kv.flatten(3).unbind(2)
+        scores = torch.bmm(rows[some], key.transpose(1, 2)).add_(mask[:, 0])
+        torch.bmm(scores.softmax(-1), value, out=sums[some])
     return attended.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
 
-def _attend_head_by_head(q: Tensor, kv: Tensor, mask: Tensor, scale: float) -> Tensor:
-    key, value = kv.transpose(1, 3).unbind(2)
-    return F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale)
+def _attend_head_by_head(q: Tensor, gathered: Iterable[Tensor], masks: Sequence[Tensor], scale: float) -> Tensor:
+    attended = []
+    for some, kv, mask in zip(q.split(len(masks[0])), gathered, masks, strict=True):
+        key, value = kv.transpose(1, 3).unbind(2)
+        attended.append(F.scaled_dot_product_attention(some, key, value, attn_mask=mask, scale=scale))
+    return torch.cat(attended)
 
 
 def _attend_several_each(
@@ -211,16 +217,27 @@ def _attend_several_each(
     out[group.rows] = rows if group.unpadded is None else rows.index_select(0, group.unpadded)
 
 
-def _gather(kv_cache: Tensor, kv_scales: KvScales | None, block_tables: Tensor, dtype: torch.dtype) -> Tensor:
-    """Copy blocks side by side: (sequences, blocks) becomes (sequences, context, 2, kv_heads, head_dim)."""
-    kv = _load_blocks(kv_cache, kv_scales, block_tables.reshape(-1), dtype)
+def _gather(
+    kv_cache: Tensor,
+    kv_scales: KvScales | None,
+    block_tables: Tensor,
+    dtype: torch.dtype,
+    room: Tensor | None = None,
+) -> Tensor:
+    """Copy blocks side by side: (sequences, blocks) becomes (sequences, context, 2, kv_heads, head_dim).
+
+    ``room`` is what may be written over: memory that was just used is still in the processor's cache.
+    """
+    kv = _load_blocks(kv_cache, kv_scales, block_tables.reshape(-1), dtype, room)
     return kv.view(len(block_tables), -1, *kv_cache.shape[2:])
 
 
-def _load_blocks(kv_cache: Tensor, kv_scales: KvScales | None, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-    if kv_scales is None:
-        return kv_cache.index_select(0, blocks)
-    return load_kv(kv_cache.view(torch.uint8).index_select(0, blocks), kv_scales, dtype)
+def _load_blocks(
+    kv_cache: Tensor, kv_scales: KvScales | None, blocks: Tensor, dtype: torch.dtype, room: Tensor | None = None
+) -> Tensor:
+    raw = kv_cache if kv_scales is None else kv_cache.view(torch.uint8)
+    copied = torch.index_select(raw, 0, blocks, out=None if room is None else room[: len(blocks)])
+    return copied if kv_scales is None else load_kv(copied, kv_scales, dtype)
 
 
 def linear_by_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

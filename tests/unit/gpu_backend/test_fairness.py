@@ -40,6 +40,7 @@ class Ledger:
             for step in plan.sequences:
                 if step.sequence_id not in self._seen:
                     sequence = self.replica.loop.scheduler.running(step.sequence_id)
+                    assert sequence is not None
                     request = self._seen[step.sequence_id] = self.replica.outcomes[sequence.request_id].request
                     self._book(request, PROMPT_TOKEN * (request.prompt_tokens - step.start))
                 if step.samples:
