@@ -83,9 +83,7 @@ def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> Non
 
     ``kv_cache`` is (blocks, block_size, 2, kv_heads, head_dim); slot = block · block_size + offset.
     """
-    flat = kv_cache.view(-1, 2, *kv_cache.shape[3:])
-    flat[:, 0].index_copy_(0, slots, key)
-    flat[:, 1].index_copy_(0, slots, value)
+    kv_cache.view(-1, 2, *kv_cache.shape[3:]).index_copy_(0, slots, torch.stack((key, value), dim=1))
 
 
 def paged_attention(
