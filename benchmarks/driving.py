@@ -85,24 +85,26 @@ def drive(
             return False
         return not open_replies or next_up % at_once > 0 if at_once else run.arrivals[next_up] <= now
 
-    while (now := time.perf_counter() - started) < budget:
-        while is_due(now):
-            loop.handle(_command(next_up, requests[next_up], loop))
-            next_up, open_replies = next_up + 1, open_replies + 1
-        if not loop.has_work():
-            if next_up == len(requests):
-                break
-            time.sleep(max(0.0, min(0.001, run.arrivals[next_up] - now)))
-            continue
-        events = loop.step()
-        now = time.perf_counter() - started
-        open_replies -= sum(_note(event, run, now) for event in events)
-    seconds = time.perf_counter() - started
-    busy = loop.load().gpu_busy_seconds - busy
-    for number in range(next_up):
-        loop.handle(Abort(str(number)))
-    while loop.has_work():
-        loop.step()
+    try:
+        while (now := time.perf_counter() - started) < budget:
+            while is_due(now):
+                loop.handle(_command(next_up, requests[next_up], loop))
+                next_up, open_replies = next_up + 1, open_replies + 1
+            if not loop.has_work():
+                if next_up == len(requests):
+                    break
+                time.sleep(max(0.0, min(0.001, run.arrivals[next_up] - now)))
+                continue
+            events = loop.step()
+            now = time.perf_counter() - started
+            open_replies -= sum(_note(event, run, now) for event in events)
+        seconds = time.perf_counter() - started
+        busy = loop.load().gpu_busy_seconds - busy
+    finally:  # whatever happened, the loop is empty for whoever is next
+        for number in range(next_up):
+            loop.handle(Abort(str(number)))
+        while loop.has_work():
+            loop.step()
     return Run(run.arrivals, run.tokens, seconds, busy / seconds)
 
 

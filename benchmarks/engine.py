@@ -5,6 +5,8 @@
 #
 #   python -m benchmarks.engine           needs a CUDA device and torch; writes results/engine-DEVICE-DATE.{json,md}
 #   python -m benchmarks.engine --tiny    a tiny shape on the CPU, in seconds, to --out FOLDER
+#   python -m benchmarks.engine --only 8B groups of rows whose name has the word: "engine SHAPE",
+#                                         "transformers SHAPE"
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,7 @@ from gpu_backend.engine.runner import Runner
 
 ALL_SECONDS = 420.0  # of the whole table; what would begin later is left out, and says so
 SECONDS = {"one stream": 10.0, "shared": 60.0, "64 streams": 20.0, "sweep": 15.0, "peer": 40.0}  # a row's budget
+START_SECONDS = 60.0
 SWEPT = "Llama-3.1-8B"
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -94,13 +98,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape on the CPU, to see that all of this runs")
     parser.add_argument("--seconds", type=float, default=ALL_SECONDS, help="for the whole table")
+    parser.add_argument("--only", default="", metavar="WORD", help="groups of rows whose name has the word")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    return run_rows("engine", all_rows, tiny=arguments.tiny, out=arguments.out, seconds=arguments.seconds)
+    rows = partial(all_rows, only=arguments.only)
+    return run_rows("engine", rows, tiny=arguments.tiny, out=arguments.out, seconds=arguments.seconds)
 
 
 def run_rows(title: str, rows: Callable[[Bench, bool], Iterator[Row]], *, tiny: bool, out: Path, seconds: float) -> int:
-    """Print rows as they come, and write them: also those that came before an error. Return 1 if a row failed."""
+    """Print and write rows as they come: whoever stops this has those before. Return 1 if a row failed."""
     if not tiny and not torch.cuda.is_available():
         print("SKIPPED: no CUDA device")
         return 0
@@ -109,11 +115,11 @@ def run_rows(title: str, rows: Callable[[Bench, bool], Iterator[Row]], *, tiny: 
     name = "tiny on the CPU" if tiny else torch.cuda.get_device_name(device)
     bench = Bench(device, measure_ceilings(device, small=tiny), DATASHEETS.get(name), deadline)
     done: list[Row] = []
-    try:
-        for row in rows(bench, tiny):
-            done.append(row)
-            print(row.line(), flush=True)
-    finally:
+    table = write(title, name, bench.measured, done, out)
+    print(table.read_text().strip(), flush=True)
+    for row in rows(bench, tiny):
+        done.append(row)
+        print(row.line(), flush=True)
         write(title, name, bench.measured, done, out)
     return int(any(row.failed for row in done))
 
@@ -124,26 +130,42 @@ def measure_ceilings(device: torch.device, small: bool) -> Ceilings:
 
 
 def guarded(bench: Bench, model: str, workload: str, rows: Iterator[Row]) -> Iterator[Row]:
+    """Yield the rows of an engine, as ``surviving`` does, and give its memory back."""
+    yield from surviving(model, workload, rows)
+    release(bench.device)
+
+
+def surviving(model: str, workload: str, rows: Iterator[Row]) -> Iterator[Row]:
     """Yield rows; one that raises is told of, and costs no more than those that would have come behind it."""
     try:
         yield from rows
     except Exception as error:
         traceback.print_exc()
         yield Row(model, workload, note=f"failed: {type(error).__name__}: {error}"[:200], failed=True)
-    release(bench.device)
 
 
-def all_rows(bench: Bench, tiny: bool) -> Iterator[Row]:
-    """Yield our own rows shape by shape, then the start's, then the peer's."""
+def groups(tiny: bool) -> list[str]:
+    """Return the names of all groups of rows, in their order."""
+    shapes = TINY_SHAPES if tiny else SHAPES
+    return [*(f"engine {model}" for model in shapes), *(f"transformers {model}" for model in shapes)]
+
+
+def all_rows(bench: Bench, tiny: bool, only: str = "") -> Iterator[Row]:
+    """Yield our own rows shape by shape, the start's with the first, then the peer's: what has the word in its name."""
     workload = [Request(r.prompt[:9], 5) for r in shared_workload()[:8]] if tiny else shared_workload()
     shapes = TINY_SHAPES if tiny else SHAPES
-    for number, (model, config) in enumerate(shapes.items()):
-        own = rows_of_shape(bench, model, config, workload, tiny, streams=number == 0, swept=tiny or model == SWEPT)
-        yield from guarded(bench, model, "engine", own)
-    yield from guarded(bench, next(iter(shapes)), "start", start(next(iter(shapes)), tiny))
-    for model, config in shapes.items():
-        yield peer(bench, model, config, workload)
-        release(bench.device)
+    first = next(iter(shapes))
+    for group in (group for group in groups(tiny) if only in group):
+        kind, _, model = group.partition(" ")
+        if kind == "engine":
+            streams, swept = model == first, tiny or model == SWEPT
+            own = rows_of_shape(bench, model, shapes[model], workload, tiny, streams=streams, swept=swept)
+            yield from guarded(bench, model, "engine", own)
+            if model == first:
+                yield from in_time(bench, model, "start", lambda: start(bench, first, tiny), START_SECONDS)
+        else:
+            yield peer(bench, model, shapes[model], workload)
+            release(bench.device)
 
 
 def rows_of_shape(
@@ -159,27 +181,46 @@ def rows_of_shape(
     started = time.perf_counter()
     loop = build_loop(config, bench.device, prefix_caching=False)
     built = time.perf_counter() - started
-    warm(loop)
+    try:
+        warm(loop)
+    except Exception as error:  # most likely of a capture, and what is left without graphs is worth knowing
+        traceback.print_exc()
+        yield Row(model, "graphs", note=f"failed: {type(error).__name__}: {error}"[:200], failed=True)
+        del loop
+        release(bench.device)
+        loop = build_loop(config, bench.device, prefix_caching=False, cuda_graphs=False)
+        warm(loop)
     kinds = {"one stream": [Request(workload[0].prompt, 32 if tiny else 256)], "shared": workload}
     if streams:
         count, given, asked = (4, 6, 8) if tiny else (64, 128, 512)
         kinds["64 streams"] = [Request(tuple((i * 131 + j) % 9973 for j in range(given)), asked) for i in range(count)]
     for kind, requests in kinds.items():
-        if bench.budget(SECONDS[kind]) <= 0:
-            yield Row(model, kind, note="left out: no time")
-            continue
-        run = drive(loop, requests, bench.budget(SECONDS[kind]))
-        yield bench.row(
-            model, config, kind, requests, run.made, run.seconds,
-            gpu_busy=run.busy, ready_s=built, ms_per_token=1e3 * run.seconds / max(1, max(run.made)),
-        )  # fmt: skip
+
+        def rows(kind: str = kind, requests: Sequence[Request] = requests) -> Iterator[Row]:
+            run = drive(loop, requests, bench.budget(SECONDS[kind]))
+            yield bench.row(
+                model, config, kind, requests, run.made, run.seconds,
+                gpu_busy=run.busy, ready_s=built, ms_per_token=1e3 * run.seconds / max(1, max(run.made)),
+            )  # fmt: skip
+
+        yield from in_time(bench, model, kind, rows, SECONDS[kind])
     if swept:
         yield from sweep(bench, model, config, loop, SIZES[:3] if tiny else SIZES, 9 if tiny else 512)
 
 
-def start(model: str, tiny: bool) -> Iterator[Row]:
+def in_time(
+    bench: Bench, model: str, workload: str, rows: Callable[[], Iterator[Row]], seconds: float
+) -> Iterator[Row]:
+    """Yield rows that may fail without those behind them, or say that there is no time for them."""
+    if bench.budget(seconds) <= 0:
+        yield Row(model, workload, note="left out: no time")
+    else:
+        yield from surviving(model, workload, rows())
+
+
+def start(bench: Bench, model: str, tiny: bool) -> Iterator[Row]:
     """Tell how long a new process takes to its first token, with the kernels compiled by the rows before."""
-    yield Row(model, "start", figures=start_process(model, "cpu" if tiny else "cuda"))
+    yield Row(model, "start", figures=start_process(model, "cpu" if tiny else "cuda", bench.budget(START_SECONDS)))
 
 
 def warm(loop: EngineLoop) -> None:
@@ -197,20 +238,15 @@ def sweep(
     """Yield a row for each batch size: the rate of its prompts, then of its decodes, and what binds each."""
     output = 128 if bench.device.type == "cuda" else 8
     for size in sizes:
-        if bench.budget(SECONDS["sweep"]) <= 0:
-            yield Row(model, f"decode, batch {size}", note="left out: no time")
-            continue
-        requests = [Request(tuple((i * 131 + j) % 9973 for j in range(prompt)), output) for i in range(size)]
-        run = drive(loop, requests, bench.budget(SECONDS["sweep"]))
-        yield bench.row(
-            model,
-            config,
-            f"decode, batch {size}",
-            requests,
-            run.made,
-            run.seconds,
-            **phases(bench, config, run, prompt),
-        )
+        name = f"decode, batch {size}"
+
+        def rows(size: int = size, name: str = name) -> Iterator[Row]:
+            requests = [Request(tuple((i * 131 + j) % 9973 for j in range(prompt)), output) for i in range(size)]
+            run = drive(loop, requests, bench.budget(SECONDS["sweep"]))
+            figures = phases(bench, config, run, prompt)
+            yield bench.row(model, config, name, requests, run.made, run.seconds, **figures)
+
+        yield from in_time(bench, model, name, rows, SECONDS["sweep"])
 
 
 def phases(bench: Bench, config: dict[str, Any], run: Run, prompt: int) -> dict[str, float]:

@@ -57,7 +57,7 @@ class Row:
 
 
 def write(title: str, device: str, measured: Ceilings, rows: Sequence[Row], folder: Path) -> Path:
-    """Write TITLE-DEVICE-DATE.json and .md, print the latter, and return its path."""
+    """Write TITLE-DEVICE-DATE.json and .md, and return the path of the latter."""
     now = datetime.now(UTC)
     about = f"torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}, random weights"
     ceilings = f"copy {measured.bandwidth / 1e12:.3f} TB/s, bf16 product {measured.flops / 1e12:.1f} TFLOP/s"
@@ -72,9 +72,15 @@ def write(title: str, device: str, measured: Ceilings, rows: Sequence[Row], fold
     ]
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"{title}-{re.sub('[^a-z0-9]+', '-', device.lower())}-{now:%Y-%m-%d}"
-    stem.with_suffix(".md").write_text("\n".join(table) + "\n")
+    write_whole(stem.with_suffix(".md"), "\n".join(table) + "\n")
     facts = {"device": device, "date": now.isoformat(timespec="seconds"), "about": about, "measured": asdict(measured)}
     lines = [{**asdict(row), "cut": row.cut} for row in rows]
-    stem.with_suffix(".json").write_text(json.dumps({**facts, "rows": lines}, indent=1) + "\n")
-    print("\n".join(table))
+    write_whole(stem.with_suffix(".json"), json.dumps({**facts, "rows": lines}, indent=1) + "\n")
     return stem.with_suffix(".md")
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that is there whole or as it was, whenever somebody reads it or this process ends."""
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(file)

@@ -3,15 +3,19 @@
 #
 #   python -m benchmarks.kernels           needs a CUDA device; writes results/kernels-DEVICE-DATE.{json,md}
 #   python -m benchmarks.kernels --tiny    tiny shapes, interpreted on the CPU, to see that all of this runs
+#   python -m benchmarks.kernels --seconds 60    no case that would begin later; what came before is written anyway
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import statistics
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,11 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.engine import measure_ceilings
+from benchmarks.engine import SWEPT, measure_ceilings
+from benchmarks.engine_table import RESULTS, write_whole
 from benchmarks.roofline import SHAPES, TINY_SHAPES, Ceilings
 from gpu_backend.models.config import ModelConfig, parse_model_config
-
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,39 +52,59 @@ class Row:
     gigabytes_per_second: float
     teraflops: float
     share_of_measured: float
+    note: str = ""  # why there are no numbers
 
 
-def main() -> None:
-    """Measure the ceilings, then every case; print and write the table."""
+def main() -> int:
+    """Measure the ceilings, then every case; print and write the rows as they come. Return 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes on the CPU, to see that all of this runs")
     parser.add_argument("--only", default="", metavar="WORD", help="kernels whose name has the word")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no case begins later")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    deadline = time.monotonic() + arguments.seconds
     if not arguments.tiny and not torch.cuda.is_available():
         print("SKIPPED: no CUDA device")
-        return
+        return 0
     if arguments.tiny:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     device = torch.device("cpu" if arguments.tiny else "cuda")
     name = "tiny on the CPU" if arguments.tiny else torch.cuda.get_device_name(device)
     measured = measure_ceilings(device, small=arguments.tiny)
     rows = []
-    for config in (TINY_SHAPES if arguments.tiny else SHAPES).items():
-        for case in cases(config[0], parse_model_config(config[1]), device):
-            if arguments.only in case.kernel:
-                rows.append(_measure(case, measured, device))
-                print(_line(rows[-1]), flush=True)
-    _write(name, measured, rows, arguments.out)
+    for row in _rows(TINY_SHAPES if arguments.tiny else SHAPES, arguments.only, measured, device, deadline):
+        rows.append(row)
+        print(_line(row), flush=True)
+        _write(name, measured, rows, arguments.out)
+    return int(any(row.note.startswith("failed") for row in rows))
 
 
-def cases(model: str, config: ModelConfig, device: torch.device) -> Iterator[Case]:
-    """Yield each kernel as the model calls it: inputs are drawn when a case is made, and go with it."""
-    tiny = device.type == "cpu"
-    yield from _attention(model, config, device, tiny)
-    yield from _between_products(model, config, device, tiny)
-    yield from _products(model, config, device, tiny)
-    yield from _sampling(model, config, device, tiny)
+def _rows(
+    shapes: dict[str, dict[str, Any]], only: str, measured: Ceilings, device: torch.device, deadline: float
+) -> Iterator[Row]:
+    """Measure case by case; one that raises is told of, and is no reason to lose the others."""
+    for model, config in sorted(shapes.items(), key=lambda shape: shape[0] != SWEPT):
+        for kind in (_attention, _between_products, _products, _sampling):
+            here = f"{model}: {kind.__name__.strip('_').replace('_', ' ')}"
+            if time.monotonic() > deadline:
+                yield Row("left out: no time", here, 0.0, 0.0, 0.0, 0.0, "left out: no time")
+                continue
+            try:
+                for case in kind(model, parse_model_config(config), device, device.type == "cpu"):
+                    if only in case.kernel and time.monotonic() < deadline:
+                        yield _guarded(case, measured, device)
+            except Exception as error:  # in making a case
+                traceback.print_exc()
+                yield Row("failed", here, 0.0, 0.0, 0.0, 0.0, f"failed: {type(error).__name__}: {error}"[:200])
+
+
+def _guarded(case: Case, measured: Ceilings, device: torch.device) -> Row:
+    try:
+        return _measure(case, measured, device)
+    except Exception as error:
+        traceback.print_exc()
+        return Row(case.kernel, case.shape, 0.0, 0.0, 0.0, 0.0, f"failed: {type(error).__name__}: {error}"[:200])
 
 
 def _attention(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:
@@ -266,6 +289,8 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _line(row: Row) -> str:
+    if row.note:
+        return f"| {row.kernel} | {row.shape} | – | – | – | {row.note} |"
     return (
         f"| {row.kernel} | {row.shape} | {row.microseconds:,.1f} | {row.gigabytes_per_second:,.0f} "
         f"| {row.teraflops:,.1f} | {row.share_of_measured:.1%} |"
@@ -284,10 +309,12 @@ def _write(name: str, measured: Ceilings, rows: list[Row], folder: Path) -> None
     ]
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"kernels-{re.sub('[^a-z0-9]+', '-', name.lower())}-{now:%Y-%m-%d}"
-    stem.with_suffix(".md").write_text("\n".join(table) + "\n")
+    write_whole(stem.with_suffix(".md"), "\n".join(table) + "\n")
     facts = {"device": name, "date": now.isoformat(timespec="seconds"), "measured": asdict(measured)}
-    stem.with_suffix(".json").write_text(json.dumps({**facts, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
+    write_whole(
+        stem.with_suffix(".json"), json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -31,12 +31,12 @@ def main() -> None:
     print(json.dumps(parts))
 
 
-def start_process(model: str, device: str) -> dict[str, float]:
+def start_process(model: str, device: str, limit: float = LIMIT) -> dict[str, float]:
     """Start one on that device, and return its parts and, measured from outside, the seconds to its first token."""
     begun = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.start_up", model, device]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=LIMIT, cwd=Path(__file__).parents[1]
+        command, capture_output=True, text=True, check=False, timeout=limit, cwd=Path(__file__).parents[1]
     )
     if done.returncode:
         raise RuntimeError(f"the process failed: {done.stderr[-500:]}")

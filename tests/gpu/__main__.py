@@ -3,12 +3,14 @@
 #   python -m tests.gpu --device cpu        the same checks on the CPU
 #   python -m tests.gpu --only attention    checks whose name has the word
 #   python -m tests.gpu --seed 7            the shapes and numbers of an earlier run
-#   python -m tests.gpu --out FOLDER        the lines in checks.md and checks.json, too
+#   python -m tests.gpu --out FOLDER        the lines in checks.md and checks.json, too, as they come
+#   python -m tests.gpu --seconds 60        no check that would begin later
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.engine_table import write_whole
 from tests.gpu import adjustments, generation, operations, sampling
 from tests.gpu.check import Check, Outcome, outcome_of
 
@@ -34,9 +37,7 @@ def main() -> int:
     device = torch.device(arguments.device, 0) if arguments.device == "cuda" else torch.device("cpu")
     print(f"{_name(device)}, torch {torch.__version__}, Python {platform.python_version()}, --seed {arguments.seed}")
     checks = [check for check in _checks(device) if not (arguments.tiny and check.is_long)]
-    outcomes = _run(checks, device, arguments.seed, arguments.only)
-    if arguments.out is not None:
-        _write(arguments.out, arguments.seed, outcomes)
+    outcomes = _run(checks, device, arguments)
     failed = [outcome for outcome in outcomes if not outcome.passed]
     seconds = sum(outcome.seconds for outcome in outcomes)
     print(f"{len(outcomes) - len(failed)} passed, {len(failed)} failed in {seconds:.1f} s")
@@ -57,21 +58,26 @@ def _checks(device: torch.device) -> tuple[Check, ...]:
     return (*operations.CHECKS, *sampling.CHECKS, *adjustments.CHECKS, *kernels.CHECKS, *generation.CHECKS)
 
 
-def _run(checks: Sequence[Check], device: torch.device, seed: int, only: str) -> list[Outcome]:
-    outcomes = []
-    for check in checks:
-        for dtype in check.dtypes:
-            if only in check.name:
-                outcomes.append(outcome_of(check, dtype, device, seed))
-                print(outcomes[-1].line(), flush=True)
+def _run(checks: Sequence[Check], device: torch.device, arguments: argparse.Namespace) -> list[Outcome]:
+    deadline = time.monotonic() + arguments.seconds
+    outcomes: list[Outcome] = []
+    wanted = [(check, dtype) for check in checks for dtype in check.dtypes if arguments.only in check.name]
+    for check, dtype in wanted:
+        if time.monotonic() < deadline:
+            outcomes.append(outcome_of(check, dtype, device, arguments.seed))
+        else:
+            outcomes.append(Outcome(f"{check.name}, {dtype}", False, "left out: no time", 0.0))
+        print(outcomes[-1].line(), flush=True)
+        if arguments.out is not None:  # as they come: who stops this early has those before
+            _write(arguments.out, arguments.seed, outcomes)
     return outcomes
 
 
 def _write(folder: Path, seed: int, outcomes: list[Outcome]) -> None:
     lines = [f"# Checks, --seed {seed}", "", *(f"    {outcome.line()}" for outcome in outcomes)]
-    (folder / "checks.md").write_text("\n".join(lines) + "\n")
+    write_whole(folder / "checks.md", "\n".join(lines) + "\n")
     facts = {"seed": seed, "outcomes": [asdict(outcome) for outcome in outcomes]}
-    (folder / "checks.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_whole(folder / "checks.json", json.dumps(facts, indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
@@ -79,6 +85,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", default="", metavar="WORD", help="run the checks whose name has the word")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of all shapes and numbers; default: fresh")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no check begins later")
     parser.add_argument("--tiny", action="store_true", help="on the CPU, without what takes long there")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="one that exists, for the outcomes")
     return parser.parse_args()
