@@ -23,6 +23,7 @@ from gpu_backend.kernels.quantized_kv import KvScales
 from gpu_backend.models.layers import Decoder
 
 Replay = Callable[[], None]
+Recorder = Callable[[Callable[[], None]], Replay]
 Size = tuple[int, int]  # places, and tokens of each: one, or one and as many guesses as a sequence may get
 
 USES_BEFORE = 3  # steps of a size before its graph is captured
@@ -67,7 +68,7 @@ class DecodeGraphs:
         kv_scales: Sequence[KvScales] | None,
         table: RequestTable,
         layouts: PagedLayouts,
-        record: Callable[[Callable[[], None]], Replay],
+        record: Recorder,
         most_guesses: int = 0,
         share: Callable[[Tensor], None] | None = None,
         draws: bool = True,
@@ -217,8 +218,8 @@ class DecodeGraphs:
         tokens = draw(logits, self._table.wishes(rows.repeat_interleave(width, output_size=len(following)), following))
         self._drawn[0, : len(tokens)].copy_(tokens)
         self._drawn[1, : len(tokens)].copy_(torch.isfinite(logits.sum(-1)))
-        if width == 1:  # which guesses hold is for the host to say
-            self._table.last_tokens.index_copy_(0, rows, tokens)
+        # Of use where all that was computed was known: which guesses hold is for the host to say.
+        self._table.last_tokens.index_copy_(0, rows, tokens.view(places, width)[:, -1])
 
 
 def _begins_block(step: SequenceStep, block_size: int) -> bool:
@@ -226,7 +227,7 @@ def _begins_block(step: SequenceStep, block_size: int) -> bool:
     return (len(step.block_table) - 1) * block_size >= step.start
 
 
-def cuda_recorder(device: torch.device) -> Callable[[Callable[[], None]], Replay]:
+def cuda_recorder(device: torch.device) -> Recorder:
     """Return a recorder of CUDA graphs that share one pool of memory: they are replayed one after the other."""
     pool = torch.cuda.graph_pool_handle()
     side = torch.cuda.Stream(device)

@@ -14,7 +14,7 @@ from gpu_backend.engine.batch import Batch, build_batch
 from gpu_backend.engine.device_step import DeviceStep, Timer
 from gpu_backend.engine.drafter import Drafter
 from gpu_backend.engine.grammar import begin_masks
-from gpu_backend.engine.graphs import DecodeGraphs, cuda_recorder, rerun
+from gpu_backend.engine.graphs import DecodeGraphs, Recorder, cuda_recorder, rerun
 from gpu_backend.engine.host_cache import HostCache
 from gpu_backend.engine.plan import UNKNOWN, BlockCopy, Computed, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.roofline import Roofline, measure_roofline
@@ -28,6 +28,7 @@ from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.kernels.layout import PagedLayouts, invariant_split
 from gpu_backend.kernels.quantized_kv import KvScales, scales_from
 from gpu_backend.models.config import ModelConfig, UnsupportedModel
+from gpu_backend.models.layers import Decoder
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes, stage_of
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights, WeightSource
@@ -97,8 +98,9 @@ class Runner:
             self._table = RequestTable(config.max_num_seqs, longest, self.num_blocks, self.device)
             self.graphs = self._make_graphs(config)
             if self._drafter is not None:
-                placement = self._placement(self._drafter.config, self.num_blocks, self.max_model_len)
-                self._drafter.make_room(self.num_blocks, placement)
+                placement = self._placement(self._drafter.config, self.num_blocks + 1, self.max_model_len)
+                graphs = self._draft_graphs if self.graphs is not None else None
+                self._drafter.make_room(self.num_blocks, self.max_model_len, placement, graphs)
 
         self._spoilt: list[int] = []  # slots that guesses filled with what is no number
         first = self.model_config.layers_before
@@ -197,13 +199,27 @@ class Runner:
         is_wanted = self.device.type == "cuda" if config.cuda_graphs is None else config.cuda_graphs
         if not is_wanted:
             return None
-        record = cuda_recorder(self.device) if self.device.type == "cuda" else rerun
         guesses = 0 if config.speculative_method == "off" else config.num_speculative_tokens
         layouts = self._layouts(self.model_config, self.max_model_len)
         share = self._ranks.share if self._ranks is not None else None
         return DecodeGraphs(
-            self._model, self.kv_cache, self._kv_scales, self._table, layouts, record, guesses, share, self._leads
+            self._model,
+            self.kv_cache,
+            self._kv_scales,
+            self._table,
+            layouts,
+            self._recorder(),
+            guesses,
+            share,
+            self._leads,
         )
+
+    def _draft_graphs(self, model: Decoder, kv_cache: Tensor, table: RequestTable, most_guesses: int) -> DecodeGraphs:
+        layouts = self._layouts(model.config, self.max_model_len)
+        return DecodeGraphs(model, kv_cache, None, table, layouts, self._recorder(), most_guesses)
+
+    def _recorder(self) -> Recorder:
+        return cuda_recorder(self.device) if self.device.type == "cuda" else rerun
 
     def close(self) -> None:
         """Let the other ranks go, if there are any."""

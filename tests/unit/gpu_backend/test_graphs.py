@@ -17,7 +17,7 @@ from gpu_backend.engine import table as table_module
 from gpu_backend.engine.cost import StepCost
 from gpu_backend.engine.graphs import STEPS_BETWEEN, USES_BEFORE, DecodeGraphs, Size, draws_plainly, sizes_up_to
 from gpu_backend.engine.messages import Generate
-from gpu_backend.engine.plan import Launched, SequenceStep, StepPlan, StepResult
+from gpu_backend.engine.plan import UNKNOWN, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sampler import draw, sample
 from gpu_backend.engine.sequence import SamplingParams
@@ -193,6 +193,40 @@ def test_guesses_are_verified_in_graphs(qwen: Path, share: float) -> None:
     assert any(width == 4 for _, width in graphs_of(loop.runner)._graphs)
     assert {k: a.token_ids for k, a in answers.items()} == {k: a.token_ids for k, a in expected.items()}
     assert loop.load().counters["accepted_tokens"] > (100 if share == 1 else 20)
+
+
+def test_guesses_of_a_draft_follow_each_other_on_the_device(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host knows none of them before the last is launched, from a graph, unless one follows from penalties."""
+    plain, penalised = SamplingParams(60, temperature=0.8), SamplingParams(20, presence_penalty=0.5)
+    commands = [Generate(str(i), tuple(range(9 * i, 9 * i + 8)), replace(plain, seed=i)) for i in range(3)]
+    last = Generate("penalised", tuple(range(8)), penalised)
+    expected = answer_all(model_loop(qwen), [*commands, last])
+    loop = model_loop(
+        qwen, max_num_seqs=3, cuda_graphs=True, num_speculative_tokens=3,
+        speculative_method="draft", speculative_model=str(qwen),
+        step_cost=StepCost(fixed=1.0, weights=0.0, token=0.0, context=0.0, pair=0.0),
+    )  # fmt: skip
+    assert isinstance(loop.runner, Runner) and loop.runner._drafter is not None
+    drafter, passes = loop.runner._drafter, []
+    compute = drafter._compute
+
+    def note(steps: list[SequenceStep]) -> Any:
+        passes.append([step.token_ids for step in steps])
+        return compute(steps)
+
+    monkeypatch.setattr(drafter, "_compute", note)
+    answers = answer_all(loop, commands)
+    followed = [tokens for steps in passes for tokens in steps if len(tokens) == 1]
+    passes.clear()
+    answers |= answer_all(loop, [last])
+
+    assert {k: a.token_ids for k, a in answers.items()} == {k: a.token_ids for k, a in expected.items()}
+    assert followed and set(followed) == {(UNKNOWN,)}
+    assert passes and not any(UNKNOWN in tokens for steps in passes for tokens in steps)
+    assert drafter.graphs is not None
+    assert {width for _, width in drafter.graphs._graphs} == {1, 2}
+    counters = loop.load().counters
+    assert counters["accepted_tokens"] > 0.9 * counters["draft_tokens"] > 50
 
 
 def test_what_looks_at_more_than_logits_is_not_drawn_in_the_graph() -> None:
