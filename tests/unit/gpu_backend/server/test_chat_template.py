@@ -165,7 +165,7 @@ def test_several_calls_of_a_turn_are_told_one_by_one_where_a_template_takes_one(
 
 @pytest.mark.parametrize("family", ["llama", "qwen-2.5", "qwen-3", "hermes"])
 def test_calls_are_read_as_their_template_writes_them(family: str) -> None:
-    """In any pieces: of every size, and cut in two at every place."""
+    """In any pieces: of many sizes, and cut in two at every place."""
     calls = [calling("", weather={"town": 'Rome </tool_call> "} 😀'}), calling("", add={"a": [], "b": {"c": {}}})]
     conversation = [ASK, calls[0]] if family == "llama" else [ASK, calling("", **_arguments(*calls))]
     template = ChatTemplate(FAMILIES[family], TOKENS)
@@ -176,7 +176,7 @@ def test_calls_are_read_as_their_template_writes_them(family: str) -> None:
         .split("<|im_end|>")[0]
         .split("<|eot_id|>")[0]
     )
-    pieces = [[text[i : i + size] for i in range(0, len(text), size)] for size in range(1, len(text) + 1)]
+    pieces = [[text[i : i + size] for i in range(0, len(text), size)] for size in range(1, 20)]
     pieces += [[text[:at], text[at:]] for at in range(1, len(text))]
 
     assert template.tool_style is not None
