@@ -32,7 +32,7 @@ DRAFT: dict[str, Any] = {"speculative_method": "draft", "speculative_model": "sm
 
 def test_every_field_of_a_request_is_declared() -> None:
     """Who adds a field says what speculation makes of it."""
-    of_messages = {"request_id", "prompt_token_ids", "sampling"}
+    of_messages = {"request_id", "prompt_token_ids", "sampling", "first_reply"}
     fields = {*SamplingParams.__slots__, *Generate.__slots__} - of_messages
 
     assert fields <= EXACT.keys() | OFF.keys()
