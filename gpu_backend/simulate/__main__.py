@@ -12,8 +12,9 @@ from pathlib import Path
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.cost import read_step_cost
-from gpu_backend.simulate.hardware import DEVICES, MODELS, PRECISIONS, resident_tokens, step_cost
+from gpu_backend.simulate.hardware import DEVICES, MODELS, PRECISIONS, copy_seconds, resident_tokens, step_cost
 from gpu_backend.simulate.house import replay
+from gpu_backend.simulate.replica import HostMemory
 from gpu_backend.simulate.report import Promise, Report, make_report
 from gpu_backend.simulate.traces import read_trace, share_out
 
@@ -60,7 +61,11 @@ def simulate(options: argparse.Namespace) -> Report:
     num_blocks = options.num_kv_blocks or tokens // options.block_size
     if not num_blocks:
         raise ValueError(f"{options.model} leaves no room for a KV cache on {gpus} x {options.device}")
-    house = replay(requests, config, cost, num_blocks, replicas, options.max_tokens, options.deadline_ms)
+    block_bytes = options.block_size * model.kv_bytes_per_token()
+    host = HostMemory(
+        int(options.kv_offloading_size * 2**30 / block_bytes), copy_seconds(model, device, gpus, options.block_size)
+    )
+    house = replay(requests, config, cost, num_blocks, replicas, options.max_tokens, options.deadline_ms, host)
     return make_report(house, Promise(options.ttft, options.gap), config.max_num_seqs)
 
 
@@ -87,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         help="JSON with the five numbers of a measured step cost",
     )
     add("--num-kv-blocks", type=int, metavar="N", help="what the devices hold if not given")
+    add("--kv-offloading-size", type=float, default=0.0, metavar="GIB", help="host memory behind a replica's KV cache")
     add("--block-size", type=int, default=16, metavar="N", help="tokens in a block")
     add("--max-num-seqs", type=int, default=256, metavar="N", help="replies that run at once")
     add("--max-num-batched-tokens", type=int, default=8192, metavar="N", help="tokens a step")

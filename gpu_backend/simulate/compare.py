@@ -1,5 +1,6 @@
-# python -m gpu_backend.simulate.compare: what continuous batching, paging and shared prompts are worth, each against
-# what one would do without. All requests are there from the start and steps may stretch, so that nothing else differs.
+# python -m gpu_backend.simulate.compare: what continuous batching, paging, shared prompts and the steps' budget are
+# worth, each against what one would do without. In the first three tables all requests are there from the start and
+# steps may stretch, so that nothing else differs.
 
 from __future__ import annotations
 
@@ -95,8 +96,38 @@ def sharing_row(system_prompt: int, cost: StepCost, number: int = 256) -> str:
     return f"| {system_prompt:,} | {needed:,} | {used:,} | {1 - used / needed:.0%} | {1 - done / all_:.0%} |"
 
 
+def long_prompt_row(length: int, cost: StepCost, knows_cost: bool, replies: int = 32) -> str:
+    """Return a line of the fourth table: a long prompt beside replies, and a short prompt every second.
+
+    Raises ``AssertionError`` if a step that the budget was chosen for takes more than 1.5 times its decodes alone.
+    """
+    known = cost if knows_cost else None
+    config = EngineConfig("", max_num_seqs=64, max_num_batched_tokens=8192, block_size=BLOCK, step_cost=known)
+    replica = Replica(config, cost, 30_000)
+    for number in range(replies):
+        replica.submit(number, TraceRequest(0.0, 4000, 3000), 3000)
+    while any(outcome.first_token is None for outcome in replica.outcomes.values()):
+        replica.run_until(replica.runner.now + 0.1)
+    began = replica.runner.now
+    del replica.gaps[:], replica.runner.log.stretches[:]
+    replica.submit(replies, TraceRequest(began, length, 2), 2)
+    long = replica.outcomes[str(replies)]
+    while long.first_token is None:
+        replica.submit(len(replica.outcomes), TraceRequest(replica.runner.now, 500, 5), 5)
+        replica.run_until(replica.runner.now + 1.0)
+    others = list(replica.outcomes.values())[replies + 1 :]
+    worst = max(replica.runner.log.stretches)
+    assert not knows_cost or worst <= config.step_stretch, f"a step took {worst} times its decodes"
+    first_tokens = [o.first_token - o.request.arrival for o in others if o.first_token is not None]
+    budget = "within 1.5 × its decodes" if knows_cost else "8,192 tokens"
+    return (
+        f"| {budget} | {worst:.2f} | {max(replica.gaps) * 1000:.0f} "
+        f"| {long.first_token - began:.1f} | {max(first_tokens):.2f} |"
+    )
+
+
 def tables(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the three tables as Markdown."""
+    """Yield the four tables as Markdown."""
     cost = step_cost(MODELS[options.model], DEVICES[options.device])
     loads = {"shared benchmark": shared_benchmark()}
     for path in options.trace:
@@ -111,6 +142,9 @@ def tables(options: argparse.Namespace) -> Iterator[str]:
     yield f"\n| system prompt | blocks apart | blocks shared | memory saved | computed tokens saved |\n{'| --- ' * 5}|"
     for length in (500, 1000, 2000):
         yield sharing_row(length, cost)
+    yield f"\n| a step | worst over decodes | longest pause, ms | 128k's first token, s | others', s |\n{'| --- ' * 5}|"
+    for knows_cost in (False, True):
+        yield long_prompt_row(131_072, cost, knows_cost)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

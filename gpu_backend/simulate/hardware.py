@@ -13,6 +13,7 @@ WEIGHTS_SHARE = 0.77  # of the memory's bandwidth, reading weights
 CONTEXT_SHARE = 0.895  # of the memory's bandwidth, reading keys and values
 PRODUCTS_SHARE = 0.65  # of the matrix rate, in the products of a long prefill
 ATTENTION_SHARE = 0.5  # of the matrix rate, in its attention
+HOST_SHARE = 0.8  # of the link to host memory, in copies of whole blocks from and to pinned memory
 FIXED_SECONDS = 0.0002  # launching a step and reading its result
 LONG_SEQUENCE = 8192  # tokens that a replica must hold beside its weights, to be of any use
 LINK_SECONDS = 0.00001  # one all-reduce between the devices of a replica; two of them a layer
@@ -20,11 +21,12 @@ LINK_SECONDS = 0.00001  # one all-reduce between the devices of a replica; two o
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator: bytes of memory, bytes per second, dense bf16 operations per second."""
+    """One accelerator: bytes of memory, bytes per second, dense bf16 operations per second, bytes to the host."""
 
     memory: float
     bandwidth: float
     flops: float
+    host_link: float  # bytes per second in one direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,9 @@ class Model:
 
 
 DEVICES = {
-    "a100-80gb": Device(80e9, 2.039e12, 312e12),
-    "h100": Device(80e9, 3.35e12, 989e12),
-    "h200": Device(141e9, 4.8e12, 989e12),
+    "a100-80gb": Device(80e9, 2.039e12, 312e12, 32e9),
+    "h100": Device(80e9, 3.35e12, 989e12, 64e9),
+    "h200": Device(141e9, 4.8e12, 989e12, 64e9),
 }
 
 MODELS = {
@@ -75,6 +77,11 @@ def step_cost(model: Model, device: Device, gpus: int = 1, weight_bytes: float =
         context=model.kv_bytes_per_token(kv_bytes) / (bandwidth * CONTEXT_SHARE),
         pair=4 * model.layers * model.heads * model.head_dim / (flops * ATTENTION_SHARE),
     )
+
+
+def copy_seconds(model: Model, device: Device, gpus: int, block_size: int, kv_bytes: float = 2) -> float:
+    """Predict a KV block's way to host memory or back; each device of a replica copies its part."""
+    return block_size * model.kv_bytes_per_token(kv_bytes) / (device.host_link * gpus * HOST_SHARE)
 
 
 def resident_tokens(

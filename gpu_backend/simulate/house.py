@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.cost import StepCost
-from gpu_backend.simulate.replica import Replica
+from gpu_backend.simulate.replica import NO_HOST_MEMORY, HostMemory, Replica
 from gpu_backend.simulate.traces import TraceRequest
 
 
@@ -19,12 +19,13 @@ def replay(
     replicas: int = 1,
     max_tokens: int = 2048,
     deadline_ms: int | None = None,
+    host: HostMemory = NO_HOST_MEMORY,
 ) -> list[Replica]:
     """Serve all requests to their end and return the replicas with what they saw.
 
     ``max_tokens`` is what clients declare; the trace knows how long replies really get.
     """
-    house = [Replica(config, cost, num_blocks) for _ in range(replicas)]
+    house = [Replica(config, cost, num_blocks, host) for _ in range(replicas)]
     for number, request in enumerate(requests):
         for replica in house:
             replica.run_until(request.arrival)

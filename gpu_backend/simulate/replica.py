@@ -21,6 +21,18 @@ END = 0  # the token id that ends a reply
 VOCABULARY = 2**31
 
 
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What each replica has behind its KV cache, and what a block's way there or back takes."""
+
+    num_blocks: int = 0
+    copy_seconds: float = 0.0
+    swaps: bool = True  # False: it keeps what is evicted, and who gives way is computed again
+
+
+NO_HOST_MEMORY = HostMemory()
+
+
 @dataclass(slots=True)
 class Outcome:
     """What a client saw of one request. Seconds of the virtual clock."""
@@ -41,6 +53,7 @@ class StepLog:
     running_seconds: float = 0.0
     kv_seconds: float = 0.0
     computed_tokens: int = 0
+    copying_seconds: float = 0.0  # of KV blocks to host memory and back
     most_blocks: int = 0  # in use at once
     most_gap: float = 0.0  # between the service of two who wait, as far as looked
     stretches: array[float] = field(default_factory=lambda: array("d"))  # step over its decodes alone, if it has both
@@ -49,24 +62,27 @@ class StepLog:
 class VirtualRunner(AtOnce):
     """Computes nothing: a step takes what ``cost`` predicts, and a reply ends at the length that its seed names."""
 
-    def __init__(self, cost: StepCost) -> None:
+    def __init__(self, cost: StepCost, copy_seconds: float = 0.0) -> None:
         self.now = 0.0
         self.log = StepLog()
         self._cost = cost
+        self._copy_seconds = copy_seconds
 
     def clock(self) -> float:
         """Return the virtual time in seconds."""
         return self.now
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Let the predicted time pass."""
+        """Let the predicted time pass: that of the copies, which the device waits for, and then of the step."""
         work = plan_work(plan.sequences)
-        seconds = self._cost.seconds(work)
+        copying = self._copy_seconds * len(plan.copies)
+        seconds = copying + (self._cost.seconds(work) if plan.sequences else 0.0)
         decodes = [step for step in plan.sequences if len(step.token_ids) == 1 and step.samples]
         if decodes and len(decodes) < len(plan.sequences):
-            self.log.stretches.append(seconds / self._cost.seconds(plan_work(decodes)))
+            self.log.stretches.append((seconds - copying) / self._cost.seconds(plan_work(decodes)))
         self.now += seconds
         self.log.seconds += seconds
+        self.log.copying_seconds += copying
         self.log.running_seconds += seconds * len(plan.sequences)
         self.log.computed_tokens += work.tokens
         tokens = tuple(
@@ -80,10 +96,17 @@ class VirtualRunner(AtOnce):
 class Replica:
     """One engine of the simulated house."""
 
-    def __init__(self, config: EngineConfig, cost: StepCost, num_blocks: int) -> None:
-        self.runner = VirtualRunner(cost)
-        longest = num_blocks * config.block_size
-        self.loop = EngineLoop(config, self.runner, num_blocks, Limits(longest, VOCABULARY), self.runner.clock)
+    def __init__(
+        self, config: EngineConfig, cost: StepCost, num_blocks: int, host: HostMemory = NO_HOST_MEMORY
+    ) -> None:
+        self.runner = VirtualRunner(cost, host.copy_seconds)
+        limits = Limits(
+            max_model_len=num_blocks * config.block_size,
+            vocab_size=VOCABULARY,
+            num_host_blocks=host.num_blocks,
+            copy_seconds=host.copy_seconds if host.num_blocks and host.swaps else None,
+        )
+        self.loop = EngineLoop(config, self.runner, num_blocks, limits, self.runner.clock)
         self.gaps = array("d")  # seconds between two tokens of one reply
         self.outcomes: dict[str, Outcome] = {}
         self._steps = 0
@@ -113,18 +136,21 @@ class Replica:
 
     def run_until(self, time: float) -> None:
         """Step while there is work and ``time`` has not come; then it is at least that time."""
-        runner, log = self.runner, self.runner.log
-        while runner.now < time and self.loop.has_work():
-            before = runner.now
-            self._take(self.loop.step())
-            in_use = self.loop.blocks.num_in_use
-            log.kv_seconds += (runner.now - before) * in_use / self.loop.blocks.num_blocks
-            log.most_blocks = max(log.most_blocks, in_use)
-            self._steps += 1
-            if self._steps % LOOK_EVERY == 0:
-                log.most_gap = max(log.most_gap, self.loop.scheduler.service_gaps()["service_gap_interactive"])
-        if runner.now < time < float("inf"):
-            runner.now = time
+        while self.runner.now < time and self.loop.has_work():
+            self.step()
+        if self.runner.now < time < float("inf"):
+            self.runner.now = time
+
+    def step(self) -> None:
+        """Take one step."""
+        log, before = self.runner.log, self.runner.now
+        self._take(self.loop.step())
+        in_use = self.loop.blocks.num_in_use
+        log.kv_seconds += (self.runner.now - before) * in_use / self.loop.blocks.num_blocks
+        log.most_blocks = max(log.most_blocks, in_use)
+        self._steps += 1
+        if self._steps % LOOK_EVERY == 0:
+            log.most_gap = max(log.most_gap, self.loop.scheduler.service_gaps()["service_gap_interactive"])
 
     def _take(self, events: Iterable[Event]) -> None:
         now = self.runner.now

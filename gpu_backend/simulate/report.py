@@ -37,6 +37,8 @@ class Report:
     busy: float  # of the time
     hit_rate: float  # prompt tokens found in the prefix cache
     preemptions: int
+    swaps: int  # of these, to host memory
+    copying: float  # of the busy time, for copies to host memory and back
     recomputed: float  # computed tokens over those that one pass over everything needs
     service_gap: float  # between interactive tenants who wait, at most: tokens over weight, a reply's twice
     service_bound: float  # what the gap is kept within
@@ -86,6 +88,8 @@ def make_report(replicas: Sequence[Replica], promise: Promise, max_num_seqs: int
         busy=busy / seconds / len(replicas),
         hit_rate=found / seen if seen else 0.0,
         preemptions=sum(s.num_preemptions for s in schedulers),
+        swaps=sum(s.num_swaps for s in schedulers),
+        copying=sum(log.copying_seconds for log in logs) / busy,
         recomputed=sum(log.computed_tokens for log in logs) / max(needed, 1),
         service_gap=max(log.most_gap for log in logs),
         service_bound=max(s.admission.queues["interactive"].bound for s in schedulers),

@@ -14,6 +14,7 @@ from gpu_backend.engine.messages import Generate, Refused
 from gpu_backend.engine.plan import StepPlan, StepResult
 from gpu_backend.engine.sequence import SamplingParams
 from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
+from gpu_backend.simulate.pressure import Load, make_replica, try_out
 from gpu_backend.simulate.replica import Replica
 from gpu_backend.simulate.traces import TraceRequest
 from tests.support.engine import counting_loop, finish, greedy
@@ -40,37 +41,18 @@ def plans_of(target: Replica) -> list[StepPlan]:
     return plans
 
 
-def closed_loop(target: Replica, clients: int, total: int) -> float:
-    """Let each client ask again as soon as it has its answer; return output tokens a second that came without a pause.
-
-    A reply with a pause of 0.2 s was thrown out and computed again.
-    """
-    dice = random.Random(5)
-    number = 0
-    while True:
-        scheduler = target.loop.scheduler
-        while number < total and scheduler.num_running + scheduler.num_waiting < clients:
-            output = min(1500, max(8, int(dice.lognormvariate(4.8, 0.8))))
-            request = TraceRequest(target.runner.now, dice.randint(20, 200), output, tenant=f"t{number % 4}")
-            target.submit(number, request, max_tokens=4096)
-            number += 1
-        if number == total:
-            break
-        target._take(target.loop.step())
-    good = [o for o in target.outcomes.values() if o.tokens == o.request.output_tokens and o.longest_gap < 0.2]
-    return sum(outcome.tokens for outcome in good) / target.runner.now
-
-
 def test_twice_too_much_work_costs_no_goodput() -> None:
     """With twice the clients that the KV cache has room for, at least 90 % of the goodput comes; few are preempted."""
-    fits, too_much = replica(400), replica(400)
+    load = Load(20, 200, mu=4.8, sigma=0.8, num_blocks=400)
+    requests, fits = load.requests(200), load.clients_that_fit()
 
-    at_one = closed_loop(fits, clients=24, total=300)
-    at_two = closed_loop(too_much, clients=48, total=300)
+    at_one = try_out(make_replica("llama-8b", "h200", 400), requests, fits)
+    at_two = try_out(make_replica("llama-8b", "h200", 400), requests, 2 * fits)
 
-    assert fits.loop.scheduler.num_running <= 24
-    assert at_two >= 0.9 * at_one
-    assert too_much.loop.scheduler.num_preemptions <= 0.1 * 300
+    assert 20 <= fits <= 30
+    assert at_two.goodput >= 0.9 * at_one.goodput
+    assert at_two.report.preemptions <= 0.1 * 200
+    assert at_two.paused <= 0.02
 
 
 def test_forecast_is_that_of_replies_that_got_as_far() -> None:

@@ -10,8 +10,10 @@ import pytest
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.cost import StepCost, StepWork, chunk_work
 from gpu_backend.simulate.__main__ import main
-from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
+from gpu_backend.simulate.hardware import DEVICES, MODELS, copy_seconds, step_cost
 from gpu_backend.simulate.house import replay
+from gpu_backend.simulate.pressure import Load, make_replica, try_out
+from gpu_backend.simulate.replica import NO_HOST_MEMORY, HostMemory
 from gpu_backend.simulate.report import Promise, make_report, percentile
 from gpu_backend.simulate.traces import TraceRequest
 from tests.support.traces import AZURE_CHAT, trace_path
@@ -68,6 +70,29 @@ def test_report_counts_what_was_promised() -> None:
     assert mild.goodput == pytest.approx(3 / mild.seconds)
     assert mild.slot_occupancy == pytest.approx((0.3 * 2 + 0.25 + 0.1) / 0.65 / 8)
     assert mild.recomputed == 1.0
+
+
+def test_copies_to_host_memory_take_their_time() -> None:
+    """A step waits for its copies; who is swapped is not computed again, as long as copies take less."""
+    load = Load(150, 250, mu=5.2, sigma=0.4, num_blocks=60)
+    again, swapped, dear = (
+        make_replica("llama-8b", "h200", load.num_blocks, "whatever fits", host)
+        for host in (NO_HOST_MEMORY, HostMemory(500, copy_seconds=1e-5), HostMemory(500, copy_seconds=1.0))
+    )
+    none, cheap, slow = (try_out(replica, load.requests(24), 8).report for replica in (again, swapped, dear))
+
+    assert none.preemptions > 0 and (none.swaps, none.copying) == (0, 0.0)
+    assert cheap.swaps > 0 and cheap.recomputed < none.recomputed
+    assert 0 < cheap.copying < 0.1 < slow.copying
+    assert slow.swaps == 0
+
+
+def test_link_to_the_host_is_what_copies_take() -> None:
+    """16 tokens of an 8B model are 2 MiB; four fifths of 64 GB/s move them in 41 µs, on two devices in half of it."""
+    model, device = MODELS["llama-8b"], DEVICES["h200"]
+
+    assert copy_seconds(model, device, 1, 16) == pytest.approx(2 * 2**20 / 51.2e9)
+    assert copy_seconds(model, device, 2, 16) == pytest.approx(2 * 2**20 / 102.4e9)
 
 
 def test_requests_go_to_the_replica_with_the_least_to_do() -> None:
