@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from string import ascii_lowercase
 
 from gateway.safety.classifier import Classifier
 from gateway.safety.plain import hidden, plain
@@ -30,6 +31,9 @@ def main() -> None:
     def characters(count: int) -> str:
         return english(count)[:count]
 
+    def unheard(words: int) -> str:
+        return " ".join("".join(dice.choices(ascii_lowercase, k=dice.randint(2, 9))) for _ in range(words))
+
     def rules(text: str) -> None:
         shown = plain(text)
         for one in (shown, *hidden(shown)):
@@ -43,6 +47,8 @@ def main() -> None:
         ("200 characters", lambda: characters(200), 5000),
         ("2,000 characters", lambda: characters(2000), 3000),
         ("20,000 characters", lambda: characters(20_000), 300),
+        ("20 words never seen", lambda: unheard(20), 2000),
+        ("2,000 of words never seen", lambda: unheard(500)[:2000], 500),
         *((f"2,000 of {piece!r:.10}", lambda piece=piece: (piece * 2000)[:2000], 200) for piece in HOSTILE),
     ]
     for label, make, rounds in cases:

@@ -1,5 +1,8 @@
 # What a text is about, as far as the content policy asks: attacks on the model, requests for harm, and the categories
 # of OpenAI's moderation API. Fitted with scikit-learn (training/), served from exported weights with numpy.
+#
+# Texts repeat their words: what the runs of bytes inside a word come to is worked out once, and found again by the hash
+# of the word, so that a text costs one look-up a word and one product.
 
 from __future__ import annotations
 
@@ -10,22 +13,34 @@ from importlib.resources.abc import Traversable
 import numpy as np
 import numpy.typing as npt
 
-from gateway.safety.features import LONGEST, RUNS_AT_LEAST, WORDS_AT_LEAST, read_runs, read_words, windows
+from gateway.safety.features import (
+    LONGEST,
+    RUNS_AT_LEAST,
+    WORDS_AT_LEAST,
+    counted,
+    hashes_of,
+    read_runs,
+    read_words,
+    windows,
+    words_of,
+)
 from gateway.safety.findings import Finding
 from gateway.safety.plain import hidden, plain
 from router.artifact import read_artifact
 
 WEIGHTS = "safety.npz"
 MANIFEST = "safety.json"  # {"sha256": of the weights, "format": FORMAT, …}
-FORMAT = 2  # of the weights and of the features that they were fitted on
+FORMAT = 3  # of the weights and of the features that they were fitted on
 FLAGGED = 0.5  # a score from here on is a finding: the operating point that the model card tells of
+REMEMBERED = 1 << 15  # words whose runs are known; at least as many as a window can have
 
-# What the columns of the weights stand for. "any": whether a text is of any of the categories after it; it alone reads
-# runs of bytes as well.
+# What the columns of the weights stand for. "any": whether a text is of any of the categories after it.
 KINDS = (
     *("sexual", "hate", "harassment", "violence", "self-harm", "sexual/minors", "hate/threatening", "violence/graphic"),
 )
-HEADS = ("attack", "harm", "any", *KINDS)
+OF_WORDS = ("attack", "harm")  # they read words, pairs and triples; the others the runs of bytes inside words
+OF_RUNS = ("any", *KINDS)
+HEADS = (*OF_WORDS, *OF_RUNS)
 ANY = HEADS.index("any")
 
 Floats = npt.NDArray[np.float32]
@@ -35,14 +50,14 @@ class Classifier:
     """The fitted model, ready to score. A score of 0.5 is the operating point of its category, not a probability."""
 
     def __init__(self, weights: dict[str, npt.NDArray]) -> None:
-        self._idf = weights["idf"].astype(np.float32)  # (buckets,)
-        self._weights = np.ascontiguousarray(
-            weights["weights"], np.float32
-        )  # (buckets, heads); else ``take`` copies all
+        self._words = _table(weights["idf"], weights["words"])  # (buckets, heads of words + 1)
+        self._runs = _table(weights["run_idf"], weights["runs"])  # (run buckets + 1, heads of runs + 1)
         self._bias = weights["bias"].astype(np.float32)  # (heads,), the operating points taken off
-        self._run_idf = weights["run_idf"].astype(np.float32)  # (run buckets,)
-        self._run_weights = weights["run_weights"].astype(np.float32)  # (run buckets,), of "any"
-        self._log = (np.log(np.arange(1, 40 * LONGEST)) + 1).astype(np.float32)  # of how often a feature comes
+        self._log = np.log(np.arange(4 * LONGEST, dtype=np.float32).clip(1)) + 1  # of how often a feature comes
+        self._place: dict[int, int] = {}  # of a word in ``_known``, by its hash: what was said is not kept
+        self._hashes = np.zeros(REMEMBERED, np.uint32)
+        self._known = np.zeros((REMEMBERED, len(OF_RUNS) + 1), np.float32)  # sums of ``_runs`` over a word's runs
+        self._places(weights["common"].tobytes().split())
 
     @classmethod
     def load(cls, folder: Traversable | None = None) -> Classifier:
@@ -62,19 +77,56 @@ class Classifier:
 
     def logits(self, window: str) -> Floats:
         """Return the logit of every head for one of a text's ``readings``: above 0 is a finding."""
-        buckets, counts = read_words(window)
-        features = self._log.take(counts - 1) * self._idf.take(buckets)
-        features *= np.float32(1 / math.hypot(WORDS_AT_LEAST, math.sqrt(features @ features)))
-        found: Floats = (features @ self._weights.take(buckets, axis=0)).astype(np.float32, copy=False)
-        found += self._bias
-        buckets, counts = read_runs(window)
-        features = self._log.take(counts - 1) * self._run_idf.take(buckets)
-        runs = float(features @ self._run_weights.take(buckets))
-        found[ANY] += runs / math.hypot(RUNS_AT_LEAST, math.sqrt(features @ features))
+        places = self._places(words_of(window))
+        found = self._bias.copy()
+        buckets, counts = read_words(self._hashes.take(places))
+        found[:ANY] += _weighed(self._words.take(buckets, axis=0), self._log.take(counts), WORDS_AT_LEAST)
+        distinct, counts = counted(places)
+        found[ANY:] += _weighed(self._known.take(distinct, axis=0), self._log.take(counts), RUNS_AT_LEAST)
         # The head "any" knows best whether there is something, the others know what it is.
-        kinds = found[3:]
+        kinds = found[ANY + 1 :]
         kinds += found[ANY] - kinds.max()
         return found
+
+    def _places(self, words: list[bytes]) -> npt.NDArray[np.intp]:
+        """Return where each word stands in ``_known``."""
+        place = self._place
+        try:
+            return np.fromiter(map(place.__getitem__, map(hash, words)), np.intp, len(words))
+        except KeyError:
+            self._learn({hash(word): word for word in words})
+        return np.fromiter(map(place.__getitem__, map(hash, words)), np.intp, len(words))
+
+    def _learn(self, words: dict[int, bytes]) -> None:
+        place = self._place
+        fresh = [word for word in words if word not in place]
+        if len(place) + len(fresh) > REMEMBERED:
+            place.clear()
+            fresh = list(words)
+        spelt = [words[word] for word in fresh]
+        runs = read_runs(spelt)
+        known = self._runs.take(runs.buckets, axis=0).sum(axis=0)  # (places, heads of runs + 1)
+        first, end = len(place), len(place) + len(fresh)
+        self._known[first:end] = np.add.reduceat(known, runs.starts, axis=0)
+        self._hashes[first:end] = hashes_of(spelt)
+        place.update(zip(fresh, range(first, end), strict=True))
+
+
+def _table(idf: npt.NDArray, weights: npt.NDArray) -> Floats:
+    """Return (buckets + 1, heads + 1): what a hit adds to each head and to the square of the reading's length. The last
+    bucket is of what is no feature, and adds nothing."""
+    scale = idf.astype(np.float32)[:, None]
+    table = np.zeros((len(idf) + 1, weights.shape[1] + 1), np.float32)
+    table[:-1, :-1] = weights.astype(np.float32) * scale
+    table[:-1, -1:] = scale * scale
+    return table
+
+
+def _weighed(rows: Floats, scale: Floats, at_least: float) -> Floats:
+    """Return the heads' sums over features, each scaled, divided by the reading's length."""
+    length = math.hypot(at_least, math.sqrt((scale * scale) @ rows[:, -1]))
+    sums: Floats = scale @ rows[:, :-1]
+    return sums / np.float32(length)
 
 
 def readings(text: str) -> list[str]:

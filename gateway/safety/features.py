@@ -1,10 +1,11 @@
-# What the classifiers read of a text: its words, and pairs and triples of them, and its runs of three to five bytes,
-# hashed into buckets. The same code serves requests and prepares the training data, so that both see the same.
+# What the classifiers read of a text: its words with pairs and triples of them, and the runs of two to five bytes in
+# each word, hashed into buckets. The same code serves requests and prepares the training data: both see the same.
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -12,60 +13,81 @@ import numpy.typing as npt
 
 LONGEST = 2000  # characters of one window; a longer text is read in several
 BITS = 17
-BUCKETS = 1 << BITS  # of words
-RUN_BITS = 18
+BUCKETS = 1 << BITS  # of words, pairs and triples
+RUN_BITS = 17
 RUN_BUCKETS = 1 << RUN_BITS
-RUNS = (3, 5)  # bytes: the shortest and the longest
+RUNS = (2, 3, 4, 5)  # bytes
+NO_RUN = RUN_BUCKETS  # the bucket of what is no run
 
 # A reading is a vector of TF-IDF divided by its length, and this is added to the length (as at a right angle): of a few
 # words nothing is certain, so a short text stays near the bias.
 WORDS_AT_LEAST = 25.0
-RUNS_AT_LEAST = 40.0
+RUNS_AT_LEAST = 25.0
 
-# Over lower-case UTF-8: words (bytes of other scripts count as letters), numbers, and signs one by one.
-_WORD = re.compile(rb"[a-z\x80-\xff]+|[0-9]+|[^\sa-z0-9\x80-\xff]")
+# Over lower-case UTF-8: words (bytes of other scripts count as letters), numbers, and signs one by one. A word is cut
+# where it is longer than any language's.
+_WORD = re.compile(rb"[a-z\x80-\xff]{1,40}|[0-9]{1,40}|[^\sa-z0-9\x80-\xff]")
 _NEXT = np.uint32(2654435761)  # Knuth's multiplicative hash: the order of words matters
 _MIX = np.uint32(0x9E3779B1)
 _FNV = np.uint32(16777619)
+_SPACE = 32
+
+Number = TypeVar("Number", np.uint32, np.intp)
 
 
 class Reading(NamedTuple):
-    """What one window looks like to the classifiers."""
+    """The words, pairs and triples of one window."""
 
     buckets: npt.NDArray[np.uint32]  # (hit buckets,), rising, each once
     counts: npt.NDArray[np.int64]  # (hit buckets,), how often each was hit
 
 
-def read_words(text: str) -> Reading:
-    """Return the words of a plain, lower-case text of at most ``LONGEST`` characters, with single spaces."""
-    data = text.encode("utf-8", "replace")
-    words = _WORD.findall(data)
-    singles = np.fromiter(map(crc32, words), np.uint32, len(words))
-    pairs = singles[:-1] * _NEXT ^ singles[1:]
-    triples = pairs[:-1] * _NEXT ^ singles[2:]
+class Runs(NamedTuple):
+    """The runs of bytes in some words, a space before and after each; each word as a whole is one of its runs."""
+
+    buckets: npt.NDArray[np.uint32]  # (sizes + 1, places): of the run that begins there, or NO_RUN
+    starts: npt.NDArray[np.int64]  # (words,): the place where each word begins
+
+
+def words_of(text: str) -> list[bytes]:
+    """Return the words of a plain, lower-case text of at most ``LONGEST`` characters, in order."""
+    return _WORD.findall(text.encode("utf-8", "replace"))
+
+
+def hashes_of(words: Sequence[bytes]) -> npt.NDArray[np.uint32]:
+    """Return what the words are told apart by."""
+    return np.fromiter(map(crc32, words), np.uint32, len(words))
+
+
+def read_words(singles: npt.NDArray[np.uint32]) -> Reading:
+    """Return the words of a window, by their hashes, and the pairs and triples of neighbours among them."""
+    pairs = singles[:-1] * _NEXT
+    pairs ^= singles[1:]
+    triples = pairs[:-1] * _NEXT
+    triples ^= singles[2:]
     hits = np.concatenate((singles, pairs, triples))
     hits *= _MIX
     hits >>= np.uint32(32 - BITS)
-    return Reading(*_counted(hits))
+    return Reading(*counted(hits))
 
 
-def read_runs(text: str) -> Reading:
-    """Return the runs of bytes of the same, with a space before and after it."""
-    data = np.frombuffer(b" %b " % text.encode("utf-8", "replace"), np.uint8).astype(np.uint32)
-    shortest, longest = RUNS
-    found: list[npt.NDArray[np.uint32]] = []
+def read_runs(words: Sequence[bytes]) -> Runs:
+    """Return the runs of bytes inside each of ``words``, all words at once."""
+    data = np.frombuffer(b" %b %b" % (b" ".join(words), b" " * max(RUNS)), np.uint8).astype(np.uint32)
+    is_space = data == _SPACE
+    places = len(data) - max(RUNS) + 1
+    starts = np.flatnonzero(is_space)[: len(words)]
+    buckets = np.full((len(RUNS) + 1, places), NO_RUN, np.uint32)
+    buckets[0, starts] = _bucket_of(hashes_of(words))
+    is_run = ~(is_space[:-1] & is_space[1:])
     runs = data
-    for size in range(2, min(longest, len(data)) + 1):
+    for size in range(2, max(RUNS) + 1):
         runs = runs[:-1] * _FNV
         runs ^= data[size - 1 :]
-        if size >= shortest:
-            found.append(runs ^ np.uint32(size))
-    hits = np.concatenate(found or [data[:0]])
-    hits *= _MIX
-    hits ^= hits >> np.uint32(15)
-    hits *= _NEXT
-    hits >>= np.uint32(32 - RUN_BITS)
-    return Reading(*_counted(hits))
+        if size > 2:  # no space inside
+            is_run = is_run[:-1] & ~is_space[size - 2 : -1]
+        np.copyto(buckets[size - 1], _bucket_of(runs[:places] ^ np.uint32(size)), where=is_run[:places])
+    return Runs(buckets, starts)
 
 
 def windows(text: str) -> list[str]:
@@ -76,8 +98,17 @@ def windows(text: str) -> list[str]:
     return [text[start : start + LONGEST] for start in range(0, len(text) - LONGEST // 4, step)]
 
 
-def _counted(hits: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-    # What numpy.unique does, without its fixed costs.
+def _bucket_of(hashes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    mixed = hashes * _MIX
+    mixed ^= mixed >> np.uint32(15)
+    mixed *= _NEXT
+    mixed >>= np.uint32(32 - RUN_BITS)
+    return mixed
+
+
+def counted(hits: npt.NDArray[Number]) -> tuple[npt.NDArray[Number], npt.NDArray[np.int64]]:
+    """Return which numbers there are, rising, and how often each: as numpy.unique does, without its fixed costs. Sorts
+    ``hits``."""
     hits.sort()
     is_first = np.empty(len(hits) + 1, np.bool_)
     is_first[:1] = is_first[-1:] = True

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 DEEPEST = 2  # how often what was decoded is decoded again
 LEAST = 16  # characters of an encoding that are worth decoding
 FEWEST = 5  # letters, but one, that spell something out
+SINGLES = b"\1" * (FEWEST + 1)  # words of one letter in a row
 PRINTABLE = 0.9  # share of a decoded text that makes it one
 
 _RUN = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{16,}")
@@ -76,7 +77,7 @@ def hidden(text: str, depth: int = DEEPEST) -> list[str]:
     if ("\\" in text or "&#" in text) and (unescaped := _ESCAPE.sub(_character, text)) != text:
         found.append(plain(unescaped))
     spelt: list[str] = []
-    if lengths.count(1) > FEWEST:
+    if SINGLES in bytes(map((1).__eq__, lengths)):
         spelt += ["".join(match.group().split()) for match in _SPELT.finditer(text)]
     if any(text.count(sign) >= FEWEST for sign in "-_.*|,/"):
         spelt += [match.group()[::2] for match in _SPELT_TIGHT.finditer(text)]

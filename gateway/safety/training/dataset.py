@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gateway.safety.classifier import KINDS
+from gateway.safety.training.ordinary import ordinary_prompts
 
 # What a text is: an attack on a model, a request for harm, a harmless request that looks like one, an everyday prompt,
 # and a text to moderate that breaks OpenAI's content policy or keeps it.
@@ -30,6 +32,12 @@ class Examples(Struct, frozen=True):
     source: npt.NDArray[np.str_]
     kinds: npt.NDArray[np.float64]  # (rows, len(KINDS)): 1 yes, 0 no, NaN unknown
     may_be_fitted: npt.NDArray[np.bool_]
+
+    @property
+    def is_judged(self) -> npt.NDArray[np.bool_]:
+        """Which rows nothing is chosen on, though every other row's model is fitted on them: a third, by their text."""
+        marks = [sha256(b"judge" + text.encode("utf-8", "replace")).digest() for text in self.texts]
+        return np.array([int.from_bytes(mark) % 3 == 0 for mark in marks])
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -77,6 +85,8 @@ def _everyday(folder: Path) -> Iterator[Row]:
     for row in _read(folder / "routing" / "routing_dev.csv.gz"):
         if row["benchmark"] == "ulab":  # MIT
             yield row["prompt"], "everyday", row["domain"], UNKNOWN, True
+    for prompt in ordinary_prompts():
+        yield prompt, "everyday", "ordinary", UNKNOWN, True
 
 
 def _read(path: Path) -> Iterator[dict[str, str]]:

@@ -1,12 +1,13 @@
 # Judges the safety classifiers on rows that they were not fitted on, by source and with intervals, and prints the
-# tables of the model card:
+# tables of the model card. Thresholds, and everything else that was chosen, were chosen on two thirds of the rows; the
+# other third judges.
 #   python -m gateway.safety.training.evaluate --data DATA
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,24 +45,32 @@ def report_lines(examples: Examples, logits: Floats) -> Iterator[str]:
     above = (logits - operating_points(logits, examples)).astype(np.float64)
     # A text is scored by the worst of its categories, as `tollgate moderate` scores it.
     scores = above[:, :3].max(axis=1)
-    threshold = float(np.quantile(scores[examples.task == "benign"], 1 - HARD_FLAGGED))
-    yield "| found at 5 % of hard benign prompts flagged | rows | share [95 %] | at 0.5 |"
-    yield "|---|---|---|---|"
+    chosen_on = (examples.task == "benign") & ~examples.is_judged
+    threshold = float(np.quantile(scores[chosen_on], 1 - HARD_FLAGGED))
+    yield "| found where 5 % of hard benign prompts are flagged | rows | share [95 %] | at 0.5 | chosen on |"
+    yield "|---|---|---|---|---|"
     wanted: tuple[Task, ...] = ("attack", "harm")
     for task in wanted:
         yield _row(f"{task}, mean over sources", examples, scores, examples.task == task, threshold)
         for source in np.unique(examples.source[examples.task == task]):
             chosen = (examples.task == task) & (examples.source == source)
             yield _row(f"{task}: {source}", examples, scores, chosen, threshold)
+    yield _row("hard benign, all", examples, scores, examples.task == "benign", threshold, pooled=True)
     for source in np.unique(examples.source[examples.task == "benign"]):
         chosen = (examples.task == "benign") & (examples.source == source)
         yield _row(f"hard benign: {source}", examples, scores, chosen, threshold)
     everyday = examples.task == "everyday"
-    yield _row("everyday, fitted sources", examples, scores, everyday & examples.may_be_fitted, threshold, pooled=True)
+    written = examples.source == "ordinary"
+    fitted = everyday & examples.may_be_fitted & ~written
+    yield _row("everyday, fitted sources", examples, scores, fitted, threshold, pooled=True)
+    yield _row("everyday, short ones of our own", examples, scores, written, threshold)
     yield _row("everyday, a source never fitted", examples, scores, everyday & ~examples.may_be_fitted, threshold)
+    for kept in ("breaks", "keeps"):
+        chosen = (examples.task == kept) & (examples.source == "openai_moderation")
+        yield _row(f"openai_moderation, {kept} the policy", examples, scores, chosen, threshold)
     yield ""
-    yield "| moderation | rows | AUPRC [95 %] | of which break the policy |"
-    yield "|---|---|---|---|"
+    yield "| moderation | rows | AUPRC [95 %] | of which break the policy | chosen on |"
+    yield "|---|---|---|---|---|"
     for source in ("openai_moderation", "surge_toxicity"):
         for name, column in (("worst category", scores), ("head `any`", above[:, HEADS.index("any")])):
             yield _auprc_row(f"{source}, {name}", examples, column, examples.source == source)
@@ -86,36 +95,45 @@ def stranger_lines(examples: Examples, windows: Windows) -> Iterator[str]:
             benign = windows.take(np.flatnonzero((examples.task == "benign") & ~half))
             point = np.quantile(model.logits(benign)[:, place], 1 - HARD_FLAGGED)
             found = model.logits(windows.take(np.flatnonzero(judged)))[:, place] > point
-            low, high = _interval(partial(_share, found), len(found))
+            low, high = wilson(found)
             yield f"| {task}: {source} | {len(found)} | {found.mean():.3f} [{low:.3f}, {high:.3f}] |"
-
-
-def _share(found: npt.NDArray, rows: npt.NDArray) -> float:
-    return float(found[rows].mean())
 
 
 def _row(
     name: str, examples: Examples, scores: Floats, chosen: npt.NDArray, threshold: float, *, pooled: bool = False
 ) -> str:
-    rows = np.flatnonzero(chosen)
-    sources = np.zeros(len(rows)) if pooled else examples.source[rows]
+    judged = examples.is_judged
+    rows, others = np.flatnonzero(chosen & judged), np.flatnonzero(chosen & ~judged)
+    sources = np.zeros(len(examples)) if pooled else examples.source
 
     def share(drawn: npt.NDArray, least: float) -> float:
-        found = scores[rows[drawn]] > least
+        found = scores[drawn] > least
         return float(np.mean([found[sources[drawn] == source].mean() for source in np.unique(sources[drawn])]))
 
-    everything = np.arange(len(rows))
-    low, high = _interval(lambda drawn: share(drawn, threshold), len(rows))
-    interval = f"{share(everything, threshold):.3f} [{low:.3f}, {high:.3f}]"
-    return f"| {name} | {len(rows)} | {interval} | {share(everything, 0.0):.3f} |"
+    if len(np.unique(sources[rows])) == 1:
+        low, high = wilson(scores[rows] > threshold)
+    else:
+        low, high = _interval(lambda drawn: share(rows[drawn], threshold), len(rows))
+    told = f"{share(rows, threshold):.3f} [{low:.3f}, {high:.3f}]"
+    return f"| {name} | {len(rows)} | {told} | {share(rows, 0.0):.3f} | {share(others, threshold):.3f} |"
 
 
 def _auprc_row(name: str, examples: Examples, scores: Floats, chosen: npt.NDArray) -> str:
-    rows = np.flatnonzero(chosen)
+    judged = examples.is_judged
+    rows, others = np.flatnonzero(chosen & judged), np.flatnonzero(chosen & ~judged)
     breaks = examples.task[rows] == "breaks"
     low, high = _interval(lambda drawn: average_precision_score(breaks[drawn], scores[rows[drawn]]), len(rows))
     value = average_precision_score(breaks, scores[rows])
-    return f"| {name} | {len(rows)} | {value:.3f} [{low:.3f}, {high:.3f}] | {breaks.mean():.3f} |"
+    known = average_precision_score(examples.task[others] == "breaks", scores[others])
+    return f"| {name} | {len(rows)} | {value:.3f} [{low:.3f}, {high:.3f}] | {breaks.mean():.3f} | {known:.3f} |"
+
+
+def wilson(found: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """Return the 95 % interval of a share, which has a width where nothing or everything was found as well."""
+    share, size, z = float(found.mean()), len(found), 1.96
+    middle = share + z * z / (2 * size)
+    spread = z * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
+    return (max(0.0, middle - spread) / (1 + z * z / size), (middle + spread) / (1 + z * z / size))
 
 
 def _interval(measure: Callable[[npt.NDArray], float], size: int) -> tuple[float, float]:

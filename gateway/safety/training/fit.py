@@ -9,23 +9,30 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_matrix, diags, hstack  # type: ignore[import-untyped]
+from scipy.sparse import csr_matrix, diags  # type: ignore[import-untyped]
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
-from gateway.safety.classifier import FORMAT, HEADS, KINDS, MANIFEST, WEIGHTS
-from gateway.safety.features import BUCKETS, RUNS_AT_LEAST, WORDS_AT_LEAST
+from gateway.safety.classifier import FORMAT, HEADS, KINDS, MANIFEST, OF_RUNS, OF_WORDS, WEIGHTS
+from gateway.safety.features import RUNS_AT_LEAST, WORDS_AT_LEAST
 from gateway.safety.training.dataset import Examples, Task, read_examples
 from gateway.safety.training.windows import Windows, windows_of
 from router.artifact import write_artifact
 
 SEED = 20261
+SURGE = "surge_toxicity"
 FOLDS = 5
-REGULARISATION = {"attack": 300.0, "harm": 300.0, "any": 10.0}  # scikit-learn's C
+REGULARISATION = {"attack": 300.0, "harm": 300.0, "any": 3.0}  # scikit-learn's C
 KIND_REGULARISATION = 10.0
-SMOOTHING = 1.0  # of the counts behind "any"
-EVERYDAY_COUNTS = {"attack": 4.0, "harm": 2.0}  # times another text: what people type all day must pass
+SMOOTHING = 0.02  # of the counts behind the log odds
+COUNTS = {"attack": 4.0, "harm": 2.0}  # times another text, an everyday prompt: what people type all day must pass
+# And what a text counts in the heads of moderation: other prompts are plenty and unlike, surge's texts are unlike too.
+OTHERS_COUNT, SURGE_COUNTS = 0.1, 0.5
+# Times which a head's logit is served: a text is as bad as its worst category, so of a text to moderate that is neither
+# of these, they have to say so firmly. What is above 0 stays so.
+FIRMNESS = {"attack": 4.0, "harm": 4.0}
+COMMON = 4000  # words that serving knows from its start on
 MOST_WINDOWS = 4  # of one text, in the fit: a long text has no more to say than a short one
 
 # What a head is to find, and what it is to let pass; rows of other tasks are not shown to it.
@@ -43,8 +50,7 @@ Floats = npt.NDArray[np.float64]
 class Head(NamedTuple):
     """What one head has learnt."""
 
-    words: Floats  # (buckets,)
-    runs: Floats | None  # (run buckets,); None: it does not read them
+    weights: Floats  # (buckets,) of words or of runs
     bias: float
 
 
@@ -55,7 +61,8 @@ class FittedSafety:
         self.heads: dict[str, Head] = {}
         self.points = np.zeros(len(HEADS))  # logits from which a head's finding counts
         self._words = TfidfTransformer(sublinear_tf=True, norm=None)
-        self._runs = TfidfTransformer(sublinear_tf=True, norm=None)
+        self._run_idf: Floats = np.zeros(0)
+        self._common: list[bytes] = []  # the words that most texts share
 
     def fit(self, examples: Examples, windows: Windows, heads: tuple[str, ...] = HEADS) -> FittedSafety:
         """Fit ``heads`` on ``examples``, whose ``windows`` these are. Raises ValueError if a row may not be fitted."""
@@ -63,49 +70,62 @@ class FittedSafety:
             raise ValueError("the licence of some rows does not allow to fit on them")
         windows = windows.first(MOST_WINDOWS)
         words = _shortened(self._words.fit_transform(windows.words), WORDS_AT_LEAST)
-        runs = _shortened(self._runs.fit_transform(windows.runs), RUNS_AT_LEAST)
+        spread = np.asarray((windows.lexis > 0).sum(axis=0)).ravel()
+        self._common = [windows.lexicon[word] for word in np.argsort(-spread, kind="stable")[:COMMON]]
+        said = ((windows.lexis @ windows.runs) > 0).sum(axis=0)
+        self._run_idf = np.log((1 + len(windows.owner)) / (1 + np.asarray(said).ravel())) + 1
+        runs = self._read_runs(windows)
         share = 1 / np.bincount(windows.owner, minlength=len(examples))[windows.owner]  # of its text that a window is
         for name in heads:
             wanted, shown = _targets(examples, name)
             rows = np.flatnonzero(shown[windows.owner])
-            counts = np.where(examples.task == "everyday", EVERYDAY_COUNTS.get(name, 1.0), 1.0)[windows.owner] * share
-            read = hstack((words[rows], runs[rows])).tocsr() if name == "any" else words[rows]
-            self.heads[name] = _fit_head(read, wanted[windows.owner][rows], counts[rows], name)
+            counts = _counts(examples, name)[windows.owner] * share
+            read = words if name in OF_WORDS else runs
+            self.heads[name] = _fit_head(read[rows], wanted[windows.owner][rows], counts[rows], name)
         return self
 
     def logits(self, windows: Windows) -> Floats:
         """Return (texts, heads): the highest of any window of each text, the operating points not yet taken off."""
         words = _shortened(self._words.transform(windows.words), WORDS_AT_LEAST)
-        runs = _shortened(self._runs.transform(windows.runs), RUNS_AT_LEAST)
+        runs = self._read_runs(windows)
         found = np.full((windows.texts, len(HEADS)), -np.inf)
         for place, name in enumerate(HEADS):
             if (head := self.heads.get(name)) is not None:
-                said = words @ head.words + head.bias
-                said += 0 if head.runs is None else runs @ head.runs
+                said = (words if name in OF_WORDS else runs) @ head.weights + head.bias
                 np.maximum.at(found[:, place], windows.owner, said)
         return found
 
+    def _read_runs(self, windows: Windows) -> csr_matrix:
+        """Return (windows, run buckets): a word's runs count as often as the word, and as its length's square says."""
+        spoken = windows.lexis.copy()
+        spoken.data = 1 + np.log(spoken.data)
+        squares = spoken.multiply(spoken) @ (windows.runs @ self._run_idf**2)
+        return (diags(1 / np.sqrt(squares + RUNS_AT_LEAST**2)) @ spoken @ windows.runs @ diags(self._run_idf)).tocsr()
+
     def weights(self) -> dict[str, npt.NDArray]:
         """Return what serving needs, named as ``gateway.safety.classifier.Classifier`` reads it."""
-        heads = [self.heads[name] for name in HEADS]
-        runs = self.heads["any"].runs
-        assert runs is not None
+
+        def of(names: tuple[str, ...]) -> npt.NDArray[np.float16]:
+            return np.vstack([self.heads[name].weights for name in names]).T.astype(np.float16)
+
         return {
             "idf": self._words.idf_.astype(np.float16),
-            "weights": np.vstack([head.words for head in heads]).T.astype(np.float16),
-            "bias": (np.array([head.bias for head in heads]) - self.points).astype(np.float32),
-            "run_idf": self._runs.idf_.astype(np.float16),
-            "run_weights": runs.astype(np.float16),
+            "words": of(OF_WORDS),
+            "run_idf": self._run_idf.astype(np.float16),
+            "runs": of(OF_RUNS),
+            "common": np.frombuffer(b" ".join(self._common), np.uint8),
+            "bias": (np.array([self.heads[name].bias for name in HEADS]) - self.points).astype(np.float32),
         }
 
 
 def held_out_logits(examples: Examples, windows: Windows) -> Floats:
-    """Return the logits by models that never saw the rows; where no row may be fitted, the mean of all of them."""
+    """Return the logits of the heads that flag, by models that never saw the rows; where no row may be fitted, the mean
+    of all of them. The kinds have none."""
     fitted = np.flatnonzero(examples.may_be_fitted)
     others = np.flatnonzero(~examples.may_be_fitted)
     found = np.zeros((len(examples), len(HEADS)))
     for train, test in StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(fitted, examples.source[fitted]):
-        model = FittedSafety().fit(examples.take(fitted[train]), windows.take(fitted[train]))
+        model = FittedSafety().fit(examples.take(fitted[train]), windows.take(fitted[train]), tuple(MAY_FLAG))
         found[fitted[test]] = model.logits(windows.take(fitted[test]))
         if len(others):
             found[others] += model.logits(windows.take(others)) / FOLDS
@@ -113,8 +133,9 @@ def held_out_logits(examples: Examples, windows: Windows) -> Floats:
 
 
 def operating_points(logits: Floats, examples: Examples) -> Floats:
-    """Return the logits from which findings count: each head flags its share of hard benign prompts."""
-    benign = logits[examples.task == "benign"]
+    """Return the logits from which findings count: each head flags its share of hard benign prompts that are there to
+    choose on."""
+    benign = logits[(examples.task == "benign") & ~examples.is_judged]
     points = {name: float(np.quantile(benign[:, HEADS.index(name)], 1 - share)) for name, share in MAY_FLAG.items()}
     return np.array([points.get(name, 0.0) for name in HEADS])
 
@@ -141,14 +162,23 @@ def _fit_head(features: csr_matrix, wanted: npt.NDArray, share: Floats, name: st
     weight[wanted] *= weight[~wanted].sum() / weight[wanted].sum()  # both answers count the same
     weight *= len(weight) / weight.sum()
     scale = np.ones(features.shape[1])
-    if name == "any":  # few texts: what a feature says by itself is where the regression begins (NB-SVM, Wang 2012)
+    if name in OF_RUNS:  # few texts: what a feature says by itself is where the regression begins (NB-SVM, Wang 2012)
         scale = _log_odds(features, wanted, weight)
         features = features @ diags(scale)
     c = REGULARISATION.get(name, KIND_REGULARISATION)
     fitted = LogisticRegression(C=c, solver="liblinear", tol=1e-3, random_state=SEED)
     fitted.fit(features, wanted, sample_weight=weight)
-    learnt = fitted.coef_[0] * scale
-    return Head(learnt[:BUCKETS], learnt[BUCKETS:] if name == "any" else None, float(fitted.intercept_[0]))
+    firmness = FIRMNESS.get(name, 1.0)
+    return Head(firmness * fitted.coef_[0] * scale, firmness * float(fitted.intercept_[0]))
+
+
+def _counts(examples: Examples, name: str) -> Floats:
+    """Return how much each text counts in the fit of a head."""
+    if name in OF_WORDS:
+        return np.where(examples.task == "everyday", COUNTS[name], 1.0)
+    is_other = ~np.isin(examples.task, ("breaks", "keeps"))
+    counts: Floats = np.where(is_other, OTHERS_COUNT, np.where(examples.source == SURGE, SURGE_COUNTS, 1.0))
+    return counts
 
 
 def _log_odds(features: csr_matrix, wanted: npt.NDArray, weight: Floats) -> Floats:

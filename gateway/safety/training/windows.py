@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ from msgspec import Struct
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 
 from gateway.safety.classifier import readings
-from gateway.safety.features import BUCKETS, RUN_BUCKETS, Reading, read_runs, read_words
+from gateway.safety.features import BUCKETS, NO_RUN, RUN_BUCKETS, hashes_of, read_runs, read_words, words_of
 
 
 class Windows(Struct, frozen=True):
@@ -18,32 +18,47 @@ class Windows(Struct, frozen=True):
 
     texts: int
     owner: npt.NDArray[np.int64]  # (windows,): whose each is
-    words: csr_matrix  # (windows, buckets): counts
-    runs: csr_matrix  # (windows, run buckets)
+    words: csr_matrix  # (windows, buckets): counts of words, pairs and triples
+    lexicon: list[bytes]  # every word
+    lexis: csr_matrix  # (windows, lexicon): counts of words
+    runs: csr_matrix  # (lexicon, run buckets): counts of the runs in each word
 
     def take(self, texts: npt.NDArray[np.int64]) -> Windows:
         """Return the windows of these texts alone; their numbers rise."""
         kept = np.flatnonzero(np.isin(self.owner, texts))
-        return Windows(len(texts), np.searchsorted(texts, self.owner[kept]), self.words[kept], self.runs[kept])
+        owner = np.searchsorted(texts, self.owner[kept])
+        return Windows(len(texts), owner, self.words[kept], self.lexicon, self.lexis[kept], self.runs)
 
     def first(self, most: int) -> Windows:
         """Return the first windows of each text, at most ``most`` of each."""
         place = np.arange(len(self.owner)) - np.searchsorted(self.owner, self.owner)
         kept = np.flatnonzero(place < most)
-        return Windows(self.texts, self.owner[kept], self.words[kept], self.runs[kept])
+        return Windows(self.texts, self.owner[kept], self.words[kept], self.lexicon, self.lexis[kept], self.runs)
 
 
 def windows_of(texts: list[str]) -> Windows:
     """Read all windows of texts."""
     found = [readings(text) for text in texts]
-    windows = [window for some in found for window in some]
+    windows = [words_of(window) for some in found for window in some]
     owner = np.repeat(np.arange(len(texts)), list(map(len, found)))
-    return Windows(len(texts), owner, _counts(windows, read_words, BUCKETS), _counts(windows, read_runs, RUN_BUCKETS))
+    hits = [read_words(hashes_of(words)) for words in windows]
+    words = _rows([reading.buckets for reading in hits], [reading.counts for reading in hits], BUCKETS)
+    lexicon: dict[bytes, int] = {}
+    spoken = [Counter(lexicon.setdefault(word, len(lexicon)) for word in said) for said in windows]
+    columns = [np.array(list(counts), np.int64) for counts in spoken]
+    lexis = _rows(columns, [np.array(list(counts.values()), np.int64) for counts in spoken], len(lexicon))
+    return Windows(len(texts), owner, words, list(lexicon), lexis, _runs_of(list(lexicon)))
 
 
-def _counts(windows: list[str], read: Callable[[str], Reading], buckets: int) -> csr_matrix:
-    found = [read(window) for window in windows]
-    starts = np.cumsum([0, *(len(reading.buckets) for reading in found)])
-    columns = np.concatenate([reading.buckets for reading in found])
-    counts = np.concatenate([reading.counts for reading in found]).astype(np.float64)
-    return csr_matrix((counts, columns, starts), shape=(len(windows), buckets))
+def _runs_of(lexicon: list[bytes]) -> csr_matrix:
+    runs = read_runs(lexicon)
+    _, places = np.nonzero(runs.buckets != NO_RUN)
+    owner = np.searchsorted(runs.starts, places, side="right") - 1
+    ones = np.ones(len(owner))
+    return csr_matrix((ones, (owner, runs.buckets[runs.buckets != NO_RUN])), shape=(len(lexicon), RUN_BUCKETS))
+
+
+def _rows(columns: list[npt.NDArray], counts: list[npt.NDArray], width: int) -> csr_matrix:
+    starts = np.cumsum([0, *map(len, columns)])
+    data = np.concatenate(counts).astype(np.float64)
+    return csr_matrix((data, np.concatenate(columns), starts), shape=(len(columns), width))
