@@ -1,8 +1,9 @@
-# What guesses gain and cost on the CPU: tokens a step and milliseconds a token with guesses that hold with a forced
-# chance from 0 to 1, against the same replies without any, and from which chance on they pay. Then as the engine
-# itself judges when to guess. Random weights, one thread; times are CPU time of the step loop.
+# What guesses gain and cost on the CPU: tokens a step and milliseconds a token with guesses that hold with a given
+# chance from 0 to 1, against the same replies without any: forced, and as the engine judges when to guess, by the costs
+# that it assumes and by those measured here, as --step-cost would give them. Random weights, one thread; times are CPU
+# time of the step loop, the best of --rounds, which take turns.
 #
-#   python -m benchmarks.speculation [--sequences 1 8] [--tokens 64]
+#   python -m benchmarks.speculation [--sequences 1 8] [--tokens 64] [--rounds 3]
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ import json
 import random
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from gpu_backend.config import EngineConfig
-from gpu_backend.engine.cost import ASSUMED_COSTS
+from gpu_backend.engine.cost import ASSUMED_COSTS, StepCost
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Generate, NewTokens
+from gpu_backend.engine.plan import SequenceStep, StepPlan
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sequence import SamplingParams, Sequence
@@ -38,7 +41,9 @@ SHAPE = {
 }
 GUESSES = 4
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+SIZES = (1, 2, 4, 8, 16, 24, 40)  # tokens of the steps that costs are measured by
 Replies = dict[str, list[int]]
+Measured = tuple[float, float]  # tokens of one reply a step, milliseconds a token of all together
 
 
 def main() -> None:
@@ -46,6 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -54,31 +60,69 @@ def main() -> None:
             folder, device="cpu", load_format="dummy", speculative_method="ngram", num_speculative_tokens=GUESSES
         )
         runner = Runner(config, load_model_config(Path(folder)))
-    print(f"{GUESSES} guesses a step; forced, or as the engine chooses | tokens a step | ms a token | against none")
+    cost = measure_cost(runner)
+    print(f"measured: {cost.fixed * 1e3:.2f} ms a step and {cost.token * 1e3:.2f} ms a token; assumed: 1 to 0.2\n")
+    print("| replies | chance | forced | by assumed costs | by measured costs | tokens a step, each |")
+    print("| ---: | ---: | ---: | ---: | ---: | --- |")
     for count in options.sequences:
-        compare(config, runner, count, options.tokens)
+        compare(config, runner, cost, count, options.tokens, options.rounds)
 
 
-def compare(config: EngineConfig, runner: Runner, count: int, tokens: int) -> None:
-    """Print the rows of one batch size, and the chance at which forced guesses break even."""
-    replies, _, _ = measure(config, runner, count, tokens, {}, 0.0, is_forced=False)
-    _, _, none = measure(config, runner, count, tokens, {}, 0.0, is_forced=False)
-    print(f"{count:3} replies, none         | {1:13.2f} | {none:10.2f} |")
-    forced: list[float] = []
-    for is_forced in (True, False):
-        for share in SHARES:
-            said, per_step, ms = measure(config, runner, count, tokens, replies, share, is_forced)
+def compare(config: EngineConfig, runner: Runner, cost: StepCost, count: int, tokens: int, rounds: int) -> None:
+    """Print the rows of one batch size: how many times as fast as without guesses, and where forced ones break even."""
+    replies, _ = measure(config, runner, count, tokens, {}, 0.0)
+    ways = {"forced": config, "assumed": config, "measured": replace(config, step_cost=cost)}
+    best: dict[tuple[str, float], Measured] = {}
+    for _ in range(rounds):
+        cases = [("none", 0.0), *((how, share) for share in SHARES for how in ways)]
+        for how, share in cases:
+            known = {} if how == "none" else replies
+            said, found = measure(ways.get(how, config), runner, count, tokens, known, share, how == "forced")
             assert said == replies, "a token changed"
-            forced += [ms] if is_forced else []
-            how = "forced" if is_forced else "chosen"
-            print(f"{count:3} replies, {how} {share:5.2f} | {per_step:13.2f} | {ms:10.2f} | {none / ms:5.2f}x")
-    print(f"{count:3} replies: forced guesses break even {break_even(forced, none)}")
+            best[how, share] = min(best.get((how, share), found), found, key=lambda each: each[1])
+    _, none = best["none", 0.0]
+    for share in SHARES:
+        faster = " | ".join(f"{none / best[how, share][1]:.2f} ×" for how in ways)
+        per_step = ", ".join(f"{best[how, share][0]:.2f}" for how in ways)
+        print(f"| {count} | {share:.2f} | {faster} | {per_step} |")
+    forced = [best["forced", share][1] for share in SHARES]
+    print(f"| {count} | | breaks even {break_even(forced, none)}; none takes {none:.2f} ms a token | | | |")
+
+
+def measure_cost(runner: Runner) -> StepCost:
+    """Return what steps take here: a line through the best of five of each size, of decodes with guesses."""
+    sampling, context = SamplingParams(max_tokens=1), 32
+    points = []
+    for size in SIZES:
+        rows, left = [], size
+        while left:
+            width = min(left, GUESSES + 1)
+            first = len(rows) * 4
+            table = tuple(range(first, first + 4))
+            rows.append(SequenceStep(len(rows), (7,) * width, context, table, True, sampling, 0))
+            left -= width
+        seconds = []
+        for _ in range(5):
+            started = time.process_time()
+            runner.run(StepPlan(0, tuple(rows)))
+            seconds.append(time.process_time() - started)
+        points.append((size, min(seconds)))
+    mean_size, mean_seconds = (sum(column) / len(points) for column in zip(*points, strict=True))
+    slope = sum((size - mean_size) * (seconds - mean_seconds) for size, seconds in points)
+    slope /= sum((size - mean_size) ** 2 for size, _ in points)
+    return StepCost(mean_seconds - slope * mean_size, 0.0, slope, 0.0, 0.0)
 
 
 def measure(
-    config: EngineConfig, runner: Runner, count: int, tokens: int, known: Replies, share: float, is_forced: bool
-) -> tuple[Replies, float, float]:
-    """Generate once: the replies, tokens of one reply a step, and milliseconds a token of all replies together."""
+    config: EngineConfig,
+    runner: Runner,
+    count: int,
+    tokens: int,
+    known: Replies,
+    share: float,
+    is_forced: bool = False,
+) -> tuple[Replies, Measured]:
+    """Generate once; a guess is the token that comes with the chance ``share``, else another."""
     limits = Limits(runner.max_model_len, runner.model_config.vocab_size, assumed_cost=ASSUMED_COSTS["cpu"])
     loop = EngineLoop(config, runner, runner.num_blocks, limits)
     speculator, dice = loop.scheduler.speculator, random.Random(7)
@@ -90,8 +134,7 @@ def measure(
         return tuple(token if dice.random() < share else token ^ 1 for token in right)
 
     speculator.propose = propose
-    if is_forced:
-        speculator.is_forced = True
+    speculator.is_forced = is_forced
     for number in range(count):
         sampling = SamplingParams(max_tokens=tokens, seed=number)
         loop.handle(Generate(f"{number}", tuple((number * 31 + i) % 997 for i in range(32)), sampling))
@@ -107,7 +150,7 @@ def measure(
             assert isinstance(event, NewTokens)
             replies[event.request_id] += event.token_ids
     made = (tokens - 1) * count
-    return replies, made / count / steps, seconds / made * 1e3
+    return replies, (made / count / steps, seconds / made * 1e3)
 
 
 def break_even(forced: list[float], none: float) -> str:
