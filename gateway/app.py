@@ -31,6 +31,7 @@ from gateway.clock import Clock
 from gateway.database import Database
 from gateway.draining import Drain
 from gateway.failures import LARGEST_BODY, render_error
+from gateway.held_back.recalibrations import Recalibrations
 from gateway.held_back.taker import Taker
 from gateway.idempotency_store import IdempotencyStore
 from gateway.instances import InstanceWatcher
@@ -124,6 +125,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         checker = OutsideChecker(client, metrics)
         guard = Guard(settings.safety, Classifier.load(), outcomes, abuse, checker, metrics)
         taker = Taker(catalog, database, background, clock)
+        recalibrations = Recalibrations(catalog, database)
 
         def follow(edition: Services) -> None:
             guard.follow(edition.settings.safety)
@@ -136,6 +138,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             watcher.follow(edition)
             engines.follow(edition)
             taker.follow(edition.catalog)
+            recalibrations.follow(edition.catalog)
 
         services = Services(
             settings=settings,
@@ -154,6 +157,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             gate=gate,
             complexity=Complexity.load(),
             guard=guard,
+            recalibrations=recalibrations,
             auth=Authenticator(database, clock, settings.key_pepper, settings.admin_keys),
             idempotency=idempotency,
             keeper=Keeper(),
@@ -173,7 +177,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         metrics.config_loaded.set(clock.now())
         watcher, engines = InstanceWatcher(services), EngineWatch(services)
         keepers = (services.flusher, services.auth, services.idempotency, services.keeper, breakers, outcomes, abuse)
-        for one in (*keepers, sweeper, metrics, watcher, engines, auditor):
+        for one in (*keepers, recalibrations, sweeper, metrics, watcher, engines, auditor):
             task = asyncio.create_task(_keep_going(one.run))
             stack.push_async_callback(stop_all, [task])
         yield services

@@ -18,6 +18,7 @@ from gateway.background import Background
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.draining import Drain
+from gateway.held_back.recalibrations import Recalibrations
 from gateway.idempotency_store import IdempotencyStore
 from gateway.overload.gate import Gate
 from gateway.providers.client import UpstreamClient
@@ -55,6 +56,7 @@ class Services:
     gate: Gate
     complexity: Complexity
     guard: Guard
+    recalibrations: Recalibrations
     auth: Authenticator
     idempotency: IdempotencyStore
     keeper: Keeper

@@ -259,6 +259,18 @@ budget_alerts = Table(
     Index("budget_alerts_created_at_idx", "created_at"),
 )
 
+# What an automatic route's quality takes for one team, as its held-back calls show it.
+recalibrations = Table(
+    "recalibrations",
+    metadata,
+    Column("team_id", Text, ForeignKey("teams.id"), primary_key=True),
+    Column("route", Text, primary_key=True),
+    Column("quality", Double, nullable=False),  # the route's own, when this was measured
+    Column("applied", Double, nullable=False),  # the score asked for in its place
+    Column("outcomes", Integer, nullable=False),  # that it rests on
+    Column("changed_at", DateTime(timezone=True), nullable=False),
+)
+
 # Calls that a small model answered and that are asked of a large one too. What they said is kept until it is compared.
 held_back = Table(
     "held_back",

@@ -15,6 +15,7 @@ class HeldBack(Struct, frozen=True, kw_only=True):
     share: float  # of a route's calls that a small model answers, 0..1
     budget_nanousd: int  # the most that a team's calls may cost in a day, UTC
     judge: str | None = None  # the model that compares; None: answers must be the same
+    recalibrate: frozenset[str] = frozenset()  # ids of teams whose own outcomes move their threshold
 
 
 class AutoRoute(Struct, frozen=True, kw_only=True):

@@ -50,7 +50,7 @@ def choose_route(
 
     small = [model for model in fitting if model.name in auto.small]
     large = [model for model in fitting if model.name in auto.large]
-    quality = auto.quality if wish.quality is None else wish.quality
+    quality = wish.recalibrated.get(name, auto.quality) if wish.quality is None else wish.quality
     verdict = judge(request, quality, complexity) if small and large else None
     is_small = bool(small) if verdict is None else verdict.is_small
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 PRIOR = 1.0  # standard deviation, in logits, of what is believed of a shift before anything is measured
 NEWTON_STEPS = 50
 EDGE = 1e-6  # scores are kept this far from 0 and 1
+LEAST_OUTCOMES = 100  # that a recalibration rests on
 SURE = 1.96  # standard deviations of a 95 % interval
 
 
@@ -63,6 +64,21 @@ def shift_of(outcomes: Sequence[Outcome]) -> Shift:
         if abs(step) < 1e-9:
             break
     return Shift(value, 1 / math.sqrt(curvature))
+
+
+def recalibrated(outcomes: Sequence[Outcome], quality: float, applied: float | None) -> float | None:
+    """Return the score to ask for so that the measured chance is ``quality``; None while too little was measured.
+
+    ``applied`` is what is asked for now, if anything: it stays while it is within a standard error of what was
+    measured, so that chance alone moves nothing. Below the scores that were measured nobody goes: a step down brings
+    new outcomes, and they the next step.
+    """
+    if len(outcomes) < LEAST_OUTCOMES:
+        return None
+    shift = shift_of(outcomes)
+    if applied is not None and shift.threshold(quality, -1) <= applied <= shift.threshold(quality, 1):
+        return applied
+    return max(shift.threshold(quality), min(quality, *(one.score for one in outcomes)))
 
 
 def curve_of(outcomes: Sequence[Outcome], qualities: Sequence[float]) -> list[Point]:

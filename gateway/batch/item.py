@@ -108,6 +108,7 @@ def read_item(services: Services, caller: Caller, claim: Claim, request_id: str)
             allowed_models=caller.team.allowed_models,
             allow_smaller=caller.team.allow_smaller,
             quality=options.quality,
+            recalibrated=services.recalibrations.of(caller.team.id),
             max_cost_nanousd=None if options.max_cost_usd is None else to_nano(options.max_cost_usd),
         ),
         priority=options.priority,

@@ -14,11 +14,25 @@ from sqlalchemy.exc import SQLAlchemyError
 from billing.money import to_nano, to_text
 from gateway.errors import ContentPolicyViolation
 from gateway.held_back.judging import are_same, judge_request, verdict_of
-from gateway.held_back.store import AT_ONCE, Asked, Found, ask_waiting, ended_calls, keep_found, purge_held_back
+from gateway.held_back.recalibrations import recalibrating
+from gateway.held_back.store import (
+    AT_ONCE,
+    Asked,
+    Found,
+    Recalibration,
+    ask_waiting,
+    ended_calls,
+    keep_found,
+    keep_recalibration,
+    outcomes_of,
+    purge_held_back,
+    recalibrations,
+)
 from gateway.services import Services
 from protocol.chat import ChatRequest
 from protocol.decoding import decode_with_extra
 from router.catalog import AutoRoute, Catalog
+from router.recalibration import recalibrated
 
 COMPARE_EVERY = 10.0  # seconds
 ASK_EVERY = 600.0  # seconds: what waits meanwhile goes into one batch
@@ -44,6 +58,7 @@ class Comparer:
             try:
                 if (now := self._services.clock.monotonic()) - asked > ASK_EVERY:
                     await self.ask()
+                    await self.recalibrate()
                     asked = now
                 await self.compare()
             except UNREACHABLE as exc:
@@ -59,6 +74,26 @@ class Comparer:
         while sent == AT_ONCE:
             async with services.database.begin() as connection:
                 sent = await ask_waiting(connection, services.clock)
+
+    async def recalibrate(self) -> None:
+        """Work out the thresholds of teams that go by their own outcomes, and store those that change."""
+        services = self._services
+        routes = {name: route for name, route in services.catalog.auto.items() if recalibrating(route)}
+        if not routes:
+            return
+        async with services.database.begin() as connection:
+            known = {(one.team_id, one.route): one for one in await recalibrations(connection)}
+            for name, route in routes.items():
+                for team_id in sorted(recalibrating(route)):
+                    before = known.get((team_id, name))
+                    now = before.applied if before is not None and before.quality == route.quality else None
+                    outcomes = await outcomes_of(connection, team_id, name)
+                    applied = recalibrated(outcomes, route.quality, now)
+                    if applied is None or applied == now:
+                        continue
+                    found = Recalibration(team_id=team_id, route=name, quality=route.quality, applied=applied)
+                    await keep_recalibration(connection, services.clock, found, len(outcomes))
+                    log.info("route_recalibrated", team_id=team_id, route=name, before=now, applied=applied)
 
     async def compare(self) -> None:
         """Compare what was answered."""

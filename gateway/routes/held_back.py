@@ -46,6 +46,7 @@ async def get_curve(request: Request[Any, Any, Any]) -> Response[bytes]:
             "team_id": team_id,
             "route": name,
             "quality": route.quality,
+            "applied_quality": services.recalibrations.of(team_id).get(name, route.quality),
             "share": 0.0 if held_back is None else held_back.share,
             "compared_by": None if held_back is None else held_back.judge or "same words",
             "budget_usd_per_day": None if held_back is None else to_text(held_back.budget_nanousd),

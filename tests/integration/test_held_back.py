@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from gateway.batch.runner import BatchRunner
 from gateway.clock import Clock
 from gateway.draining import Drain
 from gateway.held_back.comparer import Comparer
+from gateway.held_back.recalibrations import Recalibrations
 from gateway.services import Services
 from router.catalog import AutoRoute, HeldBack
 from tests.support.house import House, model, running_house, settings_for
@@ -140,3 +142,32 @@ async def test_a_budget_is_never_exceeded_and_off_is_off(house: House) -> None:
         None,
         [],
     )
+
+
+async def test_a_team_that_asks_for_it_goes_by_its_own_outcomes(house: House, worker: Services) -> None:
+    """What 120 comparisons showed moves its threshold, for it alone and while the route's quality stays."""
+    route = replace(JUDGED, quality=0.8, held_back=replace(JUDGED.held_back, recalibrate=frozenset({house.team_id})))
+    services = dataclasses.replace(worker, catalog=replace(worker.catalog, auto={"auto": route}))
+    comparer, held = Comparer(services), Recalibrations(services.catalog, worker.database)
+    [key] = await rows(house, "SELECT id FROM api_keys")
+    insert = """INSERT INTO held_back (request_id, team_id, key_id, route, score, small_model, status, suffices,
+                                       small_nanousd, reserved_nanousd)
+                SELECT gen_random_uuid(), '{team}', '{key}', 'auto', 0.85, 'small', 'compared', n % 2 = 0, 1, 1
+                FROM generate_series(1, {count}) AS n"""
+
+    async def compared(count: int) -> float | None:
+        await rows(house, insert.format(team=house.team_id, key=key["id"], count=count))
+        await comparer.recalibrate()
+        await held.read()
+        return held.of(house.team_id).get("auto")
+
+    few, enough, hardly_more = [await compared(count) for count in (60, 60, 2)]
+    held.follow(replace(services.catalog, auto={"auto": replace(route, quality=0.7)}))
+    await held.read()
+
+    assert few is None
+    assert enough is not None and enough > 0.9
+    assert hardly_more == enough
+    assert (held.of(house.team_id), held.of("team_b")) == ({}, {})
+    [stored] = await rows(house, "SELECT team_id, quality, outcomes FROM recalibrations")
+    assert stored == {"team_id": house.team_id, "quality": 0.8, "outcomes": 120}

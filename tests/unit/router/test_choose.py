@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -327,3 +328,15 @@ def test_a_cost_limit_drops_what_could_exceed_it() -> None:
     with pytest.raises(CostLimitTooLow, match="x-max-cost-usd") as caught:
         choose_route(chat(max_tokens=100), Wish(max_cost_nanousd=10), AUTO, {}, hard)
     assert (caught.value.status, caught.value.param) == (400, "x-max-cost-usd")
+
+
+def test_a_recalibrated_quality_takes_the_place_of_the_routes_own() -> None:
+    """For its team and route alone; a quality that the caller says stands."""
+    score = 0.85  # above the route's 0.8
+
+    def reason(**wish: Any) -> str:
+        return choose_route(chat(), Wish(**wish), AUTO, {}, lambda _: score).reason
+
+    assert (reason(), reason(recalibrated={"other": 0.9})) == ("auto_small", "auto_small")
+    assert reason(recalibrated={"auto": 0.9}) == "auto_large"
+    assert reason(recalibrated={"auto": 0.9}, quality=0.8) == "auto_small"

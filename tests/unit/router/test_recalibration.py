@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from router.recalibration import Outcome, Shift, curve_of, interval_of, shift_of
+from router.recalibration import LEAST_OUTCOMES, Outcome, Shift, curve_of, interval_of, recalibrated, shift_of
 
 
 def outcomes(count: int, shift: float, seed: int = 1) -> list[Outcome]:
@@ -60,3 +60,31 @@ def test_an_interval_is_never_certain() -> None:
     """Ten of ten is not always (Wilson's interval, known values)."""
     assert interval_of(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
     assert interval_of(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+
+
+def test_a_threshold_moves_only_by_what_was_measured() -> None:
+    """Too few outcomes move nothing; what is within the error of what was found stays; else the quality is kept."""
+    too_high = outcomes(400, -0.8)
+    found = recalibrated(too_high, 0.8, None)
+
+    assert recalibrated(too_high[: LEAST_OUTCOMES - 1], 0.8, None) is None
+    assert found == shift_of(too_high).threshold(0.8) > 0.85
+    assert recalibrated(too_high, 0.8, found - 0.005) == found - 0.005
+    assert recalibrated(too_high, 0.8, 0.8) == found
+
+
+def test_a_threshold_goes_no_lower_than_what_was_measured() -> None:
+    """Scores below those that went to small models are unknown: a step ends at the lowest that was seen."""
+    too_low = outcomes(400, 1.5)
+    least = min(one.score for one in too_low)
+
+    assert shift_of(too_low).threshold(0.8) < least
+    assert recalibrated(too_low, 0.8, None) == least
+
+
+def test_what_never_sufficed_asks_for_more_and_what_always_did_for_no_more() -> None:
+    """Outcomes of one kind move the threshold to one side, and it stays a chance."""
+    never, always = ([Outcome(0.9, suffices, 1, 2)] * 200 for suffices in (False, True))
+
+    assert 0.9 < (recalibrated(never, 0.8, None) or 0) < 1
+    assert recalibrated(always, 0.8, None) == 0.8
