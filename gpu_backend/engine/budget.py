@@ -10,20 +10,16 @@ from gpu_backend.engine.cost import StepCost, StepWork, chunk_work, plan_work
 from gpu_backend.engine.plan import SequenceStep
 from gpu_backend.engine.sequence import Sequence
 
+MANY_STEPS = 8  # a prompt that takes more is long
+
 
 class StepBudget:
-    """What is left of one step. Without a known ``cost`` the number of tokens alone limits it.
+    """What is left of one step. Without a known ``cost`` the number of tokens alone limits it."""
 
-    With ``shares_with_long`` half of it is kept for prompts of many steps, until ``open_rest`` is called: so these
-    neither keep shorter ones waiting, nor wait for them.
-    """
-
-    def __init__(
-        self, config: EngineConfig, cost: StepCost | None, decodes: SequenceOf[SequenceStep], shares_with_long: bool
-    ) -> None:
-        room = config.max_num_batched_tokens - len(decodes)
-        self._kept = room // 2 if shares_with_long else 0
-        self._left = room - self._kept
+    def __init__(self, config: EngineConfig, cost: StepCost | None, decodes: SequenceOf[SequenceStep]) -> None:
+        self._most = config.max_num_batched_tokens
+        self._left = self._most - len(decodes)
+        self._kept = 0
         self._batch_left = config.max_batch_tier_tokens or config.max_num_batched_tokens
         self._cost = cost if decodes else None
         self._is_spent = False
@@ -31,8 +27,22 @@ class StepBudget:
         if self._cost is not None:
             self._work = plan_work(decodes)
             seconds = self._cost.seconds(self._work)
-            self._full_limit = config.step_stretch * seconds
-            self._limit = (seconds + self._full_limit) / 2 if shares_with_long else self._full_limit
+            self._half_limit = (1 + config.step_stretch) / 2 * seconds
+            self._limit = self._full_limit = config.step_stretch * seconds
+
+    def is_long(self, sequence: Sequence) -> bool:
+        """Whether a prompt takes more than a step's tokens, or many steps: deep in a context they compute little."""
+        if sequence.remaining > self._most or self._cost is None:
+            return sequence.remaining > self._most
+        many = sequence.remaining // MANY_STEPS
+        return self._cost.seconds(self._work + chunk_work(sequence.num_computed, many)) > self._full_limit
+
+    def keep_half(self) -> None:
+        """Keep half for long prompts until ``open_rest``: so they neither keep others waiting, nor wait for them."""
+        self._kept = self._left // 2
+        self._left -= self._kept
+        if self._cost is not None:
+            self._limit = self._half_limit
 
     def allows(self, tier: str) -> bool:
         """Whether another prompt of that tier would get any tokens."""

@@ -130,8 +130,10 @@ class Scheduler:
             if sequence.can_go_on:
                 (decodes if sequence.remaining == 1 else prompts).append(sequence)
         steps = [self._share(sequence, 1) for sequence in decodes]
-        long = [sequence for sequence in prompts if sequence.remaining > self._config.max_num_batched_tokens]
-        budget = StepBudget(self._config, self._config.step_cost, steps, bool(long))
+        budget = StepBudget(self._config, self._config.step_cost, steps)
+        long = [sequence for sequence in prompts if budget.is_long(sequence)]
+        if long:
+            budget.keep_half()
         steps += [self._share(s, n) for s in prompts if s not in long and (n := budget.take(s))]
         if preemptions == self.num_preemptions and self._next_to_admit(budget):
             self.admission.charge(self._running.values())

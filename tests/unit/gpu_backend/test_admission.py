@@ -212,3 +212,23 @@ def test_long_prompt_stretches_no_step() -> None:
     assert len(target.runner.log.stretches) > 500
     assert max(target.runner.log.stretches) <= 1.5
     assert max((o.first_token or 1e9) - o.request.arrival for o in short) < 1.0
+
+
+def test_end_of_a_long_prompt_holds_nobody_up() -> None:
+    """What takes many steps is long, also where it is no more than a step's tokens; others are let in beside it."""
+    cost = StepCost(fixed=0.0, weights=0.01, token=1e-4, context=0.0, pair=0.0)  # 150 tokens fit beside a decode
+    target = replica(1000, cost)
+    target.submit(0, TraceRequest(0.0, 10, 400), 400)
+    target.run_until(0.05)
+    target.submit(1, TraceRequest(target.runner.now, 2000, 2), 2)
+    target.run_until(target.runner.now + 0.02)
+
+    arrival = target.runner.now
+    for number in range(2, 5):
+        target.submit(number, TraceRequest(arrival, 40, 2), 2)
+    target.run_until(arrival + 0.3)
+    firsts = [(target.outcomes[str(number)].first_token or 1e9) - arrival for number in range(1, 5)]
+
+    assert max(firsts[1:]) < 0.05
+    assert 0.15 < firsts[0] < 0.25
+    assert max(target.runner.log.stretches) <= 1.5
