@@ -12,34 +12,38 @@ import numpy.typing as npt
 
 from router.abilities import InferenceRequest
 from router.artifact import Arrays, read_artifact
-from router.features import read_text, text_of
+from router.features import HEAD, TAIL, read_text, text_of
 from router.form import FORM_LIMIT
 
 WEIGHTS = "complexity.npz"
 MANIFEST = "complexity.json"  # {"sha256": of the weights, "format": FORMAT, …}
-FORMAT = 2  # of the weights and of the features that they were fitted on
+FORMAT = 3  # of the weights and of the features that they were fitted on
 MOST_KNOWN = 8192  # scores that are remembered, some 100 bytes each
+_WEIGHTS = (1 + np.log(np.maximum(1, np.arange(1.5 * (HEAD + TAIL))))).astype(np.float32)  # of what is there so often
 WARM_UP = ("Warm up, please.", "Which of the following is 12?\nA. ten\nB. 12\nAnswer:")
 
 
 class Complexity:
     """The fitted model, ready to score.
 
-    Two linear heads on words and form say whether a strong model is right and whether a weak one is; small trees on the
-    form alone say by how much the strong one does better. The gap of the heads, the trees and the weak head are
-    weighed, and one logistic step turns their sum into a calibrated probability.
+    Two linear heads on words and form say whether a strong model is right and whether a weak one is, two more say it
+    by words alone; small trees on the form alone say by how much the strong one does better. The gaps of the heads,
+    the trees and the weak head are weighed, and one logistic step turns their sum into a calibrated probability.
     """
 
     def __init__(self, weights: Arrays) -> None:
-        self._idf = weights["idf"].astype(np.float64)  # (buckets,)
-        self._words = weights["words"].astype(np.float64)  # (buckets, heads)
-        self._mean = weights["mean"].astype(np.float64)  # (form features,)
-        self._inverse_scale = 1 / weights["scale"].astype(np.float64)  # (form features,)
-        self._form = weights["form"].astype(np.float64)  # (form features, heads), for features standardised and clipped
-        self._bias = weights["bias"].astype(np.float64)  # (heads,)
+        idf = weights["idf"][:, None]
+        # Row by row in memory: of an array that is not, ``take`` copies the whole.
+        self._words = np.ascontiguousarray(np.hstack([idf * idf, idf * weights["words"]]))  # (buckets, 1 + heads)
+        # Standardising and clipping a form feature is clipping it and a linear step, which the heads take in.
+        mean, scale = weights["mean"].astype(np.float64), weights["scale"].astype(np.float64)
+        self._least, self._most = mean - FORM_LIMIT * scale, mean + FORM_LIMIT * scale  # (form features,)
+        self._form = weights["form"] / scale[:, None]  # (form features, two heads)
+        bias, by_form = weights["bias"].astype(np.float64), mean @ self._form
+        self._bias, self._bias_of_words = bias[:2] - by_form, bias[2:].tolist()
         self._trees = Trees(weights)
         self._known: dict[int, float] = {}  # scores by the hash of the text: no word of it is kept
-        self._joint = [float(value) for value in weights["joint"]]  # of gap, trees and weak head, and the intercept
+        self._joint = [float(value) for value in weights["joint"]]  # as ``score`` names it
 
     @classmethod
     def load(cls, folder: Traversable | None = None) -> Complexity:
@@ -72,37 +76,48 @@ class Complexity:
     def score(self, text: str) -> float:
         """Return ``small_suffices`` of a text as ``features.text_of`` reads it from a request."""
         buckets, counts, form = read_text(text)
-        standard = np.minimum(np.maximum((form - self._mean) * self._inverse_scale, -FORM_LIMIT), FORM_LIMIT)
-        logits = standard @ self._form + self._bias
+        strong, weak = (np.minimum(np.maximum(form, self._least), self._most) @ self._form + self._bias).tolist()
+        strong_words, weak_words = self._bias_of_words
         if len(buckets):
-            weight = (np.log(counts) + 1) * self._idf[buckets]
-            logits += weight @ self._words[buckets] / math.sqrt(weight @ weight)
-        strong, weak = logits.tolist()
-        by_gap, by_gain, by_weak, intercept = self._joint
-        gap = _sigmoid(strong) - _sigmoid(weak)
-        return _sigmoid(by_gap * gap + by_gain * self._trees.gain(form) + by_weak * weak + intercept)
+            weight = _WEIGHTS.take(counts, mode="clip")
+            rows = self._words.take(buckets, axis=0)
+            norm = math.sqrt(weight * weight @ rows[:, 0])
+            heads = (weight @ rows[:, 1:]).tolist()
+            strong, weak = strong + heads[0] / norm, weak + heads[1] / norm
+            strong_words, weak_words = strong_words + heads[2] / norm, weak_words + heads[3] / norm
+        by_gap, by_gain, by_weak, by_words, intercept = self._joint
+        gap, gap_of_words = _sigmoid(strong) - _sigmoid(weak), _sigmoid(strong_words) - _sigmoid(weak_words)
+        gain = self._trees.gain(form)
+        return _sigmoid(by_gap * gap + by_gain * gain + by_weak * weak + by_words * gap_of_words + intercept)
 
 
 class Trees:
-    """Regression trees of one depth, all walked at once: node n of a tree leads to 2n + 1 (at or below) and 2n + 2."""
+    """Regression trees of one depth. All nodes are compared at once: their answers are the bits of a number, and a
+    table says which leaf each number leads to."""
 
     def __init__(self, weights: Arrays) -> None:
-        feature = weights["tree_feature"]  # (trees, inner nodes)
-        self._inner = feature.shape[1]
-        self._depth = (self._inner + 1).bit_length() - 1
-        self._feature = feature.ravel()
-        self._threshold = weights["tree_threshold"].ravel()  # float64, as scikit-learn compares
-        self._leaf = weights["tree_leaf"].astype(np.float64).ravel()
-        self._nodes = np.arange(feature.shape[0]) * self._inner  # where each tree's nodes begin
-        self._leaves = np.arange(feature.shape[0]) * (self._inner + 1)  # and its leaves
+        feature, threshold = weights["tree_feature"], weights["tree_threshold"]  # (trees, inner nodes)
+        trees, inner = feature.shape
+        self._feature = np.ascontiguousarray(feature.T, np.intp)  # (inner nodes, trees)
+        self._threshold = np.ascontiguousarray(_rounded_down(threshold).T)
+        self._first = np.arange(trees) * 256  # where each tree's part of the table begins
+        # Node n leads to 2n + 1 (at or below its threshold) and 2n + 2; the first node's answer is the highest bit.
+        goes_right = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)  # (numbers, bits)
+        at = np.zeros(256, np.intp)
+        while at[0] < inner:
+            at = 2 * at + 1 + goes_right[np.arange(256), at]
+        self._leaf = weights["tree_leaf"].astype(np.float64)[:, at - inner].ravel()
 
     def gain(self, form: npt.NDArray[np.float64]) -> float:
         """Return the sum of the leaves that the form falls into: how much better a strong model is expected to be."""
-        goes_right = form.astype(np.float32)[self._feature] > self._threshold
-        at = np.zeros(len(self._nodes), np.intp)
-        for _ in range(self._depth):
-            at = 2 * at + 1 + goes_right[self._nodes + at]
-        return float(self._leaf[self._leaves + at - self._inner].sum())
+        goes_right = form.astype(np.float32).take(self._feature) > self._threshold
+        return float(self._leaf.take(np.packbits(goes_right, axis=0)[0] + self._first).sum())
+
+
+def _rounded_down(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Return the largest float32 at or below each value: a float32 is above the one when it is above the other."""
+    rounded = values.astype(np.float32)
+    return np.where(rounded > values, np.nextafter(rounded, np.float32(-np.inf)), rounded)
 
 
 def _sigmoid(logit: float) -> float:

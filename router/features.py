@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple
 from zlib import crc32
 
@@ -17,7 +18,6 @@ from router.form import form_of, words_of
 BUCKETS = 1 << 14  # of hashed words and pairs of words
 HEAD = TAIL = 1000  # characters looked at from either end: what a decision costs does not grow with the prompt
 SHORT_TURN = 80  # characters; a shorter turn ("and in Python?") leans on the one before it
-_PAIR = np.uint32(2654435761)  # Knuth's multiplicative hash: the order of a pair matters
 
 
 def text_of(request: InferenceRequest) -> str:
@@ -64,9 +64,10 @@ def read_text(text: str) -> Reading:
 
 
 def _hits(words: list[bytes]) -> npt.NDArray[np.uint32]:
-    singles = np.fromiter(map(crc32, words), np.uint32, len(words))
-    pairs = singles[:-1] * _PAIR ^ singles[1:]
-    return np.concatenate((singles, pairs)) & np.uint32(BUCKETS - 1)
+    # A pair's checksum is that of its words written as one: the second goes on where the first ended.
+    singles = list(map(crc32, words))
+    hits = np.fromiter(chain(singles, map(crc32, words[1:], singles)), np.uint32, max(0, 2 * len(words) - 1))
+    return hits & np.uint32(BUCKETS - 1)
 
 
 def _counted(hits: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:

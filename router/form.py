@@ -1,10 +1,11 @@
 # The form of a prompt in numbers: what it is made of and how it is laid out, whatever it speaks of. Shares rather than
-# counts, so that they carry over to any length.
+# counts, so that they carry over to any length. Made of few steps that each run in C, for every request waits for it.
 
 from __future__ import annotations
 
 import math
 import re
+from string import ascii_lowercase, ascii_uppercase, digits, whitespace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +14,25 @@ from router import lexicon
 
 FORM_LIMIT = 4.0  # standard deviations: beyond, a number says no more, so that odd texts get no absurd scores
 
-# Over lower-case UTF-8: words (bytes of other scripts count as letters), numbers, and signs one by one.
-_WORD = re.compile(rb"[a-z\x80-\xff]+|[0-9]+|[^\sa-z0-9\x80-\xff]")
+_FOREIGN = bytes(range(128, 256))  # bytes of UTF-8 beyond ASCII; they count as letters
+# In lower case, whatever is neither letter nor digit parts words.
+_WORDS = bytes(byte if byte in (ascii_lowercase + digits).encode() + _FOREIGN else 32 for byte in range(256))
 # Every expression here takes time in proportion to the text: none can begin at one place and fail at many.
-_OPTION = re.compile(rb"^[ \t]{0,8}\(?[a-j][.):]([^\n]*)", re.MULTILINE)
-_SENTENCE_END = re.compile(rb"[.!?](?=\s|$)")
-_NAME = re.compile(rb"[a-z,;] [A-Z]")  # a capital inside a sentence
-_NUMERAL = re.compile(rb"\b(?:I{1,3}|IV)[.,) ]")
-_FRACTION = re.compile(rb"[0-9]/[0-9]")
-_DECIMAL = re.compile(rb"[0-9]\.[0-9]")
+_OPTION = re.compile(rb"\n[ \t]{0,8}\(?[a-j][.):]([^\n]*)")
 _CODE_MARKS = (b"def ", b"return", b"```", b"();", b"import ")
+
+
+def _shapes() -> bytes:
+    """Return a table that writes "a", "A", "0", " " and "." for small letters, capitals, digits, spaces and stops."""
+    kinds = {"a": ascii_lowercase + ",;", "A": ascii_uppercase, "0": digits, " ": whitespace, ".": "!?"}
+    table = list(range(256))
+    for kind, members in kinds.items():
+        for member in members:
+            table[ord(member)] = ord(kind)
+    return bytes(table)
+
+
+_SHAPES = _shapes()
 
 # Kinds of characters, as columns of a table that is indexed by byte.
 _CHARACTERS = {
@@ -32,12 +42,14 @@ _CHARACTERS = {
     "commas": b",",
     "colons": b":",
     "math_signs": b"=+*/^<>$%",
+    "money": b"$",
+    "percents": b"%",
     "brackets": b"()[]{}",
     "bars": b"|",
     "underscores": b"_",
     "backslashes": b"\\",
     "quotes": b"\"'",
-    "foreign": bytes(range(128, 256)),
+    "foreign": _FOREIGN,
 }
 _KIND_OF_BYTE = np.array([[float(byte in kind) for kind in _CHARACTERS.values()] for byte in range(256)])
 
@@ -46,17 +58,9 @@ FORM_NAMES = (
     *lexicon.NAMES,
     "log_characters",
     "log_words",
-    "word_length",
-    "long_words",
-    "longest_words",
-    "numbers",
     "log_numbers",
-    "distinct_numbers",
-    "longest_number",
     "decimals",
     "fractions",
-    "money",
-    "percents",
     "distinct_words",
     "sentence_length",
     "log_sentences",
@@ -79,48 +83,43 @@ FORM_NAMES = (
     "log_stem",
 )
 LENGTH = FORM_NAMES.index("log_characters")
+_NUMBERS = lexicon.NAMES.index("numbers")
 
 
 def words_of(lower: bytes) -> list[bytes]:
-    """Return the words, numbers and signs of a lower-case text, in order."""
-    return _WORD.findall(lower)
+    """Return the words and numbers of a lower-case text, in order."""
+    return lower.translate(_WORDS).split()
 
 
 def form_of(data: bytes, lower: bytes, words: list[bytes]) -> npt.NDArray[np.float64]:
     """Return the numbers of ``FORM_NAMES`` for a text, the same in lower case, and its words."""
     size, count = max(1, len(data)), max(1, len(words))
     characters = np.bincount(np.frombuffer(data, np.uint8), minlength=256) @ _KIND_OF_BYTE / size
-    others = (*_layout(data, lower, words, size, count), *_options(lower))
-    return np.concatenate((characters, lexicon.shares_of(words), others))
-
-
-def _layout(data: bytes, lower: bytes, words: list[bytes], size: int, count: int) -> tuple[float, ...]:
-    lengths = list(map(len, words))
-    numbers = list(filter(bytes.isdigit, words))
-    sentences = len(_SENTENCE_END.findall(data))
+    kinds = lexicon.kinds_of(words)
     lines = data.count(b"\n") + 1
-    end = lower.rstrip()[-1:]
+    layout = _layout(data, lower, words, size, count, lines, kinds[_NUMBERS])
+    return np.concatenate((characters, kinds / count, (*layout, *_options(lower, size, lines))))
+
+
+def _layout(
+    data: bytes, lower: bytes, words: list[bytes], size: int, count: int, lines: int, numbers: float
+) -> tuple[float, ...]:
+    shape = data.translate(_SHAPES)
+    sentences = shape.count(b". ") + shape.endswith(b".")
+    end = data.rstrip()[-1:]
     return (
         math.log(size),
         math.log(count),
-        sum(lengths) / count,
-        sum(map((8).__lt__, lengths)) / count,
-        sum(map((12).__lt__, lengths)) / count,
-        len(numbers) / count,
-        math.log1p(len(numbers)),
-        len(set(numbers)) / max(1, len(numbers)),
-        float(min(8, max(map(len, numbers), default=0))),
-        len(_DECIMAL.findall(data)) / count,
-        len(_FRACTION.findall(data)) / count,
-        data.count(b"$") / count,
-        data.count(b"%") / count,
+        math.log1p(numbers),
+        shape.count(b"0.0") / count,
+        shape.count(b"0/0") / count,
         len(set(words)) / count,
         math.log(count / max(1, sentences)),
         math.log1p(sentences),
         math.log(lines),
         math.log(size / lines),
-        len(_NAME.findall(data)) / count,
-        len(_NUMERAL.findall(data)) / count,
+        shape.count(b"a A") / count,
+        data.count(b" II") / count,
         sum(map(data.count, _CODE_MARKS)) / lines,
         float(min(3, data.count(b"?"))),
         float(end == b"?"),
@@ -132,19 +131,20 @@ def _layout(data: bytes, lower: bytes, words: list[bytes], size: int, count: int
     )
 
 
-def _options(lower: bytes) -> tuple[float, ...]:
+def _options(lower: bytes, size: int, lines: int) -> tuple[float, ...]:
     """Return how many answers the text offers, how long they are and how unlike, and the length of what is asked."""
-    options = _OPTION.findall(lower)
+    options = _OPTION.findall(lower) if lines > 1 else ()
     if not options:
-        return (0.0, 0.0, 0.0, 0.0, math.log(max(1, len(lower))))
+        return (0.0, 0.0, 0.0, 0.0, math.log(size))
     lengths = list(map(len, options))
-    mean = sum(lengths) / len(lengths)
+    total = sum(lengths)
+    mean = total / len(lengths)
     spread = math.sqrt(sum((length - mean) ** 2 for length in lengths) / len(lengths))
     digits = sum(len(option) - len(option.translate(None, b"0123456789")) for option in options)
     return (
         float(min(10, len(options))),
         math.log1p(mean),
         math.log1p(spread),
-        digits / max(1, sum(lengths)),
-        math.log(max(1, len(lower) - sum(lengths))),
+        digits / max(1, total),
+        math.log(max(1, size - total)),
     )

@@ -32,35 +32,53 @@ ENDINGS = {
 }
 
 
-NAMES = (*KINDS, *ENDINGS)
+# How long words are; and numbers, which are nothing else.
+LENGTHS = {"long_words": 9, "longest_words": 13}  # characters at least
+NUMBERS = {"numbers": 1, "long_numbers": 3}  # digits at least
+
+NAMES = (*KINDS, *ENDINGS, *LENGTHS, *NUMBERS)
+MOST_KNOWN = 20_000  # words that are remembered
+LONGEST_KNOWN = 24  # bytes
 
 
-def _classes() -> tuple[dict[bytes, int], dict[bytes, int], npt.NDArray[np.float64]]:
-    """Return the class of each word and of each ending, and which of ``NAMES`` each class is, (classes, names).
+class _Classes(dict[bytes, int]):
+    """Words and which row of ``belongs`` says of what kinds they are; other words are classed as they come."""
 
-    Class 0 is none of them.
-    """
-    of_word: dict[bytes, tuple[int, ...]] = {}
-    for place, words in enumerate(KINDS.values()):
-        for word in words.split():
-            of_word[word] = (*of_word.get(word, ()), place)
-    of_ending = {end: (len(KINDS) + place,) for place, ends in enumerate(ENDINGS.values()) for end in ends.split()}
-    classes = [(), *dict.fromkeys((*of_word.values(), *of_ending.values()))]
-    belongs = np.array([[float(place in kinds) for place in range(len(NAMES))] for kinds in classes])
-    return (
-        {word: classes.index(kinds) for word, kinds in of_word.items()},
-        {end: classes.index(kinds) for end, kinds in of_ending.items()},
-        belongs,
-    )
+    def __init__(self) -> None:
+        self._ending = {end: (name,) for name, ends in ENDINGS.items() for end in ends.split()}
+        self._rows: dict[tuple[str, ...], int] = {}
+        for word in dict.fromkeys(word for words in KINDS.values() for word in words.split()):
+            kinds = tuple(name for name, words in KINDS.items() if word in words.split())
+            self[word] = self._row(word, kinds)
+        for end in self._ending:
+            for length in (3, *LENGTHS.values()):
+                self._row(end.rjust(length), ())
+        for length in NUMBERS.values():
+            self._row(b"1" * length, ())
+        for length in (1, *LENGTHS.values()):
+            self._row(b" " * length, ())
+        self.belongs = np.array([[float(name in kinds) for name in NAMES] for kinds in self._rows])
+
+    def __missing__(self, word: bytes) -> int:
+        row = self._row(word, ())
+        if len(word) <= LONGEST_KNOWN and len(self) < MOST_KNOWN:
+            self[word] = row
+        return row
+
+    def _row(self, word: bytes, kinds: tuple[str, ...]) -> int:
+        if word.isdigit():
+            kinds = tuple(name for name, least in NUMBERS.items() if len(word) >= least)
+        else:
+            kinds += self._ending.get(word[-3:], ())
+            if len(word) >= 9:
+                kinds += tuple(name for name, least in LENGTHS.items() if len(word) >= least)
+        return self._rows.setdefault(kinds, len(self._rows))
 
 
-_OF_WORD, _OF_ENDING, _BELONGS = _classes()
+_CLASSES = _Classes()
 
 
-def shares_of(words: list[bytes]) -> npt.NDArray[np.float64]:
-    """Return the share of the words that is of each kind and has each ending, as ``NAMES`` has them."""
-    word, ending = _OF_WORD.get, _OF_ENDING.get
-    classes = [word(each, 0) for each in words] + [ending(each[-3:], 0) for each in words]
-    if not classes:
-        return np.zeros(len(NAMES))
-    return np.bincount(np.array(classes), minlength=len(_BELONGS)) @ _BELONGS * (1 / len(words))
+def kinds_of(words: list[bytes]) -> npt.NDArray[np.float64]:
+    """Return how many of the words are of each of ``NAMES``."""
+    rows = np.fromiter(map(_CLASSES.__getitem__, words), np.intp, len(words))
+    return np.bincount(rows, minlength=len(_CLASSES.belongs)) @ _CLASSES.belongs

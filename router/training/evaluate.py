@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,10 @@ def held_out_sets(outcomes: Outcomes, cache: Path | None = None) -> Iterator[Hel
 
     def judged(name: str, plan: Folds, **kinds: npt.NDArray[np.bool_]) -> Iterator[HeldOut]:
         # Broken labels are judged where a kind has them, and never fitted.
-        scores, plain = _kept(cache, name, lambda: _cross_scores(outcomes, plan))
+        scores, plain = np.full((2, len(outcomes)), np.nan)
+        for place, (fit, test) in enumerate(plan):
+            file = None if cache is None else cache / f"{name}-{place}.npz"
+            scores[test], plain[test] = _kept(file, partial(_fold_scores, outcomes, fit, test))
         for kind, chosen in kinds.items():
             yield _held_out(kind.replace("_", " "), outcomes, chosen, scores, plain)
 
@@ -75,15 +79,11 @@ def plain_scores(fitted: Outcomes, judged: Outcomes) -> Floats:
     return heads[1] - heads[0]
 
 
-def _cross_scores(outcomes: Outcomes, plan: Folds) -> tuple[Floats, Floats]:
+def _fold_scores(outcomes: Outcomes, fit: Rows, test: Rows) -> tuple[Floats, Floats]:
     """Return scores of the model and of the plain baseline, which is fitted on the main pair alone, as published."""
-    scores, plain = np.full((2, len(outcomes)), np.nan)
-    for fit, test in plan:
-        fitted, judged = outcomes.take(fit), outcomes.take(test)
-        fitted = fitted.take(fitted.is_sound)
-        scores[test] = FittedComplexity().fit(fitted).scores(judged)
-        plain[test] = plain_scores(fitted.take(fitted.is_main_pair), judged)
-    return scores, plain
+    fitted, judged = outcomes.take(fit), outcomes.take(test)
+    fitted = fitted.take(fitted.is_sound)
+    return FittedComplexity().fit(fitted).scores(judged), plain_scores(fitted.take(fitted.is_main_pair), judged)
 
 
 def _folds(rows: Rows, folds: int = FOLDS) -> Folds:
@@ -95,8 +95,7 @@ def _held_out(name: str, outcomes: Outcomes, chosen: npt.NDArray[np.bool_], scor
     return HeldOut(name, outcomes.strong[chosen], outcomes.weak[chosen], scores[chosen], plain[chosen], length[chosen])
 
 
-def _kept(cache: Path | None, name: str, make: Callable[[], tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
-    file = None if cache is None else cache / f"{name}.npz"
+def _kept(file: Path | None, make: Callable[[], tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
     if file is not None and file.exists():
         with np.load(file) as kept:
             return kept["scores"], kept["plain"]

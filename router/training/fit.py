@@ -23,10 +23,12 @@ from router.training.dataset import Outcomes
 SEED = 20260
 FOLDS = 3  # of the joint step
 REGULARISATION = 0.05  # scikit-learn's C
+REGULARISATION_OF_WORDS = 0.5  # the same for the heads that read nothing but words
 FORM_SHARE = 0.3  # of a standard deviation: how much a form feature weighs beside the words, before regularisation
 OTHER_PAIRS = 0.1  # what a row of another pair of models weighs: it teaches other tasks, and knows other models
 OTHER_PAIRS_CALIBRATED = 0.5  # the same in the last step, which learns how often a small model suffices at all
-MIX = (-1.0, -0.5, 0.3)  # of gap, gain and weak head, each in standard deviations
+EVEN = 0.5  # 0: each row counts alike; 1: each subject does, however many rows it has
+MIX = (-1.0, -0.5, 0.3, -0.3)  # of gap, gain, weak head and the gap by words alone, each in standard deviations
 DEPTH = 3
 TREES: dict[str, Any] = {
     "n_estimators": 80,
@@ -49,6 +51,8 @@ class FittedComplexity:
         self.scaler = StandardScaler()
         self.strong = LogisticRegression(C=REGULARISATION, max_iter=2000)
         self.weak = LogisticRegression(C=REGULARISATION, max_iter=2000)
+        self.strong_words = LogisticRegression(C=REGULARISATION_OF_WORDS, max_iter=2000)
+        self.weak_words = LogisticRegression(C=REGULARISATION_OF_WORDS, max_iter=2000)
         self.trees = GradientBoostingRegressor(**TREES)
         self.blend = StandardScaler()
         self.calibration = LogisticRegression()
@@ -61,12 +65,12 @@ class FittedComplexity:
         signals = np.zeros((len(outcomes), len(MIX)))
         kind = np.char.add(outcomes.benchmark, outcomes.suffices.astype(str))
         for train, test in StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(signals, kind):
-            self._fit_parts(outcomes.take(train), weight[train])
+            self._fit_parts(outcomes.take(train))
             signals[test] = self._signals(outcomes.take(test))
         self.blend.fit(signals, sample_weight=weight)
         weight = np.where(outcomes.is_main_pair, 1.0, OTHER_PAIRS_CALIBRATED)
         self.calibration.fit(self._blended(signals), outcomes.suffices, sample_weight=weight)
-        self._fit_parts(outcomes, np.where(outcomes.is_main_pair, 1.0, OTHER_PAIRS))
+        self._fit_parts(outcomes)
         return self
 
     def scores(self, outcomes: Outcomes) -> Floats:
@@ -76,33 +80,44 @@ class FittedComplexity:
     def weights(self) -> dict[str, npt.NDArray]:
         """Return what serving needs, named as ``router.complexity.Complexity`` reads it."""
         heads = np.vstack([self.strong.coef_, self.weak.coef_]).T
+        of_words = np.vstack([self.strong_words.coef_, self.weak_words.coef_]).T
+        models = (self.strong, self.weak, self.strong_words, self.weak_words)
         joint = self.calibration.coef_[0, 0] * np.array(MIX) / self.blend.scale_
         intercept = self.calibration.intercept_[0] - joint @ self.blend.mean_
         feature, threshold, leaf, start = _trees_of(self.trees)
         arrays = {
             "idf": self.tfidf.idf_,
-            "words": heads[:BUCKETS],
+            "words": np.hstack([heads[:BUCKETS], of_words]),
             "form": heads[BUCKETS:] * FORM_SHARE,
             "mean": self.scaler.mean_,
             "scale": self.scaler.scale_,
-            "bias": np.array([self.strong.intercept_[0], self.weak.intercept_[0]]),
+            "bias": np.array([model.intercept_[0] for model in models]),
             "tree_leaf": leaf,
             "joint": np.append(joint, intercept + joint[1] * start),
         }
         exact = {"tree_feature": feature, "tree_threshold": threshold}
         return {name: np.asarray(array, np.float32) for name, array in arrays.items()} | exact
 
-    def _fit_parts(self, outcomes: Outcomes, weight: Floats) -> None:
-        features = self._features(outcomes)
-        self.strong.fit(features, outcomes.strong > 0.5, sample_weight=weight)
-        self.weak.fit(features, outcomes.weak > 0.5, sample_weight=weight)
+    def _fit_parts(self, outcomes: Outcomes) -> None:
+        _, subject, rows = np.unique(outcomes.domain, return_inverse=True, return_counts=True)
+        weight = np.where(outcomes.is_main_pair, 1.0, OTHER_PAIRS) * (rows.mean() / rows[subject]) ** EVEN
+        features, words = self._features(outcomes), self.tfidf.transform(outcomes.counts)
+        for model, read, right in (
+            (self.strong, features, outcomes.strong),
+            (self.weak, features, outcomes.weak),
+            (self.strong_words, words, outcomes.strong),
+            (self.weak_words, words, outcomes.weak),
+        ):
+            model.fit(read, right > 0.5, sample_weight=weight)
         self.trees.fit(outcomes.form, outcomes.gain, sample_weight=weight)
 
     def _signals(self, outcomes: Outcomes) -> Floats:
-        """Return (rows, 3): the gap of the chances to be right, the gain that the trees expect, the weak head."""
-        features = self._features(outcomes)
+        """Return what ``MIX`` weighs, (rows, 4): the gap is that of the chances of strong and weak to be right."""
+        features, words = self._features(outcomes), self.tfidf.transform(outcomes.counts)
         gap = self.strong.predict_proba(features)[:, 1] - self.weak.predict_proba(features)[:, 1]
-        return np.column_stack([gap, self.trees.predict(outcomes.form), self.weak.decision_function(features)])
+        by_words = self.strong_words.predict_proba(words)[:, 1] - self.weak_words.predict_proba(words)[:, 1]
+        gain, weak = self.trees.predict(outcomes.form), self.weak.decision_function(features)
+        return np.column_stack([gap, gain, weak, by_words])
 
     def _blended(self, signals: Floats) -> Floats:
         # Fixed weights: those fitted at home served worse abroad.
