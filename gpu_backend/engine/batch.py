@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from operator import add
 
 import torch
 from torch import Tensor
@@ -41,7 +42,8 @@ def build_batch(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch
     query_lens = [query_lens[i] for i in order]
     size = grouping.block_size
     token_ids = list(chain.from_iterable([step.token_ids for step in steps]))
-    positions = integers(list(chain.from_iterable(map(_positions, steps))), device)
+    starts = [step.start for step in steps]
+    positions = integers(list(chain.from_iterable(map(range, starts, map(add, starts, query_lens)))), device)
     fresh = [step.block_table[-1] for step in steps if _ends_in_fresh_block(step, size)]
     samplers = [step for step in steps if step.samples]
     placed = list(zip(steps, accumulate(query_lens, initial=0), strict=False))  # with the first row of each
@@ -83,10 +85,6 @@ def token_by_token(batch: Batch) -> Iterator[Batch]:
             slots=batch.slots[rows],
             groups=(replace(group, rows=slice(0, 1)),),
         )
-
-
-def _positions(step: SequenceStep) -> range:
-    return range(step.start, step.start + len(step.token_ids))
 
 
 def _slots(step: SequenceStep, block_size: int) -> Sequence[int]:

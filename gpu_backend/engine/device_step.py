@@ -155,18 +155,21 @@ class DeviceStep:
         if not self._batch.samplers:
             return tokens, logprobs, failed
         sampled, usable = self._tokens.tolist(), self._usable.tolist()
-        are_usable = all(usable)
+        if self._logprobs is None and len(sampled) == len(self._batch.samplers):  # as nearly always: one token each
+            ids = [step.sequence_id for step in self._batch.samplers]
+            tokens = {id_: (token,) for id_, token in zip(ids, sampled, strict=True)}
+            return tokens, logprobs, {id_ for id_, is_usable in zip(ids, usable, strict=True) if not is_usable}
         reports = iter(self._logprobs.read() if self._logprobs is not None else ())
         first = 0
         for step in self._batch.samplers:
             places = step.num_proposed + 1
-            count = num_gained(step, sampled[first : first + places]) if step.num_proposed else 1
+            count = num_gained(step, sampled[first : first + places])
             tokens[step.sequence_id] = tuple(sampled[first : first + count])
             if self._logprobs is not None:
                 asks = step.sampling.logprobs is not None
                 own = tuple(islice(reports, places)) if asks else (None,) * count
                 logprobs[step.sequence_id] = own[:count]
-            if not (are_usable or all(usable[first : first + count])):
+            if not all(usable[first : first + count]):
                 failed.add(step.sequence_id)
             first += places
         return tokens, logprobs, failed

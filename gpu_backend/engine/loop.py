@@ -210,24 +210,24 @@ class EngineLoop:
         # None in place of those that have ended since this was planned.
         owners = [self.scheduler.running(step.sequence_id) for step in plan.sequences]
         gains = result.counts or (1,) * len(result.token_ids)
-        num_tokens, gained = plan.num_tokens, sum(gains)
-        num_staying = num_tokens
+        sizes = [step.num_tokens for step in plan.sequences]
+        num_staying, gained = sum(sizes), sum(gains)
         if not all(owners):
-            pairs = list(zip(plan.sequences, owners, strict=True))
-            num_staying = sum(step.num_tokens for step, owner in pairs if owner)
-            samplers = [owner for step, owner in pairs if step.samples]
+            num_staying = sum(size for size, owner in zip(sizes, owners, strict=True) if owner)
+            samplers = [owner for step, owner in zip(plan.sequences, owners, strict=True) if step.samples]
             gained = sum(gain for gain, owner in zip(gains, samplers, strict=True) if owner)
         seconds_per_token = result.seconds / max(1, num_staying)
         if self._swapping.wants(plan.step) and plan.sequences:
             self._swapping.learn(plan_work(plan.sequences), result.seconds)
         least = result.least_seconds if num_staying else 0.0
-        self._meter.count_step(num_tokens, gained, seconds_per_token * num_staying, least)
+        self._meter.count_step(sum(sizes), gained, seconds_per_token * num_staying, least)
+        gpu_seconds_per_token = seconds_per_token * self._config.num_ranks
         tokens = iter(result.token_ids)
         logprobs = iter(result.logprobs)
         pooled = iter(result.pooled)
         scored = iter(result.scored)
         counts = iter(gains)
-        for step, sequence in zip(plan.sequences, owners, strict=True):
+        for step, sequence, size in zip(plan.sequences, owners, sizes, strict=True):
             gain = next(counts) if step.samples else 0
             new = (next(tokens),) if gain == 1 else tuple(islice(tokens, gain))
             new_logprobs = tuple(islice(logprobs, gain)) if result.logprobs else ()
@@ -237,7 +237,7 @@ class EngineLoop:
                 continue
             if sequence.admitted is None:
                 sequence.admitted = started
-            sequence.gpu_seconds += seconds_per_token * step.num_tokens * self._config.num_ranks
+            sequence.gpu_seconds += gpu_seconds_per_token * size
             if scores:  # what was scored before a preemption is not reported again
                 sequence.prompt_scores += scores[len(sequence.prompt_scores) - step.start :]
             if step.sequence_id in result.failed:

@@ -121,14 +121,14 @@ class Scheduler:
         block_size = self.blocks.block_size
         for sequence in list(self._running.values()):
             is_full = len(sequence.block_table) * block_size <= sequence.num_computed
-            if is_full and sequence.can_go_on and not self._make_room(sequence, may_preempt):
+            if is_full and sequence.num_to_plan and not self._make_room(sequence, may_preempt):
                 return None
         self._step += 1
         decodes: list[Sequence] = []
         prompts: list[Sequence] = []
         for sequence in self._running.values():
-            if sequence.can_go_on:
-                (decodes if sequence.remaining == 1 else prompts).append(sequence)
+            if count := sequence.num_to_plan:
+                (decodes if count == 1 else prompts).append(sequence)
         steps = [self._share(sequence, 1) for sequence in decodes]
         budget = StepBudget(self._config, self._config.step_cost, steps)
         long = [sequence for sequence in prompts if budget.is_long(sequence)]

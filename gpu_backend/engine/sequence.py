@@ -147,11 +147,13 @@ class Sequence:
         return len(self.token_ids) + self.num_awaited - self.num_computed
 
     @property
-    def can_go_on(self) -> bool:
-        """Whether there is something to plan for it: a token that may be its last is waited for."""
-        if self.num_awaited:
-            return len(self.token_ids) + self.num_awaited < self.limit
-        return len(self.token_ids) > self.num_computed
+    def num_to_plan(self) -> int:
+        """Tokens that a step could compute: those that remain, but what follows one that may be its last is waited for.
+
+        1 for a running decode.
+        """
+        known = len(self.token_ids) + self.num_awaited
+        return 0 if self.num_awaited and known >= self.limit else known - self.num_computed
 
     @property
     def unscored_from(self) -> int | None:

@@ -15,6 +15,7 @@ from gpu_backend.engine.upload import upload
 
 # A group may be padded by a quarter, or by about as much work as another call costs.
 WASTE_SHARE = 0.25
+DECODES_WASTE_SHARE = 1.0  # with one query each nothing but the mask is padded
 WASTE_ALLOWED = 64  # query rows × blocks
 
 
@@ -31,6 +32,7 @@ class AttentionGroup:
     padded_rows: Tensor | None
     unpadded: Tensor | None  # where the rows lie in the padded shape, flattened
     block_tables: Tensor  # (sequences × blocks,), padded with the null block
+    widths: tuple[int, ...]  # blocks of each sequence, without that padding
     mask: Tensor  # (sequences, 1, longest query, blocks × block size): 0 where a query may look, else -inf
     window_mask: Tensor | None  # the same for layers in which a query looks back only so far
 
@@ -93,8 +95,8 @@ class Grouping:
     ) -> AttentionGroup:
         count, longest = len(query_lens), max(query_lens)
         num_blocks = max(map(len, block_tables))
-        null = (self._null_block,)
-        tables = list(chain.from_iterable([*table, *null * (num_blocks - len(table))] for table in block_tables))
+        padding = [(self._null_block,) * (num_blocks - len(table)) for table in block_tables]
+        tables = list(chain.from_iterable(chain.from_iterable(zip(block_tables, padding, strict=True))))
         rows = slice(first_row, first_row + sum(query_lens))
         positions = positions[rows]
         padded_rows = unpadded = None
@@ -109,6 +111,7 @@ class Grouping:
             padded_rows=padded_rows,
             unpadded=unpadded,
             block_tables=integers(tables, self._device),
+            widths=tuple(map(len, block_tables)),
             mask=_mask(self._stair, rows_of_stair, count, width),
             window_mask=None if self._window_stair is None else _mask(self._window_stair, rows_of_stair, count, width),
         )
@@ -152,7 +155,8 @@ def _group_ends(query_lens: Sequence[int], block_tables: Sequence[Sequence[int]]
         own = more * query_len * blocks
         padded = (count + more) * max(longest, query_len) * max(most, blocks)
         mixed = longest == 1 and query_len > 1  # sequences with one query each have a cheaper path
-        if count and (mixed or padded - work - own > max(WASTE_ALLOWED, WASTE_SHARE * (work + own))):
+        share = DECODES_WASTE_SHARE if query_len == 1 else WASTE_SHARE
+        if count and (mixed or padded - work - own > max(WASTE_ALLOWED, share * (work + own))):
             ends.append(end)
             longest, most, count, work = 0, 0, 0, 0
         longest, most, count, work = max(longest, query_len), max(most, blocks), count + more, work + own

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -161,10 +161,26 @@ def _attend_one_each(
     q = query[group.rows].view(group.num_sequences, kv_heads, heads // kv_heads, head_dim)
     attend = _attend_all_heads if kv_heads <= MOST_HEADS_AT_ONCE else _attend_head_by_head
     tables = group.block_tables.view(group.num_sequences, -1)
-    count = min(len(tables), max(1, FLOATS_AT_ONCE // (tables.shape[1] * kv_cache[0].numel())))
-    room = kv_cache.new_empty(count * tables.shape[1], *kv_cache.shape[1:])
-    gathered = (_gather(kv_cache, kv_scales, some, query.dtype, room) for some in tables.split(count))
-    out[group.rows] = attend(q, gathered, mask.split(count), scale).reshape(-1, heads, head_dim)
+    parts = list(_parts(group.widths, FLOATS_AT_ONCE // kv_cache[0].numel()))
+    room = kv_cache.new_empty(max((stop - start) * width for start, stop, width in parts), *kv_cache.shape[1:])
+    gathered = (
+        _gather(kv_cache, kv_scales, tables[start:stop, :width], query.dtype, room) for start, stop, width in parts
+    )
+    masks = [mask[start:stop, ..., : width * kv_cache.shape[1]] for start, stop, width in parts]
+    out[group.rows] = attend(q, gathered, masks, scale).reshape(-1, heads, head_dim)
+
+
+def _parts(widths: Sequence[int], most: int) -> Iterator[tuple[int, int, int]]:
+    """Cut sequences of these numbers of blocks into parts of about ``most`` blocks: where each begins and ends, and
+    the most blocks in it."""
+    start = widest = 0
+    for index, width in enumerate(widths):
+        wider = max(widest, width)
+        if index > start and (index + 1 - start) * wider > most:
+            yield start, index, widest
+            start, wider = index, width
+        widest = wider
+    yield start, len(widths), widest
 
 
 def _attend_all_heads(q: Tensor, gathered: Iterable[Tensor], masks: Sequence[Tensor], scale: float) -> Tensor:
@@ -188,7 +204,7 @@ def _attend_all_heads(q: Tensor, gathered: Iterable[Tensor], masks: Sequence[Ten
 
 def _attend_head_by_head(q: Tensor, gathered: Iterable[Tensor], masks: Sequence[Tensor], scale: float) -> Tensor:
     attended = []
-    for some, kv, mask in zip(q.split(len(masks[0])), gathered, masks, strict=True):
+    for some, kv, mask in zip(q.split([len(mask) for mask in masks]), gathered, masks, strict=True):
         key, value = kv.transpose(1, 3).unbind(2)
         attended.append(F.scaled_dot_product_attention(some, key, value, attn_mask=mask, scale=scale))
     return torch.cat(attended)
