@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -161,7 +162,7 @@ def _attend_one_each(
     q = query[group.rows].view(group.num_sequences, kv_heads, heads // kv_heads, head_dim)
     attend = _attend_all_heads if kv_heads <= MOST_HEADS_AT_ONCE else _attend_head_by_head
     tables = group.block_tables.view(group.num_sequences, -1)
-    parts = list(_parts(group.widths, FLOATS_AT_ONCE // kv_cache[0].numel()))
+    parts = _parts(group.widths, FLOATS_AT_ONCE // kv_cache[0].numel())
     room = kv_cache.new_empty(max((stop - start) * width for start, stop, width in parts), *kv_cache.shape[1:])
     gathered = (
         _gather(kv_cache, kv_scales, tables[start:stop, :width], query.dtype, room) for start, stop, width in parts
@@ -170,17 +171,18 @@ def _attend_one_each(
     out[group.rows] = attend(q, gathered, masks, scale).reshape(-1, heads, head_dim)
 
 
-def _parts(widths: Sequence[int], most: int) -> Iterator[tuple[int, int, int]]:
-    """Cut sequences of these numbers of blocks into parts of about ``most`` blocks: where each begins and ends, and
-    the most blocks in it."""
+@lru_cache(maxsize=4)  # all layers of a step ask for the same
+def _parts(widths: tuple[int, ...], most: int) -> list[tuple[int, int, int]]:
+    """Cut sequences of these numbers of blocks into parts of ``most`` blocks: from where, to where, and the widest."""
+    parts = []
     start = widest = 0
     for index, width in enumerate(widths):
         wider = max(widest, width)
         if index > start and (index + 1 - start) * wider > most:
-            yield start, index, widest
+            parts.append((start, index, widest))
             start, wider = index, width
         widest = wider
-    yield start, len(widths), widest
+    return [*parts, (start, len(widths), widest)]
 
 
 def _attend_all_heads(q: Tensor, gathered: Iterable[Tensor], masks: Sequence[Tensor], scale: float) -> Tensor:
