@@ -21,6 +21,7 @@ from billing.records import CHARGED
 TRIES = 4  # calls close, flush and settle while we look: only what stays different counts
 PAUSE = 0.5  # seconds between tries
 SLACK = 60.0  # seconds below the watermark within which what is closed may still have to be settled
+BEFORE = " before "  # in ``Difference.where``, and then the moment, where calls of a moving team were compared
 LISTED = 3600.0  # seconds; a flusher not seen for so long is lost, and its calls with it
 
 
@@ -85,7 +86,7 @@ async def audit(database: Database, quotas: Quotas, day: date) -> list[Differenc
     if before is not None:
         views = await _lasting(lambda books: _look_before(database, quotas, day, before, books or teams))
         seen_before = {book: seen[-1].pair for book, seen in views.items()}
-        differences += _name(day, seen_before, f" before {datetime.fromtimestamp(before, UTC):%H:%M}")
+        differences += _name(day, seen_before, f"{BEFORE}{datetime.fromtimestamp(before, UTC):%H:%M}")
     return differences
 
 

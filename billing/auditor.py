@@ -12,11 +12,12 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from billing.audit import Difference, audit
+from billing.audit import BEFORE, Difference, audit
 from billing.edges import Clock, Database
 from billing.quotas import Quotas
 
 EVERY = 900.0  # seconds between audits, all processes together
+CONFIRM_AFTER = 90.0  # seconds; by then what a dead process left is in the books: holds are freed within 60
 TURN = "tollgate:audit-turn"  # Redis key: whoever sets it audits, the others wait for the next turn
 FOUND = "tollgate:audit-found"  # Redis key: what the last audit found
 LOOK_EVERY = EVERY / 30  # seconds
@@ -55,15 +56,25 @@ class Auditor:
                 log.warning("audit_failed", error=repr(exc))
             await asyncio.sleep(LOOK_EVERY)
 
-    async def audit_once(self) -> list[Difference]:
-        """Compare the books now, and let every process know how many figures differ."""
-        today = self._clock.today()
-        differences = []
-        for day in (today - timedelta(days=1), today):
-            differences += await audit(self._database, self._quotas, day)
+    async def audit_once(self) -> None:
+        """Compare the books, and let every process know how many figures differ, now and after a while still."""
+        differences = await self._compare()
+        if differences:
+            await asyncio.sleep(CONFIRM_AFTER)
+            before = {_figure(one) for one in differences}
+            differences = [one for one in await self._compare() if _figure(one) in before]
         for one in differences:
             log.error("books_differ", **{name: str(getattr(one, name)) for name in one.__struct_fields__})
         counters = sum(one.counters is not None for one in differences)
         self.found = Found(self._clock.now(), len(differences) - counters, counters)
         await self._redis.set(FOUND, msgspec.json.encode(self.found), ex=round(100 * EVERY))
-        return differences
+
+    async def _compare(self) -> list[Difference]:
+        today = self._clock.today()
+        days = (today - timedelta(days=1), today)
+        return [one for day in days for one in await audit(self._database, self._quotas, day)]
+
+
+def _figure(one: Difference) -> tuple[str, ...]:
+    """Return which figure differs, whatever moment it was compared at."""
+    return str(one.day), one.team_id, one.where.partition(BEFORE)[0], one.quantity

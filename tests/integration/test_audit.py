@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 
 from billing import audit as audit_module
+from billing import auditor
 from billing.audit import Difference, audit, flushed_before
 from billing.auditor import Auditor, Found
 from billing.corrections import Correction, add_correction
@@ -216,8 +217,11 @@ async def test_the_watermark_is_that_of_the_slowest_flusher(house: House, databa
     assert await flushed_before(database) == (now - 300 - 60) // 60 * 60
 
 
-async def test_every_process_shows_what_one_of_them_has_found(house: House, database: Database, redis: Redis) -> None:
+async def test_every_process_shows_what_one_of_them_has_found(
+    house: House, database: Database, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One audits in turn, and its finding is everybody's."""
+    monkeypatch.setattr(auditor, "CONFIRM_AFTER", 0.1)
     auditors = [Auditor(database, redis, house.quotas, house.clock) for _ in range(2)]
     async with database.begin() as connection:
         await connection.execute(text("UPDATE usage_daily SET calls = calls + 1 WHERE team_id = 'team_b'"))
@@ -232,6 +236,34 @@ async def test_every_process_shows_what_one_of_them_has_found(house: House, data
     assert auditors[0].found == auditors[1].found
     assert (auditors[1].found.statements, auditors[1].found.counters) == (1, 0)
     assert timedelta(0) <= timedelta(seconds=house.clock.now() - auditors[1].found.at) < timedelta(minutes=1)
+
+
+async def test_what_agrees_at_the_second_look_is_no_finding(
+    house: House, database: Database, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that was still on its way alarms nobody."""
+    monkeypatch.setattr(auditor, "CONFIRM_AFTER", 0.0)
+    found = []
+
+    async def change(by: int) -> None:
+        async with database.begin() as connection:
+            await connection.execute(
+                text("UPDATE usage_daily SET calls = calls + :by WHERE team_id = 'team_b'"), {"by": by}
+            )
+
+    async def find(database: Database, quotas: Quotas, day: date) -> list[Difference]:
+        found.append(await audit(database, quotas, day))
+        if found[-1]:
+            await change(-1)
+        return found[-1]
+
+    await change(1)
+    monkeypatch.setattr(auditor, "audit", find)
+    one = Auditor(database, redis, house.quotas, house.clock)
+    await one.audit_once()
+
+    assert [len(each) for each in found] == [0, 1, 0, 0]  # yesterday and today, twice
+    assert (one.found.statements, one.found.counters) == (0, 0)
 
 
 def test_an_audit_that_reaches_no_house_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
