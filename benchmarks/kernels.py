@@ -216,7 +216,7 @@ def _products(model: str, config: ModelConfig, device: torch.device, tiny: bool)
 
 def _sampling(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:
     from gpu_backend.engine.plan import SequenceStep
-    from gpu_backend.engine.sequence import SamplingParams
+    from gpu_backend.engine.sampling_params import SamplingParams
     from gpu_backend.engine.wishes import wishes_of
     from gpu_backend.kernels import logprobs, sampling
 

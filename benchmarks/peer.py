@@ -28,7 +28,7 @@ from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Generate, NewTokens
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.models.config import load_model_config
 
 # vocabulary, hidden, inner, layers, heads, key heads

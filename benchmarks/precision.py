@@ -24,7 +24,7 @@ from gpu_backend.demo_model import CHECKPOINT
 from gpu_backend.engine.batch import Batch, build_batch
 from gpu_backend.engine.plan import SequenceStep, StepPlan
 from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.kernels.quantized_kv import KvScales, scales_from
 from gpu_backend.models.config import load_model_config

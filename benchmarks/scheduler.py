@@ -11,7 +11,7 @@ from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Generate
 from gpu_backend.engine.plan import AtOnce, StepPlan, StepResult
 from gpu_backend.engine.requests import Limits
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 
 SEQUENCES = 256
 PROMPT = 512

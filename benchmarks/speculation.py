@@ -24,7 +24,8 @@ from gpu_backend.engine.messages import Generate, NewTokens
 from gpu_backend.engine.plan import SequenceStep, StepPlan
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sequence import SamplingParams, Sequence
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.sequence import Sequence
 from gpu_backend.models.config import load_model_config
 
 SHAPE = {

@@ -26,7 +26,7 @@ from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Generate
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sequence import Grammar, GrammarKind, SamplingParams
+from gpu_backend.engine.sampling_params import Grammar, GrammarKind, SamplingParams
 from gpu_backend.models.config import load_model_config
 
 SCHEMA = {

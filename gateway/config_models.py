@@ -13,7 +13,8 @@ from billing.prices import Price, PriceStep
 from gateway.config_fields import Faults, Fields, Read, complain, meant, shown
 from gateway.config_readers import dollars, integer, list_of, number, one_of, struct_of, text
 from gateway.config_yaml import Fault, Node, join
-from gateway.price_library import ListedModel, NoPrice, listed_model
+from gateway.listed_models import ListedModel, NoPrice
+from gateway.price_library import listed_model
 from gateway.settings import ProviderSettings
 from router.targets import Ability, ModelSpec, Tier
 

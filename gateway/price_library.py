@@ -5,23 +5,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from msgspec import Struct
-
-from billing.prices import Price
-
-
-class ListedModel(Struct, frozen=True, kw_only=True):
-    """A model as the library lists it."""
-
-    price: Price
-    context: int | None  # tokens
-    has_output: bool  # whether the price says what answers cost; vectors have no such price
-
-
-class NoPrice(Struct, frozen=True):
-    """The library cannot say what the model costs."""
-
-    why: str  # "the price library …"
+from gateway.listed_models import ListedModel, NoPrice
 
 
 def listed_model(model: str, *, provider: str, base_url: str, at: datetime | None = None) -> ListedModel | NoPrice:

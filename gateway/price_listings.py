@@ -12,7 +12,7 @@ from genai_prices.types import ModelInfo, ModelPrice, StartDateConstraint, Tiere
 
 from billing.money import NanoDollars, to_nano
 from billing.prices import LaterPrice, Price, PriceStep
-from gateway.price_library import ListedModel, NoPrice
+from gateway.listed_models import ListedModel, NoPrice
 
 # Our name of a rate, the library's, and the one that stands in where a listing has no rate of that kind.
 KINDS = (

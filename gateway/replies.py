@@ -11,9 +11,8 @@ import structlog
 
 from gateway.answering.answer import answer
 from gateway.answering.call import Call
-from gateway.answering.idempotency import LARGEST_KEPT, Keep, answer_once, refusal_of
+from gateway.answering.idempotency import LARGEST_KEPT, Keep, answer_once
 from gateway.answering.reply import Ending, KeepEnding, Reply
-from gateway.errors import ContentPolicyViolation
 from gateway.providers.base import WholeReply
 from gateway.rate_limits import anthropic_limit_headers, rate_limit_headers
 from gateway.services import Services
@@ -78,7 +77,8 @@ class ReplyResponse:
     @asynccontextmanager
     async def _open_reply(self, call: Call, client: Client, keep_ending: KeepEnding | None) -> AsyncIterator[Reply]:
         """Give the reply to ``call``, and close it by whichever way it ends."""
-        reply = await answer(self._services, call, keep_ending)
+        reply = await answer(self._services, call)
+        reply.keep_ending = keep_ending
         try:
             yield reply
         finally:
@@ -90,9 +90,6 @@ class ReplyResponse:
         written = Written(self._dialect)
 
         async def keep_ending(reply: Reply, ending: Ending) -> None:
-            if isinstance(ending, ContentPolicyViolation):
-                await keep(refusal_of(call, ending), reply.record)
-                return
             written.end(reply, ending)
             await keep(written.answer(reply), reply.record)
 
@@ -137,11 +134,12 @@ class Written:
         self._size = 0  # bytes
         self._end = b""
 
-    def end(self, reply: Reply, ending: list[Event] | tuple[WholeReply, Usage]) -> None:
+    def end(self, reply: Reply, ending: Ending) -> None:
         """Write the end of the answer: the last events of a stream, or a plain answer's whole."""
         if isinstance(ending, list):
             self._end = self._remember(self._dialect.pieces(reply, ending))
         else:
+            assert isinstance(ending, tuple)
             whole, usage = ending
             self._end = self._remember(self._dialect.whole(reply, whole, usage))
 

@@ -10,7 +10,7 @@ from gateway.answering.account import Account
 from gateway.answering.admission import admit
 from gateway.answering.attempts import AttemptLog, refusal, send_along_route
 from gateway.answering.call import Call, record_for
-from gateway.answering.reply import KeepEnding, Reply, settle
+from gateway.answering.reply import Reply, settle
 from gateway.errors import ContentPolicyViolation
 from gateway.overload.gate import Turn
 from gateway.safety.input_check import input_check_of
@@ -19,8 +19,8 @@ from router import Route, choose_route
 from router.sampling import is_sampled, judge_named
 
 
-async def answer(services: Services, call: Call, keep_ending: KeepEnding | None = None) -> Reply:
-    """Return the open reply to ``call``, its first token read. The caller closes it. Its end goes to ``keep_ending``.
+async def answer(services: Services, call: Call) -> Reply:
+    """Return the open reply to ``call``, its first token read. The caller closes it.
 
     Raises a ServiceError when no target may, can or does answer; then nothing is held and nothing is owed.
     """
@@ -36,13 +36,13 @@ async def answer(services: Services, call: Call, keep_ending: KeepEnding | None 
     turn = gate.enter(call, route, health) if away is None else None
     turn = turn or await gate.wait(call, route, health)
     try:
-        return await _answer_in_turn(services, call, turn, keep_ending)
+        return await _answer_in_turn(services, call, turn)
     except BaseException:
         gate.release(turn.slot)
         raise
 
 
-async def _answer_in_turn(services: Services, call: Call, turn: Turn, keep_ending: KeepEnding | None) -> Reply:
+async def _answer_in_turn(services: Services, call: Call, turn: Turn) -> Reply:
     """Hold, ask, and return the open reply. Who waits holds nothing: its hold would refuse its team's other calls."""
     route = turn.route
     account = await admit(services, call, route)
@@ -62,12 +62,9 @@ async def _answer_in_turn(services: Services, call: Call, turn: Turn, keep_endin
         status = Status.BLOCKED if isinstance(exc, ContentPolicyViolation) else Status.FAILED
         _close_unanswered(services, account, call, route, log, status)
         raise
-    reply.keep_ending = keep_ending
     if check is not None and check.violation is not None:
-        try:
-            await reply.block(check.violation)
-        finally:
-            reply.close()
+        reply.block()
+        reply.close()
         raise check.violation
     return reply
 

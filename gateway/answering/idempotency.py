@@ -29,15 +29,8 @@ from msgspec.structs import replace
 from billing.records import UsageRecord
 from gateway.answering.call import Call
 from gateway.answering.tape import Send, Tape
-from gateway.errors import (
-    CallTakenOver,
-    ContentPolicyViolation,
-    IdempotencyKeyInUse,
-    IdempotencyKeyReused,
-    Unavailable,
-)
+from gateway.errors import CallTakenOver, IdempotencyKeyInUse, IdempotencyKeyReused, Unavailable
 from gateway.idempotency_store import UNREACHABLE, Answered, Found, Reused, Running, is_refusal
-from gateway.messages_dialect import error_body
 from gateway.services import Services
 from gateway.stored_answers import Claim, Place, StoredAnswer
 from gateway.telemetry.metrics import counter_of
@@ -104,14 +97,6 @@ def digest_of(call: Call, pepper: str) -> bytes:
     return hmac.digest(pepper.encode(), b"tollgate idempotency\0" + canonical, "sha256")
 
 
-def refusal_of(call: Call, error: ContentPolicyViolation) -> StoredAnswer:
-    """Return what the content policy's refusal of a call is kept as: asked again, it neither costs nor counts again."""
-    body = error_body(error, call.request_id) if call.endpoint == "messages" else error.body()
-    encoded = msgspec.json.encode(body)
-    headers = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(encoded)))
-    return StoredAnswer(error.status, headers, encoded)
-
-
 async def _ask(services: Services, claim: Claim) -> Found:
     """Ask Postgres whether the call may run here. A client that leaves meanwhile leaves no claim behind."""
     try:
@@ -169,12 +154,7 @@ async def _run_to_the_end(services: Services, call: Call, claim: Claim, run: Run
 
     try:
         with store.leased(claim):
-            try:
-                await run(call, tape.send, keep)
-            except ContentPolicyViolation as exc:
-                if not is_stored:  # nothing was used: its row costs nothing, and may be there twice
-                    is_stored = await _store(services, claim, refusal_of(call, exc), None, tape)
-                raise
+            await run(call, tape.send, keep)
     except Exception as exc:
         error = exc
         if not (tape.is_heard or isinstance(exc, ServiceError)):
@@ -187,9 +167,7 @@ async def _run_to_the_end(services: Services, call: Call, claim: Claim, run: Run
     tape.end(error)
 
 
-async def _store(
-    services: Services, claim: Claim, answer: StoredAnswer, record: UsageRecord | None, tape: Tape
-) -> bool:
+async def _store(services: Services, claim: Claim, answer: StoredAnswer, record: UsageRecord, tape: Tape) -> bool:
     """Store an answer; return False if the call was taken over. Raises Unavailable when Postgres refuses it.
 
     While Postgres is away nobody knows whether it was stored, so this goes on until Postgres says. The client is sent

@@ -26,7 +26,7 @@ from protocol.usage import Usage
 from router.bounds import output_tokens_most
 from router.targets import Route, Target, Tier
 
-# How a whole reply ends: the last events of a stream, all of it, or why it may not go out.
+# How a whole reply ends: the last events of a stream, all of it, or (an item of a batch) why it may not go out.
 Ending = list[Event] | tuple[WholeReply, Usage] | ContentPolicyViolation
 
 # Keeps an ending while ``reply.record`` is known and the books are still open. What it raises breaks the reply.
@@ -151,12 +151,11 @@ class Reply:
         if self._output_seen and not self.account.is_closed:
             self._end(Status.INTERRUPTED)
 
-    async def block(self, violation: ContentPolicyViolation) -> None:
+    def block(self) -> None:
         """Nothing of it may go out: what was used is owed. Then ``close()``."""
         if (whole := self._source.answering.whole) is not None:
             self._usage = self._usage or probable_usage(self.call.request, whole, self._output_most())
-        self._violation = violation
-        await self._conclude(violation)
+        self._end(Status.BLOCKED)
 
     async def _let_go(self) -> None:
         await self._source.close()
@@ -243,7 +242,8 @@ class Reply:
     async def _conclude(self, ending: Ending) -> None:
         """Close the books of a whole reply; where its end is to be kept, only once it is."""
         status = Status.ANSWERED if self._violation is None else Status.BLOCKED
-        if self.keep_ending is not None:
+        is_kept = self._violation is None or self.call.is_batch_item or isinstance(ending, list)
+        if self.keep_ending is not None and is_kept:
             self._kept_record = self._final_record(status)
             await self.keep_ending(self, ending)
         self._end(status)

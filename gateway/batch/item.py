@@ -144,7 +144,8 @@ async def _answer(services: Services, call: Call, dialect: Dialect, claim: Claim
         if not is_stored:
             raise CallTakenOver("Another worker runs this request now.")
 
-    reply = await answer(services, call, keep)
+    reply = await answer(services, call)
+    reply.keep_ending = keep
     try:
         await reply.collect()
     except ContentPolicyViolation:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_backend.engine.sequence import Grammar, GrammarKind
+from gpu_backend.engine.sampling_params import Grammar, GrammarKind
 from gpu_backend.engine.upload import upload
 
 MAX_GRAMMAR_BYTES = 256 * 1024

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpu_backend.engine.plan import TokenLogprob
-from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.sequence import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from gpu_backend.engine.grammar import Constraint

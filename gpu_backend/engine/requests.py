@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from gpu_backend.engine.admission import TIERS
 from gpu_backend.engine.cost import ASSUMED_COSTS, StepCost
 from gpu_backend.engine.messages import Embed, Embedding, Event, Generate, NewTokens
-from gpu_backend.engine.sequence import FinishReason, SamplingParams, Sequence
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.sequence import FinishReason, Sequence
 
 
 @dataclass(frozen=True, slots=True)

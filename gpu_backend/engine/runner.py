@@ -18,7 +18,7 @@ from gpu_backend.engine.graphs import DecodeGraphs, Recorder, cuda_recorder, rer
 from gpu_backend.engine.host_cache import HostCache
 from gpu_backend.engine.plan import UNKNOWN, BlockCopy, Computed, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.roofline import Roofline, measure_roofline
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.table import RequestTable
 from gpu_backend.engine.upload import upload
 from gpu_backend.engine.verification import rows_of

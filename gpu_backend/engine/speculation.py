@@ -5,48 +5,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine import proposer
 from gpu_backend.engine.blocks import BlockManager
 from gpu_backend.engine.composition import may_speculate
 from gpu_backend.engine.cost import StepCost, StepWork, plan_work
+from gpu_backend.engine.guess_record import PROBE, GuessRecord
 from gpu_backend.engine.guess_value import Offer, best_lengths, could_pay
 from gpu_backend.engine.plan import SequenceStep
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.sequence import Sequence
 
-MEMORY = 0.9  # how much of what was learnt of a sequence counts after its next guesses
-FIRST_PAUSE, LONGEST_PAUSE = 8, 512  # steps between two probes of a sequence whose guesses do not pay
-PROBE = 0.7  # the acceptance that a probe is planned with; what a new sequence is trusted with, too
 PROPOSERS = 64  # sequences asked for guesses in one step
-
-
-@dataclass(slots=True)
-class GuessRecord:
-    """How one sequence's guesses went. ``tried`` counts guesses up to the first that failed, older ones for less."""
-
-    is_allowed: bool
-    held: float = 2 * PROBE
-    tried: float = 2.0
-    is_paused: bool = False
-    pause: int = FIRST_PAUSE
-    text: bytearray = field(default_factory=bytearray)  # its tokens, int32 each, as far as they were looked at
-
-    @property
-    def acceptance(self) -> float:
-        """The chance that a guess holds if those before it did."""
-        return self.held / self.tried
-
-    def learn(self, num_proposed: int, num_held: int) -> None:
-        """Take note of a step's guesses."""
-        self.held = MEMORY * self.held + num_held
-        self.tried = MEMORY * self.tried + min(num_held + 1, num_proposed)
-        if num_held:
-            self.is_paused, self.pause = False, FIRST_PAUSE
-        elif self.is_paused:
-            self.pause = min(2 * self.pause, LONGEST_PAUSE)
 
 
 Proposer = Callable[[Sequence, int], tuple[int, ...]]

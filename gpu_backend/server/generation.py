@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from gpu_backend.engine.messages import Embedding, Generate, NewTokens
 from gpu_backend.engine.plan import TokenLogprob
-from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.sequence import FinishReason
 from gpu_backend.server.checkpoint import Checkpoint
 from gpu_backend.server.engine_call import EngineCall
 from gpu_backend.server.engine_client import EngineClient

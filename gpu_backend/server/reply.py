@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from gpu_backend.engine.messages import NewTokens, Timings
 from gpu_backend.engine.plan import TokenLogprob
-from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.sequence import FinishReason
 from gpu_backend.server.tokens import Detokenizer, StopStrings, TextCodec
 from protocol.errors import BadRequest
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from gpu_backend.engine.sequence import Grammar, SamplingParams
+from gpu_backend.engine.sampling_params import Grammar, SamplingParams
 from gpu_backend.server.checkpoint import SamplingDefaults
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest

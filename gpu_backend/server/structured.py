@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from gpu_backend.engine.sequence import Grammar, GrammarKind
+from gpu_backend.engine.sampling_params import Grammar, GrammarKind
 from gpu_backend.server.requests import Extensions, StructuredOutputs
 from protocol.chat import ChatRequest, JsonObjectFormat, JsonSchemaFormat
 from protocol.completions import CompletionRequest

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from gpu_backend.engine.sequence import Grammar, GrammarKind
+from gpu_backend.engine.sampling_params import Grammar, GrammarKind
 from gpu_backend.server.checkpoint import Checkpoint
 from gpu_backend.server.tokens import TextCodec
 from gpu_backend.server.tool_calls import CLOSE, OPEN, ToolStyle

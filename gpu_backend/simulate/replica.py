@@ -13,7 +13,8 @@ from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Event, Generate, NewTokens, Refused
 from gpu_backend.engine.plan import AtOnce, StepPlan, StepResult
 from gpu_backend.engine.requests import Limits
-from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.sequence import FinishReason
 from gpu_backend.simulate.traces import TraceRequest
 
 LOOK_EVERY = 16  # steps between two looks at the counters of service

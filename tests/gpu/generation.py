@@ -18,7 +18,7 @@ from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Abort, Generate
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.models.config import load_model_config
 from tests.gpu.check import Check, Setting, require
 from tests.gpu.plain import PlainModel

@@ -18,7 +18,7 @@ from torch import Tensor
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Generate
 from gpu_backend.engine.sampler import sample
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.wishes import wishes_of
 from gpu_backend.kernels import fused, layout, logprobs, ops, quantized_linear, reference, sampling
 from gpu_backend.kernels.paged_attention import paged_attention

@@ -18,7 +18,8 @@ from gpu_backend.engine.messages import Command, Embedding, Event, Generate, New
 from gpu_backend.engine.plan import UNKNOWN, AtOnce, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sequence import FinishReason, SamplingParams, Sequence
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.sequence import FinishReason, Sequence
 from gpu_backend.engine.verification import num_gained
 from gpu_backend.models.config import load_model_config
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
+from collections.abc import Container
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,32 @@ def test_imports_flow_one_way(package: str) -> None:
         wrong += [f"{path.relative_to(ROOT)} imports {name}" for name in ours - MAY_USE[package] - {package}]
 
     assert wrong == []
+
+
+def test_no_module_needs_itself() -> None:
+    """No circle of imports, for types or within functions either: a file is understood from those below it."""
+    names = {name_of(path): path for package in MAY_USE for path in modules_of(package)}
+    needed = {name: needs_of(path, names) - {name} for name, path in names.items()}
+    try:
+        graphlib.TopologicalSorter(needed).prepare()
+    except graphlib.CycleError as exc:
+        pytest.fail(" -> ".join(reversed(exc.args[1])))
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def needs_of(path: Path, names: Container[str]) -> set[str]:
+    """Return the modules among ``names`` that a file imports: of "from a import b" a.b if there is one, else a."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in names else str(node.module) for name in inner}
+    return {name for name in found if name in names}
 
 
 def test_only_the_server_of_the_engine_knows_the_web() -> None:

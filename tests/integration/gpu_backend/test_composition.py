@@ -22,7 +22,8 @@ from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Abort, Generate
 from gpu_backend.engine.requests import Limits, find_problem
 from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sequence import FinishReason, Grammar, GrammarKind, SamplingParams
+from gpu_backend.engine.sampling_params import Grammar, GrammarKind, SamplingParams
+from gpu_backend.engine.sequence import FinishReason
 from gpu_backend.server.reply import ReplyWriter, join_replies
 from gpu_backend.server.tokens import TextCodec
 from tests.support.engine import Answer, collect, expect_short_replies, guess_from, model_loop

@@ -27,7 +27,8 @@ from gpu_backend.engine.messages import (
     Ready,
 )
 from gpu_backend.engine.process import EngineProcess
-from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.sequence import FinishReason
 from tests.support.engine import answer_all, greedy, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpu_backend.engine.batch import build_batch
 from gpu_backend.engine.plan import SequenceStep, StepPlan
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.models.config import ARCHITECTURES, load_model_config
 from gpu_backend.models.registry import load_model

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_backend.engine.grammar import is_available
 from gpu_backend.engine.messages import Embed, Generate
-from gpu_backend.engine.sequence import Grammar, GrammarKind, SamplingParams
+from gpu_backend.engine.sampling_params import Grammar, GrammarKind, SamplingParams
 from tests.support.engine import answer_all, expect_short_replies, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 

@@ -21,7 +21,8 @@ from gpu_backend.engine.messages import Abort, Command, Embed, Generate
 from gpu_backend.engine.plan import SequenceStep
 from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sampler import Sampled, sample
-from gpu_backend.engine.sequence import FinishReason, Grammar, GrammarKind, SamplingParams
+from gpu_backend.engine.sampling_params import Grammar, GrammarKind, SamplingParams
+from gpu_backend.engine.sequence import FinishReason
 from gpu_backend.models.config import UnsupportedModel
 from gpu_backend.server.reply import ReplyWriter, join_replies
 from gpu_backend.server.tokens import TextCodec

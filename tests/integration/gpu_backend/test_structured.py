@@ -14,7 +14,8 @@ import pytest
 
 from gpu_backend.engine.grammar import Constraint, GrammarCompiler, begin_masks, is_available
 from gpu_backend.engine.messages import Abort, Drain, Drained, Generate
-from gpu_backend.engine.sequence import FinishReason, Grammar, GrammarKind, SamplingParams
+from gpu_backend.engine.sampling_params import Grammar, GrammarKind, SamplingParams
+from gpu_backend.engine.sequence import FinishReason
 from gpu_backend.server.tokens import TextCodec
 from tests.support.engine import (
     Answer,

@@ -12,7 +12,8 @@ from genai_prices.types import Usage as TheirUsage
 
 from billing.money import to_nano
 from billing.prices import Price, PriceStep, cost_of
-from gateway.price_library import ListedModel, NoPrice, listed_model
+from gateway.listed_models import ListedModel, NoPrice
+from gateway.price_library import listed_model
 from gateway.price_listings import read_listing
 from protocol.usage import Usage
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gpu_backend.engine.adjustments import adjust
 from gpu_backend.engine.plan import SequenceStep
 from gpu_backend.engine.sampler import sample
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 
 VOCAB = 40
 PLAIN = SamplingParams(max_tokens=99, temperature=0.0)

@@ -12,7 +12,7 @@ from gpu_backend.engine.cost import StepCost
 from gpu_backend.engine.forecast import WINDOW, LengthForecast, highest_use
 from gpu_backend.engine.messages import Generate, Refused
 from gpu_backend.engine.plan import StepPlan, StepResult
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
 from gpu_backend.simulate.pressure import Load, make_replica, try_out
 from gpu_backend.simulate.replica import Replica

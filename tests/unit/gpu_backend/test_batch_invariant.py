@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_backend.engine.messages import Generate
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 from tests.support.engine import answer_all, expect_short_replies, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 

@@ -17,7 +17,7 @@ from gpu_backend.engine.grammar import (
     apply_masks,
     begin_masks,
 )
-from gpu_backend.engine.sequence import Grammar, GrammarKind
+from gpu_backend.engine.sampling_params import Grammar, GrammarKind
 from tests.support.front import END, token_ids, write_small_files
 
 VOCAB = 260

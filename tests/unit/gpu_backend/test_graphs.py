@@ -20,7 +20,7 @@ from gpu_backend.engine.messages import Generate
 from gpu_backend.engine.plan import UNKNOWN, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sampler import draw, sample
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.table import RequestTable
 from gpu_backend.engine.upload import upload
 from gpu_backend.engine.wishes import wishes_of

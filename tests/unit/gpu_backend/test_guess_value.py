@@ -7,7 +7,7 @@ import pytest
 from gpu_backend.engine.cost import StepCost, StepWork
 from gpu_backend.engine.guess_value import Offer, best_lengths, could_pay
 from gpu_backend.engine.plan import SequenceStep
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 
 # A step takes as long as reading the weights up to 64 tokens, and as their products beyond.
 COST = StepCost(fixed=0.0, weights=1.0, token=1 / 64, context=0.0, pair=0.0)

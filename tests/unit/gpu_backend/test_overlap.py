@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Abort, Embed, Generate
 from gpu_backend.engine.plan import UNKNOWN, Launched, StepPlan
-from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.sequence import FinishReason
 from tests.support.engine import (
     Answer,
     CountingRunner,

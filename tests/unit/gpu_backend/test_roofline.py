@@ -12,7 +12,7 @@ from gpu_backend.engine.ceilings import Ceilings, measure_ceilings
 from gpu_backend.engine.plan import SequenceStep, StepPlan
 from gpu_backend.engine.roofline import Roofline
 from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.models.config import load_model_config
 from gpu_backend.models.shards import num_bytes
 from tests.support.tiny_model import TinyModel, write_tiny_model

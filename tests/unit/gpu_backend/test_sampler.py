@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpu_backend.engine.plan import SequenceStep
 from gpu_backend.engine.sampler import gumbel_noise, philox, sample
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 
 
 def step(sampling: SamplingParams, position: int = 5, reply_index: int = 0) -> SequenceStep:

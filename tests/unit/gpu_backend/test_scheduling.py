@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gpu_backend.engine.forecast import WINDOW
 from gpu_backend.engine.messages import Abort, Drain, Drained, Embed, Generate, NewTokens
-from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.sequence import FinishReason
 from tests.support.engine import Answer, answer_all, collect, continuation, counting_loop, finish, greedy
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gpu_backend.engine.composition import APART, ENGINE_FEATURES, EXACT, OFF
 from gpu_backend.engine.cost import StepCost, plan_work
 from gpu_backend.engine.messages import Abort, Embed, Generate
-from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.sequence import FinishReason
 from tests.support.engine import (
     Answer,
     CountingRunner,

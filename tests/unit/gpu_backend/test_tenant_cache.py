@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_backend.engine.messages import Generate
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.tenant_cache import IDLE_SECONDS, TenantCache
 from tests.support.clock import SetClock
 from tests.support.engine import answer_all, counting_loop, expect_short_replies, greedy

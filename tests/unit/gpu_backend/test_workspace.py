@@ -17,7 +17,7 @@ from gpu_backend.engine.batch import build_batch
 from gpu_backend.engine.plan import SequenceStep, StepPlan
 from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sampler import report_logprobs, sample
-from gpu_backend.engine.sequence import SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.workspace import ROWS_TO_SCORE, workspace_bytes
 from gpu_backend.models.config import load_model_config
 from tests.support.tiny_model import TinyModel, write_tiny_model

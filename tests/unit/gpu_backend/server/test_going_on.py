@@ -11,7 +11,8 @@ import pytest
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.messages import Abort, Command, Embed, Embedding, Event, Generate, NewTokens, Timings
-from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.sequence import FinishReason
 from gpu_backend.server import engine_client
 from gpu_backend.server.engine_call import EngineCall
 from gpu_backend.server.engine_client import EngineClient, EngineState

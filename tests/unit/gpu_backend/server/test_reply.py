@@ -11,7 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gpu_backend.engine.messages import NewTokens, Timings
 from gpu_backend.engine.plan import TokenLogprob
-from gpu_backend.engine.sequence import FinishReason, SamplingParams
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.sequence import FinishReason
 from gpu_backend.server.reply import Piece, ReplyWriter, join_replies
 from gpu_backend.server.tokens import TextCodec
 from protocol.errors import BadRequest

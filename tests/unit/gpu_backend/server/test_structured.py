@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_backend.engine.sequence import Grammar, GrammarKind
+from gpu_backend.engine.sampling_params import Grammar, GrammarKind
 from gpu_backend.server.requests import check_chat, read_body
 from gpu_backend.server.structured import MAX_TEXT, grammar_of
 from protocol.chat import ChatRequest

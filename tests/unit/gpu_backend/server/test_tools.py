@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from gpu_backend.engine.messages import Generate
-from gpu_backend.engine.sequence import FinishReason, GrammarKind
+from gpu_backend.engine.sampling_params import GrammarKind
+from gpu_backend.engine.sequence import FinishReason
 from gpu_backend.server.chat_template import ChatTemplate
 from gpu_backend.server.tool_calls import ToolStyle
 from tests.support.fake_engine import FakeEngine, speaking

@@ -1,0 +1,64 @@
+# How the tokens of a reply are chosen, as its request says.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class GrammarKind(StrEnum):
+    """What a grammar's text is."""
+
+    JSON_SCHEMA = "json_schema"  # a JSON Schema, as JSON
+    REGEX = "regex"  # a regular expression for the whole reply, in the syntax of Rust's regex crate
+    CHOICE = "choice"  # a JSON list of texts, one of which is the reply
+    LARK = "lark"  # rules in llguidance's dialect of Lark
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of a reply must look like."""
+
+    kind: GrammarKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen from the logits.
+
+    ``temperature`` 0 means the most likely token. ``seed`` makes the noise a function of (seed, reply index, position),
+    so equal logits give equal tokens whatever else is in the batch.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+    min_p: float = 0.0
+    seed: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # alternatives to report beside the chosen token; None: no logprobs at all
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens; its first reply reports them
+    presence_penalty: float = 0.0  # taken off the logit of every token that the reply has
+    frequency_penalty: float = 0.0  # the same, for each time that the reply has it
+    repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or reply, multiplies negative ones
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id and what is added to its logit
+    min_tokens: int = 0  # tokens before which no stop token may come; a grammar that is complete ends a reply before
+    grammar: Grammar | None = None
+
+    @property
+    def filters(self) -> bool:
+        """Whether some tokens may not be drawn because others are likelier."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def penalises_reply(self) -> bool:
+        """Whether the next token depends on how often the reply has each token."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+    @property
+    def penalises_prompt(self) -> bool:
+        """Whether the next token depends on which tokens the prompt has."""
+        return self.repetition_penalty != 1
