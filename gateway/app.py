@@ -15,7 +15,6 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
-from redis.asyncio import Redis
 
 from billing.auditor import Auditor
 from billing.flusher import Flusher
@@ -39,6 +38,7 @@ from gateway.overload.engines import EngineWatch
 from gateway.overload.gate import Gate
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
+from gateway.redis_client import open_redis
 from gateway.reload import Reloader
 from gateway.resilience.breakers import Breakers
 from gateway.resilience.retry import RetryBudgets
@@ -97,7 +97,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
     async with AsyncExitStack() as stack:
         database = Database(settings.database_url)
         stack.push_async_callback(database.close)
-        redis = Redis.from_url(settings.redis_url, socket_timeout=0.25, socket_connect_timeout=0.25)
+        redis = open_redis(settings.redis_url, timeout=0.25)
         stack.push_async_callback(redis.aclose)
         client = UpstreamClient()
         stack.push_async_callback(client.close)

@@ -6,7 +6,6 @@ import asyncio
 from datetime import date, timedelta
 
 import msgspec
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -15,6 +14,7 @@ from billing.quotas import Quotas
 from gateway.clock import Clock
 from gateway.command_line import Format, fail, say, show
 from gateway.database import Database
+from gateway.redis_client import open_redis
 from gateway.settings import Settings
 
 COLUMNS = Difference.__struct_fields__
@@ -40,7 +40,7 @@ def run_audit(settings: Settings, day: date | None) -> int:
 
 async def _audit(settings: Settings, days: list[date]) -> list[Difference]:
     database = Database(settings.database_url, pool_size=1, application_name="tollgate audit")
-    redis = Redis.from_url(settings.redis_url, socket_timeout=2.0, socket_connect_timeout=2.0)
+    redis = open_redis(settings.redis_url, timeout=2.0)
     try:
         quotas = Quotas(redis, Clock(), deadline=PATIENCE)
         return [one for day in days for one in await audit(database, quotas, day)]
