@@ -69,7 +69,7 @@ def strict(
         settings = settings_for(database_url, valkey.url, upstream.url, data_dir)
         providers = settings.providers | {"anthropic": anthropic_provider(upstream.root_url)}
         models = settings.models | {"claude": model("claude", "anthropic")}
-        checker = CheckerSettings(url=moderator.url, deadline=1.0, on_failure="block")
+        checker = CheckerSettings(url=moderator.url, deadline=3.0, on_failure="block")
         safety = Safety(input="block", output="block", abuse=AbuseSettings(blocks=BLOCKS), checker=checker)
         with running_house(replace(settings, providers=providers, models=models, safety=safety)) as house:
             yield house
@@ -203,8 +203,8 @@ def test_a_verdict_before_the_answer_ends_the_call_at_its_upstream(
 ) -> None:
     """The upstream is asked beside the checker, and left when the checker says no: the call costs nothing."""
     upstream.forget()
-    upstream.script(Script(latency=1.2), model="small", times=1)
-    moderator.flags = True
+    upstream.script(Script(latency=10.0), model="small", times=1)
+    moderator.flags, moderator.waits_for = True, lambda: upstream.requests
     try:
         with strict.client() as client:
             answer = client.post("/v1/chat/completions", json=PLAIN)
@@ -224,11 +224,13 @@ def test_a_verdict_after_the_answer_withholds_it_whole_and_what_was_used_is_owed
     """The first token waits for the verdict; nothing of an answer that may not go out does."""
     upstream.script(Script(text="Lima is the capital of Peru."), model="small", times=2)
     moderator.flags, moderator.delay = True, 0.3
+    moderator.waits_for = lambda: upstream.requests and upstream.requests[-1].answered_at
     try:
         with strict.client() as client:
-            answers = [
-                client.post("/v1/chat/completions", json={**PLAIN, "stream": stream}) for stream in (True, False)
-            ]
+            answers = []
+            for stream in (True, False):
+                upstream.requests.clear()
+                answers.append(client.post("/v1/chat/completions", json={**PLAIN, "stream": stream}))
     finally:
         moderator.calm()
 
@@ -238,7 +240,7 @@ def test_a_verdict_after_the_answer_withholds_it_whole_and_what_was_used_is_owed
         assert row["status"] == "blocked" and float(row["cost_usd"]) > 0
 
 
-@pytest.mark.parametrize(("delay", "status"), [(1.3, 200), (0.0, 500)], ids=["late", "failing"])
+@pytest.mark.parametrize(("delay", "status"), [(3.5, 200), (0.0, 500)], ids=["late", "failing"])
 def test_a_checker_that_fails_is_no_checker_or_a_no_as_the_house_says(
     strict: House, moderator: Moderator, delay: float, status: int
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,13 +17,14 @@ class Moderator:
 
     url: str = ""
     flags: bool = False
-    delay: float = 0.0  # seconds
+    waits_for: Callable[[], object] = lambda: True  # what must hold before it answers
+    delay: float = 0.0  # seconds from then on
     status: int = 200
     texts: list[str] = field(default_factory=list)
 
     def calm(self) -> None:
         """Find nothing wrong from now on, at once."""
-        self.flags, self.delay, self.status = False, 0.0, 200
+        self.flags, self.waits_for, self.delay, self.status = False, lambda: True, 0.0, 200
 
 
 @contextmanager
@@ -38,6 +39,9 @@ def moderating() -> Iterator[Moderator]:
             body = self.rfile.read(int(self.headers["content-length"]))
             moderator.texts.append(json.loads(body)["input"])
             flags, status = moderator.flags, moderator.status
+            deadline = time.monotonic() + 10
+            while not moderator.waits_for() and time.monotonic() < deadline:
+                time.sleep(0.01)
             time.sleep(moderator.delay)
             result = {"flagged": flags, "categories": {"house rules": flags}}
             answer = json.dumps({"results": [result]}).encode()
