@@ -28,7 +28,7 @@ TOKENS = 500  # of a reply: long enough that its replica dies before its end, ho
 ASK = [{"role": "user", "content": "What does a toll gate cost?"}]
 ENDS = {"replica": "reset", "engine": "error_frame", "frozen": "timeout"}  # how the gateway sees who dies
 CASES = [
-    pytest.param(whom, seed, marks=() if seed == 1 and whom != "frozen" else pytest.mark.soak)
+    pytest.param(whom, seed, marks=() if seed == 1 and whom == "replica" else pytest.mark.soak)
     for whom in ENDS
     for seed in range(1, 21)
 ]

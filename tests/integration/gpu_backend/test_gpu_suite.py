@@ -112,6 +112,7 @@ def test_every_workload_has_a_row(shown: Path) -> None:
     assert found["measured"]["bandwidth"] > 0 < found["measured"]["flops"]
 
 
+@pytest.mark.soak
 def test_peer_answers_the_same_requests() -> None:
     """transformers' continuous batching makes every token that it is asked for; its interface may move."""
     requests = [Request(tuple(range(3, 9 + i)), 4 + i) for i in range(3)]
