@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import asyncpg
 import msgspec
 from sqlalchemy import make_url
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 CONNECT_TIMEOUT = 3.0  # seconds
@@ -18,6 +19,8 @@ POOL_TIMEOUT = 3.0  # seconds to wait for a free connection
 ANSWERS_WITHIN = 2.0  # seconds for the question whether anybody is there, asked
 SILENT_FOR = 1.0  # seconds after Postgres last gave a sign of life
 
+# What a transaction may raise while Postgres is away: the driver's own errors arrive as SQLAlchemy's or as these.
+UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
 # What the driver raises of itself; where SQLAlchemy does not look, it arrives as it is.
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 

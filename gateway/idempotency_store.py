@@ -18,13 +18,13 @@ import asyncpg
 import structlog
 from msgspec import Struct
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError
 
 from billing.flusher import is_about_a_value
 from billing.ledger import insert_records
 from billing.records import UsageRecord
 from gateway.clock import Clock
-from gateway.database import Database
+from gateway.database import UNREACHABLE, Database
 from gateway.sealing import Sealer
 from gateway.stored_answers import Claim, Place, StoredAnswer, seal, unseal
 
@@ -33,7 +33,6 @@ RENEW_EVERY = 3.0  # seconds
 PURGE_EVERY = 60.0  # seconds between looks for expired answers
 PURGED_AT_ONCE = 500  # rows in one transaction
 
-UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
 
 log = structlog.get_logger(__name__)
 

@@ -29,8 +29,9 @@ from msgspec.structs import replace
 from billing.records import UsageRecord
 from gateway.answering.call import Call
 from gateway.answering.tape import Send, Tape
+from gateway.database import UNREACHABLE
 from gateway.errors import CallTakenOver, IdempotencyKeyInUse, IdempotencyKeyReused, Unavailable
-from gateway.idempotency_store import UNREACHABLE, Answered, Found, Reused, Running, is_refusal
+from gateway.idempotency_store import Answered, Found, Reused, Running, is_refusal
 from gateway.services import Services
 from gateway.stored_answers import Claim, Place, StoredAnswer
 from gateway.telemetry.metrics import counter_of

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 import structlog
 from sqlalchemy import delete, select, text
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batch.estimate import estimated_completion
@@ -15,10 +14,9 @@ from gateway.batch.intake import Intake, read_lines
 from gateway.batch.shapes import Fault, Item
 from gateway.batch.store import add_items, begin_batch, fail_batch
 from gateway.clock import Clock
-from gateway.database import Database
+from gateway.database import UNREACHABLE, Database
 from gateway.tables import batch_items, file_chunks
 
-UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
 GROUP = 500  # items in one COPY
 GROUP_BYTES = 4 * 1024 * 1024  # of bodies in one COPY, about
 

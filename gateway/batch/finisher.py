@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import structlog
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError
 
 from billing.flusher import is_about_a_value
 from gateway.batch.claims import Ended, finish_items
+from gateway.database import UNREACHABLE
 from gateway.services import Services
 from protocol.errors import ServiceError
 
@@ -23,7 +24,6 @@ MOST_BYTES = 8 * 1024 * 1024  # of answers in one transaction; the last of them 
 LONGEST_PAUSE = 2.0  # seconds between tries while Postgres is away
 LAST_WORD = 5.0  # seconds that an item which is being stored outlasts its worker's end
 
-UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 
 import msgspec
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.access import Caller
 from gateway.background import stop_all
@@ -38,6 +37,7 @@ from gateway.batch.pace import Paces
 from gateway.batch.results import response_of
 from gateway.batch.suspects import claim_suspect, has_suspects, how_it_is_given_up
 from gateway.batch.turns import Turns, Waiting
+from gateway.database import UNREACHABLE
 from gateway.errors import InvalidKey, TeamSuspended
 from gateway.services import Services
 from gateway.teams import find_caller_of_key
@@ -54,7 +54,6 @@ PURGE_EVERY = 60.0  # seconds
 PUT_BACK_WITHIN = 2.0  # seconds, at the end
 CALLER_LASTS = 2.0  # seconds that a team's limits are believed
 
-UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
 
 log = structlog.get_logger(__name__)
 

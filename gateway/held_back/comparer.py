@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import structlog
 from msgspec import Struct
-from sqlalchemy.exc import SQLAlchemyError
 
 from billing.money import to_nano, to_text
+from gateway.database import UNREACHABLE
 from gateway.errors import ContentPolicyViolation
 from gateway.held_back.judging import are_same, judge_request, verdict_of
 from gateway.held_back.recalibrations import recalibrating
@@ -36,7 +36,6 @@ from router.recalibration import recalibrated
 
 COMPARE_EVERY = 10.0  # seconds
 ASK_EVERY = 600.0  # seconds: what waits meanwhile goes into one batch
-UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
 
 log = structlog.get_logger(__name__)
 

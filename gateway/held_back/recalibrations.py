@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Mapping
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.database import Database
+from gateway.database import UNREACHABLE, Database
 from gateway.held_back.store import recalibrations
 from router.catalog import AutoRoute, Catalog
 
 READ_EVERY = 30.0  # seconds
 NONE: Mapping[str, float] = {}
-UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,6 @@ from random import random
 import msgspec
 import structlog
 from msgspec.structs import replace
-from sqlalchemy.exc import SQLAlchemyError
 
 from billing.money import to_text
 from billing.records import Status, UsageRecord
@@ -17,7 +16,7 @@ from gateway.answering.call import Call
 from gateway.answering.hooks import ReplyHook
 from gateway.background import Background
 from gateway.clock import Clock
-from gateway.database import Database
+from gateway.database import UNREACHABLE, Database
 from gateway.held_back.judging import longest_judge_request
 from gateway.held_back.store import HeldBackCall, note_call
 from gateway.providers.base import WholeReply
@@ -31,7 +30,6 @@ from router.wish import Wish
 
 LARGEST_BODY = 256 * 1024  # bytes of a request that is noted
 LONGEST_ANSWER = 64 * 1024  # characters
-UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
 NOT_TAKEN = ReplyHook()
 
 log = structlog.get_logger(__name__)

@@ -176,7 +176,7 @@ def require_between(value: float | None, low: float, high: float, param: str) ->
 def _number(name: str, value: Any, most: float) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(value, bool) or not 0 <= number <= most or math.isinf(number):
         span = "from 0 to 1" if most == 1 else "0 or more"
@@ -187,7 +187,7 @@ def _number(name: str, value: Any, most: float) -> float:
 def _same_number(one: Any, other: Any) -> bool:
     try:
         return float(one) == float(other)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import structlog
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
+from billing.script import UNREACHABLE
 from gateway.background import Background
 from gateway.clock import Clock
 from gateway.settings import AbuseSettings
@@ -20,7 +20,6 @@ PREFIX = "tollgate:{abuse}"
 PAUSED = f"{PREFIX}:paused"  # a sorted set: key id, unix seconds until when
 DEADLINE = 0.25  # seconds for any call to Redis
 EVERY = 1.0  # seconds between looks
-UNREACHABLE = (RedisError, OSError, TimeoutError)
 
 log = structlog.get_logger()
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import structlog
 from sqlalchemy import insert
-from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.answering.call import Call
-from gateway.database import Database
+from gateway.database import UNREACHABLE, Database
 from gateway.tables import audit_log
 
 ACTOR = "system"
@@ -20,7 +19,6 @@ MOST = 10_000  # outcomes that wait
 AT_ONCE = 500  # that one statement writes
 TOGETHER = 0.2  # seconds that the first waits for others
 AGAIN = 1.0  # seconds until Postgres is tried again
-UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
 
 log = structlog.get_logger()
 

@@ -110,6 +110,8 @@ class _Loader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                continue  # the library says what is wrong with it
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{key!r} is there twice; leave one out", key_node.start_mark

@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import text
 
 from gateway.audit_log import Act
-from gateway.batch.checking import MOST_TRIES, UNREACHABLE, check_next_input
+from gateway.batch.checking import MOST_TRIES, check_next_input
 from gateway.batch.claims import claim_items
 from gateway.batch.file_store import add_chunk, begin_file, delete_file, end_file
 from gateway.batch.shapes import Item
 from gateway.batch.store import Batch, add_items, begin_batch, cancel_batch, get_batch, make_batch
 from gateway.clock import Clock
-from gateway.database import Database
+from gateway.database import UNREACHABLE, Database
 from gateway.team_inputs import NewKey, NewTeam
 from gateway.team_keys import create_key
 from gateway.teams import create_team

@@ -55,6 +55,13 @@ def test_values_out_of_range_are_refused_by_name(headers: dict[str, str], word: 
         read_options(headers, {})
 
 
+def test_a_number_too_large_for_any_is_refused() -> None:
+    """JSON knows integers of four hundred digits, in the body and beside a header."""
+    for headers in ({}, {"x-max-cost-usd": "1"}):
+        with pytest.raises(BadRequest, match="max_cost_usd"):
+            read_options(headers, {"max_cost_usd": 10**400})
+
+
 def test_fields_that_change_the_price_are_refused() -> None:
     """What no price of ours covers is refused; the harmless default of the same field is not."""
     refuse_unpriced({"service_tier": "auto", "unknown": 1})

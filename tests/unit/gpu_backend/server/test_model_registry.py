@@ -99,6 +99,7 @@ def test_what_is_not_in_the_file_is_told_with_what_is(asked: str, message: str, 
         ("models: {a: {}}", "models.a must hold versions, each with a source"),
         ("- a", "must hold 'models:', and under it NAME: {VERSION: {source: …}}"),
         ("models: {", "is no YAML"),
+        ("? [a]\n: b", "is no YAML"),
     ],
 )
 def test_faults_of_the_file_say_what_would_be_right(text: str, message: str, tmp_path: Path) -> None:
