@@ -169,7 +169,7 @@ def require_between(value: float | None, low: float, high: float, param: str) ->
     """Raise BadRequest unless ``value`` is unsaid or from ``low`` to ``high``."""
     if value is not None and not low <= value <= high:
         raise BadRequest(
-            f"'{param}' must be from {low:g} to {high:g}, not {value:g}.", param=param, code="invalid_value"
+            f"'{param}' must be from {low:g} to {high:g}, not {str(value)[:24]}.", param=param, code="invalid_value"
         )
 
 
