@@ -15,6 +15,7 @@
 #   ├── StorageFull           429  storage_limit_exceeded: too much lies in the team's files
 #   ├── Overloaded            503  overloaded, with retry-after
 #   ├── Unavailable           503  a part of the house does not answer
+#   │   └── ContentUnchecked       content_check_failed: the outside checker, whose word is needed
 #   └── UpstreamFailure            an upstream did not give an answer
 #       ├── UpstreamError     502  upstream_error: 5xx, reset, cut, our key refused, nonsense
 #       ├── UpstreamTimeout   504  upstream_timeout
@@ -152,6 +153,15 @@ class Unavailable(ServiceError):
 
     def __init__(self, message: str, retry_after: int = 2) -> None:
         super().__init__(message, headers={"retry-after": str(retry_after)})
+
+
+class ContentUnchecked(Unavailable):
+    """The outside checker failed, and what it has not judged may not pass."""
+
+    code = "content_check_failed"
+
+    def __init__(self) -> None:
+        super().__init__("The content of this request could not be checked. Try again later.", retry_after=1)
 
 
 class UpstreamFailure(ServiceError):

@@ -63,7 +63,8 @@ async def _answer_in_turn(services: Services, call: Call, turn: Turn) -> Reply:
         _close_unanswered(services, account, call, route, log, status)
         raise
     if check is not None and check.violation is not None:
-        reply.block()
+        if isinstance(check.violation, ContentPolicyViolation):
+            reply.block()
         reply.close()
         raise check.violation
     return reply

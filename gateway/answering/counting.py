@@ -35,7 +35,7 @@ async def count_prompt(services: Services, caller: Caller, asked: CountRequest) 
     if (model := catalog.models.get(name)) is None:
         return estimate
     wire = services.providers.format(model.provider)
-    if isinstance(wire, AnthropicFormat) and await services.guard.may_leave(caller.team.safety, chat):
+    if isinstance(wire, AnthropicFormat) and await services.guard.may_leave(caller.team.safety, chat, asked):
         for target in catalog.targets_of(model):
             with suppress(TargetAway):
                 return await _count_at(services, wire, target, asked) or estimate

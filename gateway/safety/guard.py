@@ -5,30 +5,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import structlog
 
 from billing.errors import RateLimited
 from gateway.answering.call import Call
-from gateway.errors import ContentPolicyViolation
+from gateway.errors import ContentPolicyViolation, ContentUnchecked
 from gateway.providers.base import Request
 from gateway.safety.abuse import AbuseWatch
-from gateway.safety.checker import OutsideChecker
+from gateway.safety.checker import FAILED, OutsideChecker
 from gateway.safety.classifier import Classifier, Floats, findings_of, readings, scores_of
 from gateway.safety.findings import Finding
 from gateway.safety.outcomes import Outcomes
-from gateway.safety.plain import hidden, plain
+from gateway.safety.plain import hidden, plain, visible
 from gateway.safety.policy import Policy, Stage, policy_of
-from gateway.safety.rules import RULES, find_by_rules
-from gateway.safety.texts import texts_of
+from gateway.safety.rules import RULES, find_by_rules, foldings, holds_phrase
+from gateway.safety.texts import ids_of, is_unreadable, texts_of
 from gateway.settings import Safety, TeamSafety
 from gateway.telemetry.metrics import Metrics, counter_of
+from protocol.messages import MessagesRequest
 
-SLICE = 8_000  # characters that are looked at before others have their turn
-OVERLAP = 1_000  # characters of a slice that the next one has again; no rule's find is longer
+SLICE = 7_000  # characters that are looked at before others have their turn
+OVERLAP = 1_000  # visible characters of a slice that the next one has again; no rule's find is longer
 REMEMBERED = 8192  # texts and windows whose findings are known: a conversation comes again with every turn
+
+UNREADABLE = Finding("token_ids", "unreadable")
+PHRASE = Finding("phrase", "deny")
 
 PARAMS = {"embeddings": "input", "completions": "prompt"}  # else "messages"
 
@@ -62,6 +67,7 @@ class Guard:
         self._is_off = house.input == "off" == house.output
         self._policies: dict[TeamSafety | None, Policy] = {}
         self._found.clear()  # with the phrases of another house
+        self._deny = frozenset(folded for phrase in house.deny for folded in foldings(phrase))
         self._abuse.follow(house.abuse)
         self.checker.follow(house.checker)
 
@@ -86,13 +92,24 @@ class Guard:
         team = call.caller.team.safety
         return None if self._is_off and team is None else self.policy(team)
 
-    async def find_by_form(self, texts: Iterable[str]) -> list[Finding]:
-        """Return what the rules find, each once; a long text is looked at in slices, with turns for others between."""
+    async def find_by_form(
+        self, request: Request, extra: Mapping[str, Any] | None = None, native: MessagesRequest | None = None
+    ) -> list[Finding]:
+        """Return what the rules find in a request (``texts_of``), each once.
+
+        A long text is looked at in slices, with turns for others between.
+        """
         found: dict[str, Finding] = {}
-        for text in texts:
+        for text in texts_of(request, extra, native):
             async for piece in _slices(text):
                 for finding in self.rule_findings(piece):
                     found.setdefault(finding.name, finding)
+        if ids := ids_of(request):  # some are long numbers, and nobody's card
+            async for piece in _slices(ids):
+                named = (finding for finding in self.rule_findings(piece) if finding.group in ("secrets", "deny"))
+                found |= {finding.name: finding for finding in named}
+        if is_unreadable(request):
+            found[UNREADABLE.name] = UNREADABLE
         return list(found.values())
 
     def rule_findings(self, text: str) -> list[Finding]:
@@ -102,21 +119,21 @@ class Guard:
         known = self._found.get(key)
         if known is None:
             shown = plain(text)
-            known = [finding for one in (shown, *hidden(shown)) for finding in self._find(one)]
+            inside = hidden(shown)
+            known = [finding for one in (shown, *inside) for finding in find_by_rules(one, RULES)]
+            if self._deny and any(holds_phrase(one, self._deny) for one in (text, *inside)):
+                known.append(PHRASE)
             if len(self._found) >= REMEMBERED:
                 self._found.clear()
             self._found[key] = known
         return known
 
-    def _find(self, text: str) -> Iterator[Finding]:
-        return find_by_rules(text, RULES, self._house.deny)
-
-    async def may_leave(self, team: TeamSafety | None, request: Request) -> bool:
+    async def may_leave(self, team: TeamSafety | None, request: Request, native: MessagesRequest) -> bool:
         """Whether the rules let a request out that asks for no answer."""
         policy = self.policy(team)
         if policy.input == "off":
             return True
-        return not policy.verdict("input", await self.find_by_form(texts_of(request)))[0]
+        return not policy.verdict("input", await self.find_by_form(request, native=native))[0]
 
     async def judge(self, texts: Iterable[str]) -> list[Finding]:
         """Return the categories that the classifier finds in texts."""
@@ -153,12 +170,15 @@ class Guard:
         return known
 
     def apply(self, call: Call, policy: Policy, stage: Stage, findings: Iterable[Finding]) -> None:
-        """Note what was found. Raises ContentPolicyViolation when it is blocked."""
+        """Note what was found. Raises ContentPolicyViolation when it is blocked, ContentUnchecked where nothing else
+        than the checker's failure stands against it."""
         blocked, flagged = policy.verdict(stage, findings)
         if flagged:
             self._note(call, stage, "flagged", flagged)
         if blocked:
             self._note(call, stage, "blocked", blocked)
+            if blocked == [FAILED]:
+                raise ContentUnchecked()  # nobody's doing: a key that meets it has tried nothing
             self._count(call)
             what = "request" if stage == "input" else "answer"
             names = ", ".join(sorted({finding.name for finding in blocked}))
@@ -183,8 +203,12 @@ class Guard:
 
 
 async def _slices(text: str) -> AsyncIterator[str]:
-    """Yield a text in slices that overlap, with a turn for others between them."""
-    for start in range(0, max(1, len(text) - OVERLAP), SLICE - OVERLAP):
+    """Yield a text in slices that overlap, without what nobody sees in it, with a turn for others between them."""
+    held = ""
+    for start in range(0, len(text) or 1, SLICE):
         if start:
             await asyncio.sleep(0)
-        yield text[start : start + SLICE]
+        held += visible(text[start : start + SLICE])
+        if len(held) >= SLICE or start + SLICE >= len(text):
+            yield held
+            held = held[-OVERLAP:]

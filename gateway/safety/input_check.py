@@ -8,13 +8,11 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from gateway.answering.call import Call
-from gateway.errors import ContentPolicyViolation
+from gateway.errors import ContentPolicyViolation, ContentUnchecked
 from gateway.safety.findings import Finding
 from gateway.safety.guard import Guard
 from gateway.safety.policy import Policy
-from gateway.safety.texts import is_unreadable, judged_texts, texts_of
-
-UNREADABLE = Finding("token_ids", "unreadable")
+from gateway.safety.texts import judged_texts
 
 
 class Open(Protocol):
@@ -36,7 +34,7 @@ class InputCheck:
     """Runs once, beside one call."""
 
     def __init__(self, guard: Guard, call: Call, policy: Policy) -> None:
-        self.violation: ContentPolicyViolation | None = None  # the verdict, once the answer is there
+        self.violation: ContentPolicyViolation | ContentUnchecked | None = None  # the verdict, once the answer is there
         self._guard = guard
         self._call = call
         self._policy = policy
@@ -45,14 +43,12 @@ class InputCheck:
     async def beside(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
         """Apply the rules, then ``send`` the call and judge it meanwhile; return its answer once the verdict is there.
 
-        Raises ContentPolicyViolation when the rules forbid the call, or when the verdict comes before the answer: then
-        the upstream is left. When it comes after, it is in ``violation``, and the answer is the caller's to close.
+        Raises ContentPolicyViolation when the rules forbid the call; or, as ContentUnchecked, when the verdict comes
+        before the answer: then the upstream is left. When it comes after, it is in ``violation``, and the answer is the
+        caller's to close.
         """
         call = self._call
-        found = await self._guard.find_by_form(texts_of(call.request, call.extra))
-        if is_unreadable(call.request):
-            found.append(UNREADABLE)
-        self._apply(found)
+        self._apply(await self._guard.find_by_form(call.request, call.extra, call.native))
         judging = asyncio.create_task(self._judge())
         if call.is_batch_item:  # nobody waits for its first token, and what is not sent costs nothing
             await judging
@@ -87,7 +83,7 @@ class InputCheck:
             if asking is not None:
                 found += await asking
             self._apply(found)
-        except ContentPolicyViolation as exc:
+        except (ContentPolicyViolation, ContentUnchecked) as exc:
             self.violation = exc
             if self._leash is not None:
                 self._leash.reschedule(asyncio.get_running_loop().time())

@@ -11,7 +11,7 @@ from gateway.answering.hooks import ReplyHook
 from gateway.providers.base import WholeReply
 from gateway.safety.classifier import findings_of
 from gateway.safety.guard import Guard
-from gateway.safety.plain import plain
+from gateway.safety.plain import plain, visible
 from gateway.safety.policy import CATEGORIES, Policy
 from gateway.safety.texts import texts_of_reply
 from protocol.chat import FinishReason
@@ -47,10 +47,9 @@ class OutputWatch(ReplyHook):
         choice = self._choices.get(delta.index)
         if choice is None:
             choice = self._choices[delta.index] = _Choice()
-        choice.take(delta)
-        is_end = delta.finish_reason is not None
-        for window in choice.full_windows(is_end=is_end):
+        for window in choice.take(delta):
             self._look(window)
+        is_end = delta.finish_reason is not None
         if is_end and (delta.finish_reason is FinishReason.CONTENT_FILTER or choice.has_refused):
             self._guard.note_refusal(self._call)
         passed = choice.release(everything=is_end)
@@ -58,7 +57,7 @@ class OutputWatch(ReplyHook):
 
     def whole(self, whole: WholeReply) -> None:
         """Look at a whole reply. Raises ContentPolicyViolation."""
-        for text in texts_of_reply(whole):
+        for text in map(visible, texts_of_reply(whole)):
             for start in range(0, max(1, len(text) - STEP), STEP):
                 self._look(text[start : start + WINDOW])
 
@@ -73,42 +72,85 @@ class OutputWatch(ReplyHook):
 
 
 class _Choice:
-    """One reply's text so far: what was not yet looked at, and the deltas that wait for it."""
+    """One reply so far: its parts, and the deltas that wait for windows which they can be in."""
 
-    __slots__ = ("_held", "_looked", "_said", "_tail", "has_refused")
+    __slots__ = ("_current", "_held", "_parts", "has_refused")
 
     def __init__(self) -> None:
         self.has_refused = False
-        self._tail = ""  # the last characters said, as many as the next window needs
-        self._said = 0  # characters
-        self._looked = 0  # characters up to the end of the last window
-        self._held: deque[tuple[int, Delta]] = deque()  # with where each ends
+        self._parts: dict[object, _Part] = {}
+        self._current = _Part()
+        self._held: deque[tuple[Delta, tuple[tuple[_Part, int], ...]]] = deque()  # with where each ends in its parts
 
-    def take(self, delta: Delta) -> None:
-        text = delta.reasoning + delta.text + delta.refusal
-        if delta.tool_calls:
-            text += "".join(call.arguments for call in delta.tool_calls)
+    def take(self, delta: Delta) -> Iterator[str]:
+        """Take a delta in, and yield the windows to look at now; at the end of the reply all that is left.
+
+        What goes on elsewhere, in the answer after the thinking or in the next call, ends what was said before; should
+        that go on later, its last words are seen with what follows.
+        """
         self.has_refused = self.has_refused or bool(delta.refusal)
-        self._tail += text
-        self._said += len(text)
-        self._held.append((self._said, delta))
+        ends: list[tuple[_Part, int]] = []
+        for kind, text in _said_by(delta):
+            part = self._parts.get(kind)
+            if part is None:
+                part = self._parts[kind] = _Part()
+            if part is not self._current:
+                yield from self._current.windows(is_over=True)
+                self._current = part
+            part.add(text)
+            ends.append((part, part.said))
+        is_end = delta.finish_reason is not None
+        yield from self._current.windows(is_over=is_end)
+        self._held.append((delta, tuple(ends) or ((self._current, self._current.said),)))
 
-    def full_windows(self, *, is_end: bool) -> Iterator[str]:
-        """Yield the windows that are full and not looked at yet; at the end of the reply what is left as well."""
-        place = len(self._tail) - (self._said - self._looked)  # in the tail, of what was not looked at
-        while (fresh := self._said - self._looked) >= STEP or (is_end and fresh):
+    def release(self, *, everything: bool) -> list[Delta]:
+        """Return the deltas that every window they can be in has passed."""
+        out: list[Delta] = []
+        while self._held and (everything or all(end <= part.passed for part, end in self._held[0][1])):
+            out.append(self._held.popleft()[0])
+        return out
+
+
+class _Part:
+    """What is one text to whoever reads the reply: its words, its thinking, or the arguments of one call. Places count
+    visible characters."""
+
+    __slots__ = ("_looked", "_tail", "passed", "said")
+
+    def __init__(self) -> None:
+        self.said = 0
+        self.passed = 0  # up to where nothing that follows can be in a window
+        self._looked = 0  # up to the end of the last window
+        self._tail = ""  # the last characters said, as many as the next window needs
+
+    def add(self, text: str) -> None:
+        text = visible(text)
+        self._tail += text
+        self.said += len(text)
+
+    def windows(self, *, is_over: bool) -> Iterator[str]:
+        """Yield the windows that are full and not looked at yet; where the text is over what is left as well."""
+        place = len(self._tail) - (self.said - self._looked)  # in the tail, of what was not looked at
+        while (fresh := self.said - self._looked) >= STEP or (is_over and fresh):
             step = min(STEP, fresh)
             place += step
             self._looked += step
             yield self._tail[max(0, place - WINDOW) : place]
         self._tail = self._tail[max(0, place - (WINDOW - STEP)) :]
+        self.passed = self.said if is_over else max(self.passed, self._looked - (WINDOW - STEP))
 
-    def release(self, *, everything: bool) -> list[Delta]:
-        """Return the deltas that every window they can be in has passed."""
-        out: list[Delta] = []
-        while self._held and (everything or self._held[0][0] <= self._looked - (WINDOW - STEP)):
-            out.append(self._held.popleft()[1])
-        return out
+
+def _said_by(delta: Delta) -> Iterator[tuple[object, str]]:
+    """Yield what a delta says, each with the part of the reply that it belongs to."""
+    if delta.reasoning:
+        yield "reasoning", delta.reasoning
+    if delta.text:
+        yield "text", delta.text
+    if delta.refusal:
+        yield "refusal", delta.refusal
+    for call in delta.tool_calls:
+        if call.arguments:
+            yield call.index, call.arguments
 
 
 class _Nobody(ReplyHook):

@@ -19,7 +19,10 @@ _RUN = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{16,}")
 _BROKEN = re.compile(r"(?<=[A-Za-z0-9+/_-]{16})\r?\n(?=[A-Za-z0-9+/_=-])")  # a run that goes on in the next line
 _SPELT = re.compile(r"(?<!\S)(?:\S\s{1,3}){5,}\S(?!\S)")
 _SPELT_TIGHT = re.compile(r"(?<!\w)(?:\w[-_.*|,/]){5,}\w(?!\w)")
-_ESCAPE = re.compile(r"\\u\{?([0-9a-fA-F]{2,6})\}?|\\x([0-9a-fA-F]{2})|&#x([0-9a-fA-F]{2,6});|&#(\d{2,7});")
+# A text that stands inside another one has its backslashes doubled.
+_ESCAPE = re.compile(
+    r"\\{1,4}(?:u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,6})\}|x([0-9a-fA-F]{2}))|&#x([0-9a-fA-F]{2,6});|&#(\d{2,7});"
+)
 
 # Letters of other alphabets that look like Latin ones, after compatibility decomposition has done its part.
 _LOOKALIKES = {
@@ -55,6 +58,7 @@ def _table() -> dict[int, str | None]:
 
 
 _TABLE = _table()
+_UNSEEN = {code: seen for code, seen in _TABLE.items() if seen is None}
 
 
 def plain(text: str) -> str:
@@ -62,6 +66,11 @@ def plain(text: str) -> str:
     if text.isascii():
         return text
     return unicodedata.normalize("NFC", unicodedata.normalize("NFKD", text).translate(_TABLE))
+
+
+def visible(text: str) -> str:
+    """Return ``text`` without invisible characters and accents, however many there are."""
+    return text if text.isascii() else text.translate(_UNSEEN)
 
 
 def hidden(text: str, depth: int = DEEPEST) -> list[str]:
@@ -75,7 +84,7 @@ def hidden(text: str, depth: int = DEEPEST) -> list[str]:
     if "%" in text and (unescaped := unquote(text)) != text:
         found.append(plain(unescaped))
     if ("\\" in text or "&#" in text) and (unescaped := _ESCAPE.sub(_character, text)) != text:
-        found.append(plain(unescaped))
+        found.append(plain(_joined(unescaped)))
     spelt: list[str] = []
     if SINGLES in bytes(map((1).__eq__, lengths)):
         spelt += ["".join(match.group().split()) for match in _SPELT.finditer(text)]
@@ -122,8 +131,13 @@ def _from_base64(run: str) -> bytes:
 
 
 def _character(escape: re.Match[str]) -> str:
-    code = int(escape[4]) if escape[4] else int(escape[1] or escape[2] or escape[3], 16)
+    code = int(escape[5]) if escape[5] else int(escape[1] or escape[2] or escape[3] or escape[4], 16)
     return chr(code) if code < 0x110000 else ""
+
+
+def _joined(text: str) -> str:
+    """Return a text whose characters beyond 16 bits may have been escaped in two halves."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 _URL_SAFE = str.maketrans("-_", "+/")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from gateway.safety.findings import Finding
+from gateway.safety.plain import plain
 
 Group = Literal["secrets", "personal_data", "contacts", "deny"]
 
@@ -25,18 +26,28 @@ class Rule(NamedTuple):
     is_real: Callable[[str], bool] = lambda found: True
 
 
-def find_by_rules(text: str, rules: Iterable[Rule], deny: Iterable[str] = ()) -> Iterator[Finding]:
-    """Yield what ``rules`` find in a plain text, each rule once, and which of the forbidden phrases it holds."""
+def find_by_rules(text: str, rules: Iterable[Rule]) -> Iterator[Finding]:
+    """Yield what ``rules`` find in a plain text, each rule once."""
     for rule in rules:
         for mark in rule.marks:
             if mark in text:
                 if any(rule.is_real(match.group()) for match in rule.pattern.finditer(text)):
                     yield Finding(rule.name, rule.group)
                 break
-    if deny:
-        folded = " ".join(text.casefold().split())
-        if any(phrase in folded for phrase in deny):
-            yield Finding("phrase", "deny")
+
+
+def holds_phrase(text: str, phrases: Iterable[str]) -> bool:
+    """Whether a text holds one of the forbidden phrases, in any case and spacing, look-alikes undone in either."""
+    said = foldings(text)
+    return any(phrase in one for phrase in phrases for one in said)
+
+
+def foldings(text: str) -> set[str]:
+    """Return ``text`` without case, runs of space and look-alikes. What a letter looks like may hang on its case, so
+    there are two ways."""
+    if text.isascii():
+        return {" ".join(text.casefold().split())}
+    return {" ".join(one.split()) for one in (plain(text).casefold(), plain(text.casefold()))}
 
 
 def is_card(found: str) -> bool:
@@ -80,7 +91,7 @@ def is_ip(found: str) -> bool:
 
 def is_random(found: str) -> bool:
     """Whether what is assigned is too random for a placeholder: letters, digits, 3.5 bits a sign."""
-    value = re.split(r"=>|:=|[:=]", found, maxsplit=1)[1].strip(" \t\"'")
+    value = re.split(r"=>|:=|[:=]", found, maxsplit=1)[1].strip(" \t\"'\\")
     if len(value) < 16 or not any(map(str.isdigit, value)) or not any(map(str.isalpha, value)):
         return False
     counts = Counter(value)
@@ -106,7 +117,8 @@ def _secret(name: str, marks: str, pattern: str, is_real: Callable[[str], bool] 
 
 
 _DIGITS = tuple("0123456789")
-_B = r"(?<![A-Za-z0-9])"  # a token begins here
+# A token begins here: not inside a word, though an escaped line break or tab before it ends in a letter.
+_B = r"(?<![A-Za-z0-9](?<!\\[nrtbfv]))"
 RULES = (
     _secret("aws_key", "AKIA ASIA", r"(?:AKIA|ASIA)[A-Z2-7]{16}(?![A-Z0-9])"),
     _secret("github_token", "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_", r"gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{50}"),
@@ -135,8 +147,8 @@ RULES = (
     _secret(
         "assigned_secret",
         "= : =>",
-        r"(?i:passw(?:or)?d|secret|token|api[_-]?key|access[_-]?key)\w{0,20}[\"']?[ \t]{0,3}(?:=>|:=|[:=])"
-        r"[ \t]{0,3}[\"']?[\w+/=.~!@#$%^&*-]{16,200}+(?![(\[])",  # a call is code
+        r"(?i:passw(?:or)?d|secret|token|api[_-]?key|access[_-]?key)\w{0,20}[\\\"']{0,3}[ \t]{0,3}(?:=>|:=|[:=])"
+        r"[ \t]{0,3}[\\\"']{0,3}[\w+/=.~!@#$%^&*-]{16,200}+(?![(\[])",  # a call is code
         is_random,
     ),
     Rule("card", "personal_data", _DIGITS, re.compile(r"(?<![\d.])\d(?:[ -]?\d){11,18}(?!\d)"), is_card),
@@ -154,7 +166,8 @@ RULES = (
         "contacts",
         _DIGITS,
         re.compile(
-            r"(?<![\w.+-])(?:(?:\+|00)\d{1,3}[ .-]?)?(?:\(\d{1,4}\)[ .-]?)?\d{2,5}(?:[ .-]\d{2,7}){1,4}(?![\w-])"
+            r"(?<![\w.+-](?<!\\[nrtbfv]))"
+            r"(?:(?:\+|00)\d{1,3}[ .-]?)?(?:\(\d{1,4}\)[ .-]?)?\d{2,5}(?:[ .-]\d{2,7}){1,4}(?![\w-])"
         ),
         is_phone,
     ),

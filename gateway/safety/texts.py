@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -10,20 +12,28 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.providers.base import Request, WholeReply
-from protocol.chat import ChatReply, ChatRequest, ImagePart, Message, RefusalPart, ThinkingBlock
+from protocol.chat import ChatReply, ChatRequest, ImagePart, Message, RefusalPart, TextPart, ThinkingBlock
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingRequest
+from protocol.messages import MessagesRequest, TextBlock, ToolResultBlock
 
 JUDGED = ("user", "tool")  # roles; what the operator of the team or a model wrote is not judged
+PICTURE = re.compile(r"data:image/[\w.+-]{1,40};base64,", re.IGNORECASE)  # how one begins that nobody can read
 
 
-def texts_of(request: Request, extra: Mapping[str, Any] | None = None) -> list[str]:
-    """Return every text that leaves with a request, the parts of a message joined as the model reads them; ``extra``:
-    fields that we do not know."""
+def texts_of(
+    request: Request, extra: Mapping[str, Any] | None = None, native: MessagesRequest | None = None
+) -> list[str]:
+    """Return every text that leaves with a request, the parts of a message joined as the model reads them.
+
+    ``extra``: fields that we do not know; ``native``: the same request as it came in Anthropic's dialect.
+    """
     match request:
         case ChatRequest():
             texts = [text for message in request.messages for text in _texts_of_message(message)]
             rest: Struct = replace(request, messages=(), seed=None, logit_bias=None)
+            if native is not None:
+                texts += _seams_of_results(native)
         case CompletionRequest():
             texts = _prompts(request.prompt)
             rest = replace(request, prompt="", seed=None, logit_bias=None)
@@ -34,6 +44,15 @@ def texts_of(request: Request, extra: Mapping[str, Any] | None = None) -> list[s
     if extra:
         texts.append(_unescaped(msgspec.json.encode(extra)))
     return texts
+
+
+def ids_of(request: Request) -> str:
+    """Return the names of tool calls that leave with a request, one a line: chosen by whoever writes it."""
+    if not isinstance(request, ChatRequest):
+        return ""
+    ids = [message.tool_call_id or "" for message in request.messages]
+    ids += [call.id for message in request.messages for call in message.tool_calls or ()]
+    return "\n".join(filter(None, ids))
 
 
 def judged_texts(request: Request) -> list[str]:
@@ -82,10 +101,11 @@ def texts_of_reply(whole: WholeReply) -> list[str]:
 def _texts_of_message(message: Message) -> list[str]:
     texts = [message.text()]
     if isinstance(message.content, tuple):
+        texts += _apart(part.text for part in message.content if isinstance(part, TextPart))
         for part in message.content:
             if isinstance(part, RefusalPart):
                 texts.append(part.refusal)
-            elif isinstance(part, ImagePart) and not part.image_url.url.startswith("data:"):
+            elif isinstance(part, ImagePart) and PICTURE.match(part.image_url.url) is None:
                 texts.append(part.image_url.url)
     for call in message.tool_calls or ():
         texts += [call.function.name, _unescaped(call.function.arguments.encode("utf-8", "replace"))]
@@ -94,6 +114,21 @@ def _texts_of_message(message: Message) -> list[str]:
             texts.append(block.thinking)
     texts += [one for one in (message.name, message.refusal) if one]
     return texts
+
+
+def _apart(parts: Iterable[str]) -> Iterator[str]:
+    """Yield parts of a text one below the other, where joined they would run into one word: a key may begin there."""
+    said = [part for part in parts if part]
+    if any(one[-1].isalnum() and other[0].isalnum() for one, other in pairwise(said)):
+        yield "\n".join(said)
+
+
+def _seams_of_results(native: MessagesRequest) -> Iterator[str]:
+    """Yield the results of tools whose parts have become one text in the chat."""
+    for turn in native.messages:
+        for block in turn.content if isinstance(turn.content, tuple) else ():
+            if isinstance(block, ToolResultBlock) and isinstance(block.content, tuple):
+                yield from _apart(part.text for part in block.content if isinstance(part, TextBlock))
 
 
 def _prompts(prompts: object) -> list[str]:

@@ -12,23 +12,13 @@ from protocol.events import Delta, ToolCallDelta
 
 
 def deltas_of(text: str, dice: random.Random, most: int) -> list[Delta]:
-    """Cut a text into deltas of up to ``most`` characters, of every kind; the last one says the end."""
+    """Cut a text into deltas of up to ``most`` characters; the last one says the end."""
     deltas = []
     while text:
         size = dice.randint(0, most)
-        piece, text = text[:size], text[size:]
-        match dice.randrange(3):
-            case 0:
-                deltas.append(Delta(reasoning=piece))
-            case 1:
-                deltas.append(Delta(tool_calls=(ToolCallDelta(0, piece),)))
-            case _:
-                deltas.append(Delta(text=piece))
+        deltas.append(Delta(text=text[:size]))
+        text = text[size:]
     return [*deltas, Delta(finish_reason=FinishReason.STOP)]
-
-
-def said_by(delta: Delta) -> str:
-    return delta.reasoning + delta.text + "".join(call.arguments for call in delta.tool_calls)
 
 
 @pytest.mark.parametrize("most", [1, 7, 60, 450, 3000])
@@ -39,13 +29,48 @@ def test_every_passage_is_seen_whole_before_its_first_character_is_out(length: i
     text = "".join(chr(0x4E00 + place) for place in range(length))  # each character once
     choice, out, windows = _Choice(), "", list[tuple[int, int]]()
     for delta in deltas_of(text, dice, most):
-        is_end = delta.finish_reason is not None
-        choice.take(delta)
-        for window in choice.full_windows(is_end=is_end):
+        for window in choice.take(delta):
             assert window in text and len(window) <= WINDOW
             windows.append((text.index(window), text.index(window) + len(window)))
-        for start in range(len(out), len(out := out + "".join(map(said_by, choice.release(everything=is_end))))):
+        passed = choice.release(everything=delta.finish_reason is not None)
+        for start in range(len(out), len(out := out + "".join(one.text for one in passed))):
             end = min(length, start + WINDOW - STEP)
             assert any(first <= start and end <= last for first, last in windows), (start, windows)
 
     assert out == text
+
+
+def test_what_goes_on_after_something_else_is_seen_with_what_was_said_before() -> None:
+    """Pieces of two calls in turns: each one's arguments are one text, whose last passage the next window has again."""
+    choice = _Choice()
+    pieces = [(0, "x" * 300 + "AKIAIOSF"), (1, "y" * 150), (0, "ODNN7EXAMPLE"), (1, "z")]
+    windows = [
+        window for call, said in pieces for window in choice.take(Delta(tool_calls=(ToolCallDelta(call, said),)))
+    ]
+
+    assert any("AKIAIOSFODNN7EXAMPLE" in window for window in windows)
+
+
+def test_what_is_said_in_different_places_is_no_one_word() -> None:
+    """Thinking, answer and calls are looked at one by one, as in a whole reply, though they come in turns."""
+    choice = _Choice()
+    deltas = [
+        Delta(reasoning="the key is"),
+        Delta(text="sk-proj"),
+        Delta(tool_calls=(ToolCallDelta(0, '{"a"'), ToolCallDelta(1, "{}"))),
+        Delta(tool_calls=(ToolCallDelta(0, ":1}"),)),
+        Delta(finish_reason=FinishReason.STOP),
+    ]
+    windows = [window for delta in deltas for window in choice.take(delta)]
+
+    assert windows == ["the key is", "sk-proj", '{"a"', "{}", '{"a":1}']
+    assert choice.release(everything=True) == deltas
+
+
+def test_what_nobody_sees_stretches_no_passage() -> None:
+    """A key with a hundred invisible characters after each of its own is in one window."""
+    choice = _Choice()
+    windows = [window for sign in "AKIAIOSFODNN7EXAMPLE" for window in choice.take(Delta(text=sign + "\u200b" * 100))]
+    windows += choice.take(Delta(finish_reason=FinishReason.STOP))
+
+    assert windows == ["AKIAIOSFODNN7EXAMPLE"]

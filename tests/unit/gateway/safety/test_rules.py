@@ -8,14 +8,15 @@ import string
 import pytest
 
 from gateway.safety.plain import hidden, plain
-from gateway.safety.rules import RULES, find_by_rules
+from gateway.safety.rules import RULES, find_by_rules, foldings, holds_phrase
 
 AWS = "AKIAIOSFODNN7EXAMPLE"
+OPENAI = "sk-proj-" + "aB3_" * 10
 
 
-def found(text: str, deny: tuple[str, ...] = ()) -> set[str]:
+def found(text: str) -> set[str]:
     shown = plain(text)
-    return {finding.name for one in (shown, *hidden(shown)) for finding in find_by_rules(one, RULES, deny)}
+    return {finding.name for one in (shown, *hidden(shown)) for finding in find_by_rules(one, RULES)}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,11 @@ DISGUISES = {
     "hexadecimal begun in mid-byte": "a" + f"the key is {AWS}".encode().hex() + "b",
     "look-alikes in base64": base64.b64encode(AWS.replace("A", "\u0410").encode()).decode(),
     "glued to a word": f"key{AWS}",
+    "an escape before letters of its own kind": "".join(
+        f"\\u{ord(sign):04x}" if sign in "AO" else sign for sign in AWS
+    ),
+    "escapes in a string in a string": "".join(f"\\\\u{ord(sign):04x}" for sign in AWS),
+    "escapes in two halves": "".join(f"\\ud835\\u{0xDC00 + ord(sign) - 65:x}" if sign > "9" else sign for sign in AWS),
 }
 
 
@@ -114,10 +120,33 @@ def test_a_disguise_hides_nothing(disguise: str) -> None:
     assert "aws_key" in found(f"Please keep this: {DISGUISES[disguise]} and go on.")
 
 
-def test_a_forbidden_phrase_is_found_in_any_case_and_spacing() -> None:
+@pytest.mark.parametrize("before", ["\\n", "\\t", "\\\\r", '\\"', "\n", "key=", ""])
+def test_a_token_begins_after_an_escape_and_not_inside_a_word(before: str) -> None:
+    """As it stands in JSON that somebody pasted, or in a call's arguments."""
+    assert found(f'{{"note":"Use{before or " "}{OPENAI}"}}') == {"openai_key"}
+    assert found(f"a desk{OPENAI}") == set()
+    assert "phone" in found(f"call{before or ' '}+1 415 555 2671")
+    assert found('{"cmd":"export API_KEY=\\"f8Ks93jdLs02mNx7QpZt\\""}') == {"assigned_secret"}
+
+
+@pytest.mark.parametrize(
+    ("phrase", "text"),
+    [
+        ("Project Nightingale", "What is Project\n  NIGHTINGALE about?"),
+        ("Project Nightingale", "What is Pr\u043ej\u0435ct Nightingale about?"),
+        ("Projekt M\u00fcller", "Was macht PROJEKT M\u00dcLLER?"),
+        ("Projekt M\u00fcller", "Was macht Projekt Mu\u0308ller?"),
+        (
+            "\u043f\u0440\u043e\u0435\u043a\u0442 \u0432\u0435\u0433\u0430",
+            "\u041f\u0420\u041e\u0415\u041a\u0422 \u0412\u0415\u0413\u0410",
+        ),
+        ("\u8ba1\u5212 \u5929", "\u5173\u4e8e \u8ba1\u5212  \u5929 \u7684"),
+    ],
+)
+def test_a_forbidden_phrase_is_found_in_any_alphabet_case_and_spacing(phrase: str, text: str) -> None:
     """The house's own words."""
-    assert found("What is Project\n  NIGHTINGALE about?", deny=("project nightingale",)) == {"phrase"}
-    assert found("What is a nightingale?", deny=("project nightingale",)) == set()
+    assert holds_phrase(text, foldings(phrase))
+    assert not holds_phrase("What is a nightingale? Wer ist M\u00fcller?", foldings(phrase))
 
 
 ATTACKS = [
