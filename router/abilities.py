@@ -21,11 +21,15 @@ FIELD_OF = {
 }
 
 
+_CHAT_ALONE = frozenset({Ability.CHAT})  # what most requests need
+
+
 def needed_abilities(request: InferenceRequest) -> frozenset[Ability]:
     """Return every ability that a model must have to serve the request, its endpoint kind among them."""
     match request:
         case ChatRequest():
-            return frozenset(_chat_needs(request))
+            needs = _chat_needs(request)
+            return _CHAT_ALONE if len(needs) == 1 else frozenset(needs)
         case CompletionRequest():
             logprobs = (Ability.LOGPROBS,) if request.logprobs is not None else ()
             return frozenset((Ability.COMPLETIONS, *logprobs))
@@ -47,7 +51,8 @@ def _chat_needs(request: ChatRequest) -> list[Ability]:
     if request.logprobs or request.top_logprobs:
         needs.append(Ability.LOGPROBS)
     for message in request.messages:
-        if isinstance(message.content, tuple) and any(isinstance(part, ImagePart) for part in message.content):
+        content = message.content
+        if isinstance(content, tuple) and any(isinstance(part, ImagePart) for part in content):
             needs.append(Ability.VISION)
         if message.tool_calls or message.role == "tool":
             needs.append(Ability.TOOLS)  # a model without tools cannot read the calls of earlier turns either

@@ -157,7 +157,11 @@ def prompt_characters(request: InferenceRequest) -> int:
     """Return the length of everything written in the request in characters (or token ids), images left out."""
     match request:
         case ChatRequest():
-            return sum(len(text) for message in request.messages for text in _texts(message))
+            size = 0
+            for message in request.messages:
+                content = message.content
+                size += len(content) if isinstance(content, str) else sum(map(len, _texts(message)))
+            return size
         case CompletionRequest():
             return sum(len(prompt) for prompt in _prompts(request.prompt)) + len(request.suffix or "")
         case EmbeddingRequest():

@@ -47,6 +47,20 @@ class Catalog(Struct, frozen=True, dict=True):
             for name, model in self.models.items()
         }
 
+    def regions_of(self, model: ModelSpec) -> tuple[tuple[Target, ...], ...]:
+        """Return the model's endpoints region by region, in order of preference."""
+        return self._regions[model.name]
+
+    @cached_property
+    def _regions(self) -> dict[str, tuple[tuple[Target, ...], ...]]:
+        return {
+            name: tuple(
+                tuple(target for target in targets if target.endpoint.region == region)
+                for region in dict.fromkeys(target.endpoint.region for target in targets)
+            )
+            for name, targets in self._targets.items()
+        }
+
     def targets(self) -> list[Target]:
         """Return every model at every endpoint."""
         return [target for model in self.models.values() for target in self.targets_of(model)]

@@ -23,6 +23,7 @@ SAME_TIME_MS = 25.0  # and those that differ by less than a network does from ca
 
 Health = Mapping[str, TargetHealth]
 T = TypeVar("T")
+_VALUE = itemgetter(0)
 
 
 def expected_usage(request: InferenceRequest) -> Usage:
@@ -45,20 +46,24 @@ def by_cost(
     """
     ordered: list[Target] = []
     for equal in _ties([(cost_of(usage, model.price, batch=batch), model) for model in models], SAME_COST):
-        targets = [target for model in equal for target in by_preference(model, catalog, health)]
+        targets: list[Target] = []
+        for model in equal:
+            targets += by_preference(model, catalog, health)
         for tied in _soonest_first(targets, health):
-            ordered += _in_turn(tied, share)
+            ordered += tied if len(equal) == 1 else _in_turn(tied, share)
     return ordered
 
 
 def by_preference(model: ModelSpec, catalog: Catalog, health: Health) -> list[Target]:
     """Return the model's endpoints: regions in the order configured, replicas of a region by time and queue."""
-    targets = catalog.targets_of(model)
-    if len(targets) == 1 or not health:
-        return list(targets)
+    if not health:
+        return list(catalog.targets_of(model))
     ordered: list[Target] = []
-    for region in dict.fromkeys(target.endpoint.region for target in targets):
-        for tied in _soonest_first([target for target in targets if target.endpoint.region == region], health):
+    for replicas in catalog.regions_of(model):
+        if len(replicas) == 1:
+            ordered += replicas
+            continue
+        for tied in _soonest_first(replicas, health):
             ordered += sorted(tied, key=lambda target: health.get(target.key, HEALTHY).queue_depth)
     return ordered
 
@@ -67,17 +72,18 @@ def unavailable_last(targets: Iterable[Target], health: Health) -> tuple[Target,
     """Return the targets in the order given, those with an open breaker or a full queue behind all others."""
     if not health:
         return tuple(targets)
-    return tuple(sorted(targets, key=lambda target: _is_unavailable(health.get(target.key, HEALTHY))))
+    available: list[Target] = []
+    unavailable: list[Target] = []
+    for target in targets:
+        known = health.get(target.key, HEALTHY)
+        (unavailable if known.is_open or known.is_full else available).append(target)
+    return (*available, *unavailable)
 
 
-def _is_unavailable(health: TargetHealth) -> bool:
-    return health.is_open or health.is_full
-
-
-def _soonest_first(targets: list[Target], health: Health) -> list[list[Target]]:
+def _soonest_first(targets: Sequence[Target], health: Health) -> list[list[Target]]:
     """Return groups of targets that answer about as soon as each other, by the first token that is predicted."""
     if not health or len(targets) < 2:
-        return [targets]
+        return [list(targets)]
     times = [(health.get(target.key, HEALTHY).first_token_ms, target) for target in targets]
     return _ties(times, SAME_TIME, SAME_TIME_MS)
 
@@ -86,11 +92,13 @@ def _ties(valued: list[tuple[float, T]], factor: float, margin: float = 0.0) -> 
     """Return groups of things by rising value; none exceeds the least of its group by more than factor or margin."""
     groups: list[list[T]] = []
     ceiling = -1.0
-    for value, thing in sorted(valued, key=itemgetter(0)):
+    for value, thing in sorted(valued, key=_VALUE):
         if value > ceiling:
-            groups.append([])
+            group = [thing]
+            groups.append(group)
             ceiling = max(value * factor, value + margin)
-        groups[-1].append(thing)
+        else:
+            group.append(thing)
     return groups
 
 
