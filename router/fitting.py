@@ -46,12 +46,14 @@ class Needs(Struct, frozen=True, kw_only=True):
 def needs_of(request: InferenceRequest, wish: Wish, models: Sequence[ModelSpec]) -> Needs:
     """Measure the request, as far as it matters to ``models``."""
     contexts = [model.context for model in models]
+    tokens = 0
     # A token has a character at the least, so only a prompt of many characters is worth a closer look.
-    is_long = bounds.prompt_characters(request) >= min(contexts)
+    if bounds.prompt_characters(request) >= min(contexts):
+        tokens = bounds.prompt_tokens_least(request, enough=max(contexts)) + _reply_least(request)
     return Needs(
         request=request,
         abilities=needed_abilities(request),
-        tokens_least=bounds.prompt_tokens_least(request, enough=max(contexts)) + _reply_least(request) if is_long else 0,
+        tokens_least=tokens,
         tier=wish.tier,
         max_cost_nanousd=wish.max_cost_nanousd,
     )
