@@ -8,8 +8,7 @@ import signal
 import sys
 
 from gpu_backend.engine.process import die_with
-from gpu_backend.engine.ranks import Ranks
-from gpu_backend.engine.runner import Runner
+from gpu_backend.engine.torch_import import import_torch
 from gpu_backend.models.config import load_model_config
 
 
@@ -19,6 +18,10 @@ def main(rank: int, meeting_file: str, parent: int) -> int:
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
     config = pickle.load(sys.stdin.buffer)  # from the process that started this one
+    import_torch()
+    from gpu_backend.engine.ranks import Ranks
+    from gpu_backend.engine.runner import Runner
+
     ranks = Ranks(rank, config.tensor_parallel_size, config.pipeline_parallel_size, meeting_file)
     runner = Runner(config, load_model_config(config.folder), ranks)
     while (plan := ranks.tell(None)) is not None:

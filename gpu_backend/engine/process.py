@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.cost import ASSUMED_COSTS
 from gpu_backend.engine.messages import Command, Event, NewTokens, Ready
+from gpu_backend.engine.torch_import import import_torch
 from gpu_backend.models.config import load_model_config
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     """Load the model and build the loop; config.json is read before anything heavy is imported."""
     model = load_model_config(config.folder)
     gc.disable()  # modules stay: looking again and again which of them are garbage takes a tenth of the start
+    import_torch()
     import torch
 
     from gpu_backend.engine.grammar import GrammarCompiler
