@@ -30,15 +30,6 @@ BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What users ask: mean lengths in tokens, and requests a second of all of them."""
-
-    prompt: int
-    reply: int
-    requests_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
 class ReplicaShape:
     """A model on the devices of one replica."""
 
@@ -60,13 +51,16 @@ def replicas_for_tokens(users: int, tokens_per_user: float, tokens_per_replica: 
 
 
 def requests_per_replica(
-    shape: ReplicaShape, load: Load, ttft: float, most: float = 256.0, requests: int = TRIAL_REQUESTS
+    shape: ReplicaShape, prompt: int, reply: int, ttft: float, most: float = 256.0, requests: int = TRIAL_REQUESTS
 ) -> float:
-    """Return the requests a second at which one replica's TTFT p90 is still below ``ttft``, to a tenth."""
+    """Return the requests a second at which one replica's TTFT p90 is still below ``ttft``, to a tenth.
+
+    ``prompt`` and ``reply`` are mean lengths in tokens.
+    """
     low, high = 0.0, most
     rate = 1.0
     while high - low > max(0.1 * low, 0.01):
-        if _ttft_p90(shape, load, rate, requests) < ttft:
+        if _ttft_p90(shape, prompt, reply, rate, requests) < ttft:
             low = rate
             rate = min(2 * rate, most) if high == most else (low + high) / 2
         else:
@@ -77,13 +71,13 @@ def requests_per_replica(
     return low
 
 
-def _ttft_p90(shape: ReplicaShape, load: Load, rate: float, number: int) -> float:
+def _ttft_p90(shape: ReplicaShape, mean_prompt: int, mean_reply: int, rate: float, number: int) -> float:
     dice = random.Random(0)
     requests, at = [], 0.0
     for _ in range(number):
         at += dice.expovariate(rate)
         # Lengths of real prompts and replies scatter about as widely as they are long.
-        prompt, reply = (max(1, int(dice.expovariate(1 / mean))) for mean in (load.prompt, load.reply))
+        prompt, reply = (max(1, int(dice.expovariate(1 / mean))) for mean in (mean_prompt, mean_reply))
         requests.append(TraceRequest(at, prompt, reply))
     cost = step_cost(shape.model, shape.device, shape.gpus, shape.weight_bytes)
     config = EngineConfig(model="", max_num_batched_tokens=8192, block_size=BLOCK, step_cost=cost, max_waiting=10**6)
@@ -119,13 +113,13 @@ def answer(options: argparse.Namespace) -> Iterator[str]:
     if options.replica_tokens_per_second:
         replicas = replicas_for_tokens(options.users, options.tokens_per_user, options.replica_tokens_per_second)
     else:
-        load = Load(options.prompt, options.reply, options.users * options.requests_per_user_hour / 3600)
-        rate = requests_per_replica(shape, load, options.ttft)
+        asked = options.users * options.requests_per_user_hour / 3600
+        rate = requests_per_replica(shape, options.prompt, options.reply, options.ttft)
         if not rate:
             raise ValueError(f"no load at all keeps TTFT p90 below {options.ttft} s here; use more GPUs a replica")
-        yield f"{'requests_per_second':28} {load.requests_per_second:.1f}"
+        yield f"{'requests_per_second':28} {asked:.1f}"
         yield f"{'requests_per_second_a_replica':28} {rate:.2f}"
-        replicas = math.ceil(load.requests_per_second / rate)
+        replicas = math.ceil(asked / rate)
     yield f"{'replicas':28} {replicas}"
     yield f"{'gpus':28} {replicas * gpus}"
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,12 +15,11 @@ from pathlib import Path
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.cost import StepCost, StepWork, chunk_work
 from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
-from gpu_backend.simulate.house import replay
 from gpu_backend.simulate.replica import Replica
 from gpu_backend.simulate.traces import TraceRequest, read_trace
 
 BLOCK = 16
-LONGEST = 8192  # tokens that a sequence may have
+LONGEST = 8192  # tokens that a sequence may have, unless a trace has longer ones
 DECLARED = 2048  # max_tokens of every request
 
 
@@ -50,10 +50,10 @@ def static_batches(requests: Sequence[TraceRequest], slots: int, cost: StepCost)
     return tokens / slot_steps, tokens / seconds
 
 
-def continuous(
+def _ready(
     requests: Sequence[TraceRequest], slots: int, cost: StepCost, num_blocks: int, prefix_caching: bool = True
 ) -> Replica:
-    """Serve all requests on one replica."""
+    """Return a replica that has all requests waiting."""
     config = EngineConfig(
         model="",
         max_num_seqs=slots,
@@ -62,8 +62,30 @@ def continuous(
         max_waiting=10**9,
         prefix_caching=prefix_caching,
     )
-    ready = [replace(request, arrival=0.0) for request in requests]
-    return replay(ready, config, cost, num_blocks)[0]
+    replica = Replica(config, cost, num_blocks)
+    for number, request in enumerate(requests):
+        replica.submit(number, replace(request, arrival=0.0), DECLARED)
+    return replica
+
+
+def continuous(
+    requests: Sequence[TraceRequest], slots: int, cost: StepCost, num_blocks: int, prefix_caching: bool = True
+) -> Replica:
+    """Serve all requests on one replica."""
+    replica = _ready(requests, slots, cost, num_blocks, prefix_caching)
+    replica.run_until(math.inf)
+    return replica
+
+
+def at_once(requests: Sequence[TraceRequest], cost: StepCost, num_blocks: int) -> float:
+    """Return how many replies have room in the KV cache, on average over the time in which more wait for it."""
+    replica = _ready(requests, 4096, cost, num_blocks)
+    scheduler, seconds = replica.loop.scheduler, 0.0
+    while scheduler.num_waiting:
+        began = replica.runner.now
+        replica.step()
+        seconds += scheduler.num_running * (replica.runner.now - began)
+    return seconds / replica.runner.now
 
 
 def batching_row(name: str, requests: Sequence[TraceRequest], slots: int, cost: StepCost, num_blocks: int) -> str:
@@ -79,11 +101,14 @@ def batching_row(name: str, requests: Sequence[TraceRequest], slots: int, cost: 
 def paging_row(name: str, requests: Sequence[TraceRequest], cost: StepCost, num_blocks: int) -> str:
     """Return a line of the second table: how many run at once in the same memory, by what is set aside for each."""
     tokens = num_blocks * BLOCK
-    whole = tokens / LONGEST
+    longest = max(LONGEST, 2 ** math.ceil(math.log2(max(r.prompt_tokens + r.output_tokens for r in requests))))
+    whole = tokens / longest
     wished = tokens / (sum(r.prompt_tokens + DECLARED for r in requests) / len(requests))
-    log = continuous(requests, 4096, cost, num_blocks).runner.log
-    running = log.running_seconds / log.seconds
-    return f"| {name} | {whole:.0f} | {wished:.0f} | {running:.0f} | {running / whole:.1f} | {running / wished:.1f} |"
+    running = at_once(requests, cost, num_blocks)
+    return (
+        f"| {name} | {longest:,} | {whole:.0f} | {wished:.0f} | {running:.0f} "
+        f"| {running / whole:.1f} | {running / wished:.1f} |"
+    )
 
 
 def sharing_row(system_prompt: int, cost: StepCost, number: int = 256) -> str:
@@ -132,12 +157,12 @@ def tables(options: argparse.Namespace) -> Iterator[str]:
     cost = step_cost(MODELS[options.model], DEVICES[options.device])
     loads = {"shared benchmark": shared_benchmark()}
     for path in options.trace:
-        loads[Path(path).stem] = read_trace(Path(path))[: options.requests]
+        loads[Path(path).stem] = read_trace(Path(path), seconds=options.seconds)[: options.requests]
     slots = options.slots
     yield f"| load | static: slots used | tokens/s | continuous: slots used | tokens/s | ratio |\n{'| --- ' * 6}|"
     for name, requests in loads.items():
         yield batching_row(name, requests, slots, cost, 100_000)
-    yield f"\n| load | all of {LONGEST:,} | prompt + {DECLARED:,} | paged | ratio | ratio |\n{'| --- ' * 6}|"
+    yield f"\n| load | longest | all of that | prompt + {DECLARED:,} | paged | ratio | ratio |\n{'| --- ' * 7}|"
     for name, requests in loads.items():
         yield paging_row(name, requests, cost, options.paging_blocks)
     yield f"\n| system prompt | blocks apart | blocks shared | memory saved | computed tokens saved |\n{'| --- ' * 5}|"
@@ -153,6 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu_backend.simulate.compare")
     parser.add_argument("--trace", action="append", default=[], metavar="FILE", help="replay this one too")
     parser.add_argument("--requests", type=int, default=2000, metavar="N", help="of each trace")
+    parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="of each trace; ServeGen needs it")
     parser.add_argument("--slots", type=int, default=64, metavar="N", help="replies at once")
     parser.add_argument("--paging-blocks", type=int, default=8192, metavar="N", help="memory of the second table")
     parser.add_argument("--model", choices=MODELS, default="llama-8b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_backend.engine.cost import StepCost
-from gpu_backend.simulate.capacity import Load, ReplicaShape, main, requests_per_replica
+from gpu_backend.simulate.capacity import ReplicaShape, main, requests_per_replica
 from gpu_backend.simulate.compare import continuous, shared_benchmark, sharing_row, static_batches
 from gpu_backend.simulate.hardware import DEVICES, MODELS, least_gpus
 from gpu_backend.simulate.traces import TraceRequest
@@ -48,9 +48,8 @@ def test_model_that_does_not_fit_is_told_with_what_would(capsys: pytest.CaptureF
 def test_a_stricter_promise_takes_less_load() -> None:
     """What one replica can take falls with the time that the first token may take."""
     shape = ReplicaShape(MODELS["llama-70b"], DEVICES["h100"], 4, 2)
-    load = Load(prompt=2000, reply=20, requests_per_second=100)
 
-    strict, mild = (requests_per_replica(shape, load, ttft, 8.0, requests=30) for ttft in (0.4, 2.0))
+    strict, mild = (requests_per_replica(shape, 2000, 20, ttft, 8.0, requests=30) for ttft in (0.4, 2.0))
 
     assert 0 < strict < mild <= 8
 
