@@ -71,15 +71,18 @@ def test_core_imports_without_what_is_optional() -> None:
     engine's process leaves out of torch; who does ask later gets it."""
     code = (
         "import importlib, pathlib, sys\n"
-        "from gpu_backend.engine.torch_import import UNUSED, import_torch\n"
+        "from gpu_backend.engine.torch_import import NVIDIA, UNUSED, import_torch\n"
         "sys.modules['llguidance'] = None\n"
         "import_torch()\n"
+        "import torch\n"
+        "assert torch.Generator('cpu').manual_seed(3).initial_seed() == 3\n"
         "root = pathlib.Path(importlib.import_module('gpu_backend').__file__).parent\n"
         "for path in sorted(root.glob('[ekm]*/*.py')):\n"
         "    if path.parent.name in ('engine', 'kernels', 'models'):\n"
         "        importlib.import_module(f'gpu_backend.{path.parent.name}.{path.stem}')\n"
-        "assert len(UNUSED) == 2 and not sys.modules.keys() & set(UNUSED)\n"
-        "import torch.export\n"
+        "assert NVIDIA.exists() or not sys.modules.keys() & set(UNUSED)\n"
+        "import torch.export, torch._meta_registrations, torch._prims.rng_prims\n"
+        "assert torch.Generator('cpu').manual_seed(3).initial_seed() == 3\n"
         "assert torch.export.export.__module__ == 'torch.export'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
