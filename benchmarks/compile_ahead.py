@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gpu_backend.kernels import fused, logprobs, paged_attention, quantized_linear, sampling
+from gpu_backend.kernels.layout import MAX_SPLITS
 
 TARGET = GPUTarget("cuda", 90, 32)
 MOST_SHARED = 227 * 1024  # bytes that one program may have, compute capability 9.0
@@ -106,9 +107,9 @@ def _attention() -> Iterator[Variant]:
     pointers |= dict.fromkeys(("weight", "key_scales", "value_scales"), "*fp32") | {"scale": "fp32"}
     cases = [  # name, heads, key heads, head_dim, queries, splits, type of the cache, window
         ("decode, 0.6B", 16, 8, 128, 1, 1, "bf16", 0),
-        ("decode, 0.6B, 16 splits", 16, 8, 128, 1, 16, "bf16", 0),
+        ("decode, 0.6B, split", 16, 8, 128, 1, 16, "bf16", 0),
         ("decode, 8B", 32, 8, 128, 1, 1, "bf16", 0),
-        ("decode, 8B, 16 splits", 32, 8, 128, 1, 16, "bf16", 0),
+        ("decode, 8B, split", 32, 8, 128, 1, 16, "bf16", 0),
         ("decode, 8B, float8", 32, 8, 128, 1, 16, "fp8e4nv", 0),
         ("decode, 8B, window", 32, 8, 128, 1, 16, "bf16", 4096),
         ("decode, 14B", 40, 8, 128, 1, 8, "bf16", 0),
@@ -139,16 +140,20 @@ def _attention() -> Iterator[Variant]:
         shape = paged_attention.tile_shape(queries * heads // kv_heads, dim, wide, narrow, fixed)
         common = {
             "HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "DIM_PADDED": triton.next_power_of_2(dim),
-            "ROWS": shape.rows, "TILE": shape.tile, "SPLITS": splits, "WINDOWED": window > 0,
-            "FIXED": fixed,
+            "ROWS": shape.rows, "TILE": shape.tile, "WINDOWED": window > 0, "FIXED": fixed,
         }  # fmt: skip
         types = pointers | {"query": f"*{query}", "kv_cache": f"*{cache}", "part": "*fp32" if splits > 1 else "*bf16"}
-        own = {"BLOCK_SIZE": 16, "SCALED": cache == "fp8e4nv", "PRECISION": "tf32x3" if query == "fp32" else "tf32"}
+        own = {
+            "BLOCK_SIZE": 16,
+            "SPLIT": splits > 1,
+            "SCALED": cache == "fp8e4nv",
+            "PRECISION": "tf32x3" if query == "fp32" else "tf32",
+        }
         kernel = paged_attention.attend_kernel
         yield Variant(f"attention: {name}", kernel, types, common | own, shape.num_warps, shape.num_stages)
-        if name == "decode, 8B, 16 splits":
-            types = pointers | {"part": "*fp32", "out": "*bf16"}
-            yield Variant("attention: parts of 16 splits", paged_attention.combine_kernel, types, common, 4)
+        if name == "decode, 8B, split":
+            types, most = pointers | {"part": "*fp32", "out": "*bf16"}, {"MOST_SPLITS": MAX_SPLITS}
+            yield Variant("attention: putting parts together", paged_attention.combine_kernel, types, common | most, 4)
 
 
 def _fused() -> Iterator[Variant]:
@@ -193,9 +198,9 @@ def _products() -> Iterator[Variant]:
         for count in rows:
             shape = quantized_linear.product_shape(count, batch_invariant=kind == "same sums")
             constants = {
-                "ROWS": shape.rows, "COLUMNS": shape.columns, "DEPTH": group or shape.depth, "SPLITS": 4 if count == 8
-                else 1, "GROUP": group, "SCALED": kind != "same sums", "BIASED": False, "PRECISION": "tf32",
-                "SHIFTED": kind == "int4 from zeros", "ROUNDED": kind == "w8a8",
+                "ROWS": shape.rows, "COLUMNS": shape.columns, "DEPTH": group or shape.depth,
+                "SPLIT": count == 8, "GROUP": group, "SCALED": kind != "same sums", "BIASED": False,
+                "PRECISION": "tf32", "SHIFTED": kind == "int4 from zeros", "ROUNDED": kind == "w8a8",
             }  # fmt: skip
             types = {"x": "*i8" if kind == "w8a8" else "*bf16", "weight": f"*{weight}", "bias": "*bf16"}
             types |= {"scales": "*fp32", "row_scales": "*fp32", "zeros": "*u8"}
@@ -203,9 +208,7 @@ def _products() -> Iterator[Variant]:
             name = f"product, {kind}, tiles of {shape.rows} rows"
             yield Variant(name, quantized_linear.product_kernel, types, constants, shape.num_warps, shape.num_stages)
     types = {"part": "*fp32", "bias": "*bf16", "out": "*bf16"}
-    yield Variant(
-        "product: sum of 4 splits", quantized_linear.sum_kernel, types, {"SPLITS": 4, "BIASED": False, "BLOCK": 1024}, 4
-    )
+    yield Variant("product: sum of splits", quantized_linear.sum_kernel, types, {"BIASED": False, "BLOCK": 1024}, 4)
     types = {"x": "*bf16", "out": "*fp8e4nv", "scales": "*fp32"}
     constants = {"WIDTH": 4096, "BLOCK": 4096, "MOST": 448.0, "WHOLE": False}
     yield Variant("rows to float8", quantized_linear.quantize_rows_kernel, types, constants, 8)

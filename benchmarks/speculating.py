@@ -53,8 +53,9 @@ def known_text() -> Iterator[None]:
         positions = upload([step.start + len(step.token_ids) for step in steps], logits.device, torch.long)
         return replace(sampled, token_ids=_known_at(positions, logits.shape[-1]))
 
-    def draw_known(logits: Tensor, wishes: Wishes) -> Tensor:
-        return torch.where(draw(logits, wishes) < 0, 0, _known_at(wishes.position.long(), logits.shape[-1]))
+    def draw_known(logits: Tensor, wishes: Wishes) -> tuple[Tensor, Tensor]:
+        drawn, usable = draw(logits, wishes)
+        return torch.where(drawn < 0, 0, _known_at(wishes.position.long(), logits.shape[-1])), usable
 
     device_step.sample, graphs.draw = sample_known, draw_known
     try:

@@ -44,7 +44,8 @@ def build_batch(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch
     token_ids = list(chain.from_iterable([step.token_ids for step in steps]))
     starts = [step.start for step in steps]
     positions = integers(list(chain.from_iterable(map(range, starts, map(add, starts, query_lens)))), device)
-    fresh = [step.block_table[-1] for step in steps if _ends_in_fresh_block(step, size)]
+    reads_whole_blocks = isinstance(grouping, Grouping)  # kernels read no further than is written
+    fresh = [step.block_table[-1] for step in steps if reads_whole_blocks and _ends_in_fresh_block(step, size)]
     samplers = [step for step in steps if step.samples]
     placed = list(zip(steps, accumulate(query_lens, initial=0), strict=False))  # with the first row of each
     return Batch(

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,7 @@ from gpu_backend.engine.plan import UNKNOWN, SequenceStep, StepPlan
 from gpu_backend.engine.sampler import Sampled, draw
 from gpu_backend.engine.table import RequestTable
 from gpu_backend.engine.upload import upload
+from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout import PagedLayouts
 from gpu_backend.kernels.quantized_kv import KvScales
 from gpu_backend.models.layers import Decoder
@@ -84,6 +86,7 @@ class DecodeGraphs:
         self._most = 1 + most_guesses
         self._share = share
         self._draws = draws
+        self.problem = ""  # why no more are captured
         self._graphs: dict[Size, tuple[Replay, Replay]] = {}  # the model, and the drawing of tokens
         self._uses: Counter[Size] = Counter()
         self._steps_since = STEPS_BETWEEN
@@ -109,7 +112,7 @@ class DecodeGraphs:
             return None
         self._uses[fitting] += 1
         if fitting not in self._graphs and self._uses[fitting] > USES_BEFORE and self._steps_since > STEPS_BETWEEN:
-            self.capture(fitting)
+            self._try_capture(fitting)
         larger = [size for size in self._graphs if count <= size[0] <= 2 * count and size[1] == width]
         return min(larger, default=None)
 
@@ -123,6 +126,8 @@ class DecodeGraphs:
         ]
         rows += [(self._table.spare, width, width, *(0,) * width)] * (places - len(steps))
         self._inputs[:places, : 3 + width].copy_(upload(rows, self._inputs.device, torch.long), non_blocking=True)
+        if ops.uses_triton(self._kv_cache.device):
+            return  # kernels read no further than is written
         fresh = [step.block_table[-1] for step in steps if _begins_block(step, self._block_size)]
         if fresh:  # masked out or not, a leftover that is not a number would spoil its neighbours' sums
             self._kv_cache.index_fill_(1, upload(fresh, self._kv_cache.device, torch.long), 0)
@@ -164,6 +169,16 @@ class DecodeGraphs:
             return Sampled(tokens, finite > 0, None)
 
         return batch, self._hidden[rows], draw_all if all(map(draws_plainly, steps)) else None
+
+    def _try_capture(self, size: Size) -> None:
+        """Make a graph, if it can be made: no request fails for the want of one."""
+        if self.problem:
+            return
+        try:
+            self.capture(size)
+        except Exception as error:  # memory, or a library that does not allow it
+            self.problem = f"{type(error).__name__}: {error}"
+            print(f"gpu_backend: no more graphs, decodes go on without: {self.problem}", file=sys.stderr)  # noqa: T201
 
     @torch.inference_mode()
     def capture(self, size: Size) -> None:
@@ -215,9 +230,10 @@ class DecodeGraphs:
         rows, ends = self._inputs[:places, 0], self._inputs[:places, 1]
         logits = self._model.logits(self._hidden[: places * width])
         following = (ends[:, None] - torch.arange(width - 1, -1, -1, device=ends.device)).flatten()
-        tokens = draw(logits, self._table.wishes(rows.repeat_interleave(width, output_size=len(following)), following))
+        wishes = self._table.wishes(rows.repeat_interleave(width, output_size=len(following)), following)
+        tokens, usable = draw(logits, wishes)
         self._drawn[0, : len(tokens)].copy_(tokens)
-        self._drawn[1, : len(tokens)].copy_(torch.isfinite(logits.sum(-1)))
+        self._drawn[1, : len(tokens)].copy_(usable)
         # Of use where all that was computed was known: which guesses hold is for the host to say.
         self._table.last_tokens.index_copy_(0, rows, tokens.view(places, width)[:, -1])
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.engine.plan import BlockCopy
+from gpu_backend.engine.upload import upload
 
 
 class HostCache:
@@ -38,7 +39,7 @@ class HostCache:
     def _make(self, copies: Sequence[BlockCopy]) -> None:
         for to_host, group in groupby(copies, lambda copy: copy.to_host):
             source_of = {copy.target: copy.source for copy in group}  # of two to one place the later counts
-            ids = torch.tensor(list(source_of.values() if to_host else source_of)).to(self._device_blocks.device)
+            ids = upload(list(source_of.values() if to_host else source_of), self._device_blocks.device, torch.long)
             if to_host:
                 staged = self._device_blocks.index_select(1, ids).transpose(0, 1).contiguous()
                 for block, target in zip(staged, source_of, strict=True):

@@ -29,6 +29,7 @@ from gpu_backend.kernels.layout import PagedLayouts, invariant_split
 from gpu_backend.kernels.quantized_kv import KvScales, scales_from
 from gpu_backend.models.config import ModelConfig, UnsupportedModel
 from gpu_backend.models.layers import Decoder
+from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes, stage_of
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights, WeightSource
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 COPIES_TO_MEASURE = 16  # blocks, each way
 TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
+LENGTHS_TO_COMPILE = (100, 200)  # of prompts: products of so many rows, and of more, have kernels of their own
 GPU_SPARE_BYTES = 512 * 1024**2  # what libraries take, and graphs
 
 
@@ -58,6 +60,7 @@ class Runner:
         self.device = _choose_device(config.device, ranks.rank if ranks else 0)
         self.dtype = DTYPES.get(config.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.block_size = config.block_size
+        self._most_tokens = config.max_num_batched_tokens
         self._all_layers = cut
         self.model_config = stage_of(cut, ranks.stage, ranks.stages) if ranks else cut
         self._roofline: Roofline | None = None  # measured when warming up
@@ -186,13 +189,33 @@ class Runner:
 
         What it leaves in the KV cache belongs to nobody: blocks are only read up to what their sequence has written.
         """
-        sampling = SamplingParams(max_tokens=2)
-        prompt = (0,) * (self.block_size if self.num_blocks > 1 else self.block_size - 1)
-        table = (0, 1)[: self.num_blocks]
-        for step, (tokens, start) in enumerate([(prompt, 0), ((0,), len(prompt))]):
-            self.run(StepPlan(step, (SequenceStep(0, tokens, start, table, True, sampling, 0),)))
+        prompt = self.block_size if self.num_blocks > 1 else self.block_size - 1
+        pieces = [(prompt, 0, SamplingParams(2)), (1, prompt, SamplingParams(2, top_p=0.9))]
+        if isinstance(self._grouping, PagedLayouts):
+            self._compile_attention(self._grouping)
+            room = min(self.max_model_len, self.num_blocks * self.block_size, self._most_tokens)
+            own_products = self._batch_invariant or isinstance(self._model.layers[0].down, QuantizedLinear)
+            lengths = LENGTHS_TO_COMPILE if own_products else ()
+            pieces += [(count, 0, SamplingParams(2)) for count in lengths if count <= room]
+        for step, (count, start, sampling) in enumerate(pieces):
+            table = tuple(range(-(-(start + count) // self.block_size)))
+            self.run(StepPlan(step, (SequenceStep(0, (0,) * count, start, table, True, sampling, 0),)))
         kv_bytes = self._all_layers.kv_floats_per_token * self._cache_dtype.itemsize
         self._roofline = measure_roofline(self._all_layers, self._model, kv_bytes, self.device)
+
+    @torch.inference_mode()
+    def _compile_attention(self, layouts: PagedLayouts) -> None:
+        """Let every kernel of attention be compiled now, not while all streams wait for it."""
+        model = self.model_config
+        of_window = {window > 0: layer for layer, window in enumerate(model.windows)}
+        for layout in layouts.samples():
+            query = torch.zeros(
+                (layout.max_query_len, model.num_heads, model.head_dim), dtype=self.dtype, device=self.device
+            )
+            for layer in of_window.values():
+                scales = self._kv_scales[layer] if self._kv_scales is not None else None
+                cache = self.kv_cache[layer]
+                ops.paged_attention(query, cache, (layout,), 1.0, model.windows[layer], scales)
 
     def _make_graphs(self, config: EngineConfig) -> DecodeGraphs | None:
         """Return the graphs of decodes, if there are to be any: none on the CPU, which has nothing to gain by them."""
@@ -290,6 +313,7 @@ class Runner:
         if self.device.type == "cpu":
             useful = config.max_num_seqs * -(-max_model_len // self.block_size)
             return max(1, min(useful, config.cpu_kv_bytes // block_bytes))
+        torch.cuda.empty_cache()  # of what loading and rounding took in between
         free, total = torch.cuda.mem_get_info(self.device)
         step_bytes = workspace_bytes(config, self.model_config, self.dtype.itemsize)
         room = int(free - (1 - config.gpu_memory_share) * total) - step_bytes - GPU_SPARE_BYTES

@@ -53,18 +53,19 @@ def sample(
     last_tokens: Tensor | None = None,
     masks: Future[Tensor] | None = None,
 ) -> Sampled:
-    """Choose the next token of each step from its row of ``logits`` (rows, vocab), float32, which are used up.
+    """Choose the next token of each step from its row of ``logits`` (rows, vocab), which are used up.
 
     ``last_tokens`` (rows,) are the last of each step's, on the device: needed where a step says ``UNKNOWN``. ``masks``
     are those of the steps' constraints, where they were begun before.
     """
+    logits = logits.float()
     finite = torch.isfinite(logits.sum(-1))
     scored = [row for row, step in enumerate(steps) if step.sampling.logprobs is not None]
     which = upload(scored, logits.device, torch.long) if scored else None
     unadjusted = None if which is None else logits.index_select(0, which)
     adjust(logits, steps, last_tokens, masks)
     if ops.uses_triton(logits.device):
-        chosen = ops.draw(logits, wishes_of(steps, logits.device), any(step.sampling.filters for step in steps))
+        chosen, _ = ops.draw(logits, wishes_of(steps, logits.device), any(step.sampling.filters for step in steps))
     else:
         chosen = _draw(logits, steps)
     logprobs = None
@@ -74,13 +75,14 @@ def sample(
     return Sampled(chosen, finite, logprobs)
 
 
-def draw(logits: Tensor, wishes: Wishes) -> Tensor:
-    """Return the token (rows,) that each row of adjusted ``logits`` (rows, vocab) has by its wishes.
+def draw(logits: Tensor, wishes: Wishes) -> tuple[Tensor, Tensor]:
+    """Return each row's token (rows,) by its wishes, and whether its ``logits`` (rows, vocab) are finite.
 
     The same as in ``sample``, but nothing here depends on what the wishes say: it can be captured and replayed.
     """
     if ops.uses_triton(logits.device):
         return ops.draw(logits, wishes, filters=True)
+    logits = logits.float()
     warm = wishes.temperature >= GREEDY_BELOW
     scaled = logits / torch.where(warm, wishes.temperature, 1)[:, None]
     ranked = scaled.sort(-1, descending=True).values
@@ -92,7 +94,8 @@ def draw(logits: Tensor, wishes: Wishes) -> Tensor:
     nucleus = torch.where(wishes.top_p[:, None] < 1, ranked.gather(-1, inside - 1), -torch.inf)
     floor = floor.maximum(nucleus).maximum(ranked[:, :1] + wishes.min_p.log()[:, None])
     scores = noise(wishes.position, wishes.reply, wishes.seed, vocab).add_(scaled)
-    return torch.where(warm, scores.masked_fill_(scaled < floor, -torch.inf).argmax(-1), logits.argmax(-1))
+    chosen = torch.where(warm, scores.masked_fill_(scaled < floor, -torch.inf).argmax(-1), logits.argmax(-1))
+    return chosen, torch.isfinite(logits.sum(-1))
 
 
 def _draw(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:

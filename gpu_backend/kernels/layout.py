@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -94,6 +94,17 @@ class PagedLayouts:
                 layouts.append(self._layout(row, query_lens[first:last], positions, block_tables[first:last]))
                 row, first = layouts[-1].rows.stop, last
         return tuple(layouts)
+
+    def samples(self) -> Iterator[PagedLayout]:
+        """Yield one-sequence layouts that between them need every kernel which any step may need."""
+        queries = {1, *(rows // self._group + 1 for rows in (16, 32, FEW_ROWS))}
+        for count in sorted(queries):
+            table = torch.zeros((1, -(-count // self.block_size)), dtype=torch.int32, device=self._device)
+            lens = torch.full((1,), count, dtype=torch.int32, device=self._device)
+            layout = self.place(slice(0, count), table, lens, torch.cat([lens * 0, lens]), count)
+            yield layout
+            if not self._split_tokens:
+                yield replace(layout, num_splits=1 if layout.num_splits > 1 else 2)
 
     def place(
         self, rows: slice, block_tables: Tensor, context_lens: Tensor, query_starts: Tensor, max_query_len: int

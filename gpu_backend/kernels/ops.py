@@ -131,15 +131,15 @@ def quantized_linear(
     return product if bias is None else product + bias
 
 
-def draw(logits: Tensor, wishes: Wishes, filters: bool) -> Tensor:
-    """Return each row's next token (rows,) from adjusted logits (rows, vocab), float32, on a GPU.
+def draw(logits: Tensor, wishes: Wishes, filters: bool) -> tuple[Tensor, Tensor]:
+    """Return each row's next token (rows,) from adjusted logits (rows, vocab), and whether they are numbers; on a GPU.
 
     On the CPU ``engine/sampler.py`` draws, in plain torch, by the same noise. ``filters`` False says that no row asks
     for top-k, top-p or min-p.
     """
     from gpu_backend.kernels import sampling
 
-    return sampling.draw(logits, wishes, filters)[0]
+    return sampling.draw(logits, wishes, filters)
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,12 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_backend.kernels.layout import FEW_ROWS, PagedLayout
+from gpu_backend.kernels.layout import FEW_ROWS, MAX_SPLITS, PagedLayout
 from gpu_backend.kernels.quantized_kv import KvScales
 
 MIN_TILES = tl.constexpr(2)  # that a split has at least: reading less is not worth another partial result
 LOG2_E = 1.4426950408889634
-PLACES = ["block_tables", "context_lens", "query_starts"]  # parts of larger tensors: no reason to compile again
+# What changes from step to step is no reason to compile again: numbers, and parts of larger tensors.
+CHANGING = ["window", "splits", "split_tiles", "table_stride"]
+PLACES = ["block_tables", "context_lens", "query_starts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,6 @@ def paged_attention(
         "DIM_PADDED": triton.next_power_of_2(head_dim),
         "ROWS": shape.rows,
         "TILE": shape.tile,
-        "SPLITS": splits,
     }
     attend_kernel[(row_blocks * splits, kv_heads, sequences)](
         query,
@@ -99,6 +100,7 @@ def paged_attention(
         kv_scales.value if kv_scales else weight,
         scale * LOG2_E,
         window,
+        splits,
         layout.split_tokens // shape.tile,
         query.stride(0),
         kv_cache.stride(0),
@@ -107,6 +109,7 @@ def paged_attention(
         kv_cache.stride(3),
         layout.block_tables.stride(0),
         BLOCK_SIZE=block_size,
+        SPLIT=splits > 1,
         SCALED=kv_scales is not None,
         WINDOWED=window > 0,
         FIXED=layout.split_tokens > 0,
@@ -117,24 +120,26 @@ def paged_attention(
     )
     if splits > 1:
         combine_kernel[(layout.max_query_len * heads, sequences)](
-            part, weight, out, layout.context_lens, layout.query_starts, window, layout.split_tokens // shape.tile,
+            part, weight, out, layout.context_lens, layout.query_starts, window, splits,
+            layout.split_tokens // shape.tile, MOST_SPLITS=triton.next_power_of_2(max(splits, MAX_SPLITS)),
             WINDOWED=window > 0, FIXED=layout.split_tokens > 0, **common, num_warps=4,
         )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["window", "split_tiles", "table_stride"], do_not_specialize_on_alignment=PLACES)
+@triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=PLACES)
 def attend_kernel(
     query, kv_cache, block_tables, context_lens, query_starts, part, weight, key_scales, value_scales,
-    scale, window, split_tiles, query_stride, block_stride, slot_stride, value_offset, head_stride, table_stride,
+    scale, window, splits, split_tiles,
+    query_stride, block_stride, slot_stride, value_offset, head_stride, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, SCALED: tl.constexpr, WINDOWED: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, WINDOWED: tl.constexpr,
     FIXED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of rows of one sequence and key head, against one split of its context."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    split = tl.program_id(0) % SPLITS
-    first_row = tl.program_id(0) // SPLITS * ROWS
+    split = tl.program_id(0) % splits
+    first_row = tl.program_id(0) // splits * ROWS
     kv_head = tl.program_id(1)
     sequence = tl.program_id(2)
     first = tl.load(query_starts + sequence)
@@ -144,8 +149,8 @@ def attend_kernel(
     start = tl.load(context_lens + sequence) - num_rows // GROUP  # position of the sequence's first query
     begin, end = _tiles_of_rows(first_row, num_rows, start, window, GROUP, ROWS, TILE, WINDOWED)
     keys_end = start + (tl.minimum(first_row + ROWS, num_rows) - 1) // GROUP + 1
-    if SPLITS > 1:
-        begin, end = _tiles_of_split(split, begin, end, split_tiles, SPLITS, FIXED)
+    if SPLIT:
+        begin, end = _tiles_of_split(split, begin, end, split_tiles, splits, FIXED)
         if begin >= end:
             return
 
@@ -179,9 +184,11 @@ def attend_kernel(
     acc = acc / some[:, None]
     if SCALED:
         acc *= tl.load(value_scales + kv_head)
-    places = (tokens * HEADS + heads) * SPLITS + split
+    places = tokens * HEADS + heads
+    if SPLIT:
+        places = places * splits + split
     tl.store(part + places[:, None] * DIM + dims[None, :], acc.to(part.dtype.element_ty), mask=held)
-    if SPLITS > 1:
+    if SPLIT:
         tl.store(weight + places, best + tl.log2(some), mask=rows < num_rows)
 
 
@@ -220,11 +227,11 @@ def _look_at_tiles(
     return acc, total, best
 
 
-@triton.jit(do_not_specialize=["window", "split_tiles"], do_not_specialize_on_alignment=PLACES[1:])
+@triton.jit(do_not_specialize=CHANGING[:3], do_not_specialize_on_alignment=PLACES[1:])
 def combine_kernel(
-    part, weight, out, context_lens, query_starts, window, split_tiles,
+    part, weight, out, context_lens, query_starts, window, splits, split_tiles,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, SPLITS: tl.constexpr, WINDOWED: tl.constexpr, FIXED: tl.constexpr,
+    TILE: tl.constexpr, MOST_SPLITS: tl.constexpr, WINDOWED: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
     """One query and head: weigh the parts by what their softmax summed up to."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -238,12 +245,12 @@ def combine_kernel(
     start = tl.load(context_lens + sequence) - num_rows // GROUP
     first_row = (index * GROUP + head % GROUP) // ROWS * ROWS
     begin, end = _tiles_of_rows(first_row, num_rows, start, window, GROUP, ROWS, TILE, WINDOWED)
-    splits = tl.arange(0, SPLITS)
-    begins, ends = _tiles_of_split(splits, begin, end, split_tiles, SPLITS, FIXED)
-    used = begins < ends
+    each = tl.arange(0, MOST_SPLITS)
+    begins, ends = _tiles_of_split(each, begin, end, split_tiles, splits, FIXED)
+    used = (begins < ends) & (each < splits)
 
     dims = tl.arange(0, DIM_PADDED)
-    places = ((first + index).to(tl.int64) * HEADS + head) * SPLITS + splits
+    places = ((first + index).to(tl.int64) * HEADS + head) * splits + each
     weights = tl.load(weight + places, mask=used, other=float("-inf"))
     weights = tl.exp2(weights - tl.max(weights, 0))
     held = used[:, None] & (dims < DIM)[None, :]
@@ -267,11 +274,11 @@ def _tiles_of_rows(
 
 
 @triton.jit
-def _tiles_of_split(split, begin, end, split_tiles, SPLITS: tl.constexpr, FIXED: tl.constexpr):
+def _tiles_of_split(split, begin, end, split_tiles, splits, FIXED: tl.constexpr):
     """Return a split's first tile, and the one after the last; equal shares, or ``FIXED`` ones from position 0 on."""
     if FIXED:
         first, last = split * split_tiles, (split + 1) * split_tiles
     else:
-        share = tl.maximum(tl.cdiv(end - begin, SPLITS), MIN_TILES)
+        share = tl.maximum(tl.cdiv(end - begin, splits), MIN_TILES)
         first, last = begin + split * share, begin + (split + 1) * share
     return tl.maximum(begin, first), tl.minimum(end, last)

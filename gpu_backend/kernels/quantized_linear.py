@@ -70,16 +70,16 @@ def linear(
     product_kernel[(triton.cdiv(rows, shape.rows), triton.cdiv(outputs, shape.columns), splits)](
         x, weight, out if scales is None else scales, weight if zeros is None else zeros, row_scales,
         out if bias is None else bias, part,
-        rows, outputs, inputs, x.stride(0), weight.stride(0),
-        ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=depth, SPLITS=splits, GROUP=group,
+        rows, outputs, inputs, splits, x.stride(0), weight.stride(0),
+        ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=depth, SPLIT=splits > 1, GROUP=group,
         SCALED=scales is not None, SHIFTED=zeros is not None, ROUNDED=rounds_input, BIASED=bias is not None,
         PRECISION="tf32x3" if out.dtype == torch.float32 else "tf32",
         num_warps=shape.num_warps, num_stages=shape.num_stages,
     )  # fmt: skip
     if splits > 1:
         sum_kernel[(rows, triton.cdiv(outputs, 1024))](
-            part, out if bias is None else bias, out, rows, outputs,
-            SPLITS=splits, BIASED=bias is not None, BLOCK=1024, num_warps=4,
+            part, out if bias is None else bias, out, rows, outputs, splits,
+            BIASED=bias is not None, BLOCK=1024, num_warps=4,
         )  # fmt: skip
     return out
 
@@ -97,10 +97,10 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return out, scales
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "splits"])
 def product_kernel(
-    x, weight, scales, zeros, row_scales, bias, part, rows, outputs, inputs, row_stride, weight_stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr,
+    x, weight, scales, zeros, row_scales, bias, part, rows, outputs, inputs, splits, row_stride, weight_stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr,
     SCALED: tl.constexpr, SHIFTED: tl.constexpr, ROUNDED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of the output, over one split of the inputs."""
@@ -108,7 +108,7 @@ def product_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     split = tl.program_id(2)
     steps = tl.cdiv(inputs, DEPTH)
-    share = tl.cdiv(steps, SPLITS)
+    share = tl.cdiv(steps, splits)
     begin = split * share
     end = tl.minimum(begin + share, steps)
     here = (row < rows)[:, None]
@@ -152,20 +152,20 @@ def product_kernel(
             acc = tl.dot(taken, tl.trans(w), acc, input_precision=PRECISION)
         if SCALED:
             acc *= tl.load(scales + column, mask=column < outputs, other=0.0)[None, :]
-    if BIASED and SPLITS == 1:
+    if BIASED and not SPLIT:
         acc += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
     target = part + (split.to(tl.int64) * rows + row[:, None]) * outputs + column[None, :]
     tl.store(target, acc.to(part.dtype.element_ty), mask=here & (column < outputs)[None, :])
 
 
-@triton.jit(do_not_specialize=["rows"])
-def sum_kernel(part, bias, out, rows, outputs, SPLITS: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["rows", "splits"])
+def sum_kernel(part, bias, out, rows, outputs, splits, BIASED: tl.constexpr, BLOCK: tl.constexpr):
     """A piece of one row: the splits' parts, added in their order."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = column < outputs
     acc = tl.zeros([BLOCK], tl.float32)
-    for split in range(SPLITS):
+    for split in range(splits):
         acc += tl.load(part + (split * rows + row) * outputs + column, mask=held, other=0.0)
     if BIASED:
         acc += tl.load(bias + column, mask=held, other=0.0).to(tl.float32)

@@ -19,7 +19,7 @@ FAR_BELOW = tl.constexpr(120.0)  # exp of less than this under the maximum is 0 
 
 
 def draw(logits: Tensor, wishes: Wishes, filters: bool = True) -> tuple[Tensor, Tensor]:
-    """Return each row's token (rows,), int64, and whether its logits (rows, vocab), float32, are all numbers.
+    """Return each row's token (rows,), int64, and whether its logits (rows, vocab), of any floating type, are numbers.
 
     A logit of -inf is a token that may not come. Where they are not all numbers the token is any of the vocabulary.
     ``filters`` False says that no row asks for top-k, top-p or min-p, and saves looking.
@@ -58,7 +58,7 @@ def survey_kernel(
     piece = tl.program_id(1)
     tokens = piece * PIECE + tl.arange(0, PIECE)
     held = tokens < VOCAB
-    x = tl.load(logits + row.to(tl.int64) * row_stride + tokens, mask=held, other=0.0)
+    x = tl.load(logits + row.to(tl.int64) * row_stride + tokens, mask=held, other=0.0).to(tl.float32)
     warmth = tl.load(temperature + row)
     scaled = x / tl.where(warmth < GREEDY_BELOW, 1.0, warmth)
     place = row * PIECES + piece
@@ -126,7 +126,7 @@ def _lowest_inside(
         for piece in range(PIECES):
             if tl.load(highs + piece) > outside:
                 tokens = piece * PIECE + tl.arange(0, PIECE)
-                value = tl.load(x + tokens, mask=tokens < VOCAB, other=float("-inf")) / warmth
+                value = tl.load(x + tokens, mask=tokens < VOCAB, other=float("-inf")).to(tl.float32) / warmth
                 higher = value > middle
                 if WEIGHED:
                     above += tl.sum(tl.where(higher & (value >= floor), tl.exp(value - best), 0.0), 0)
@@ -153,7 +153,7 @@ def _weight_above(x, highs, warmth, best, floor, VOCAB: tl.constexpr, PIECE: tl.
     for piece in range(PIECES):
         if tl.load(highs + piece) >= floor:
             tokens = piece * PIECE + tl.arange(0, PIECE)
-            value = tl.load(x + tokens, mask=tokens < VOCAB, other=float("-inf")) / warmth
+            value = tl.load(x + tokens, mask=tokens < VOCAB, other=float("-inf")).to(tl.float32) / warmth
             total += tl.sum(tl.where(value >= floor, tl.exp(value - best), 0.0), 0)
     return total
 
@@ -173,6 +173,7 @@ def score_kernel(
         tokens = piece * PIECE + tl.arange(0, PIECE)
         warmth = tl.load(temperature + row)
         x = tl.load(logits + row.to(tl.int64) * row_stride + tokens, mask=tokens < VOCAB, other=float("-inf"))
+        x = x.to(tl.float32)
         if warmth >= GREEDY_BELOW:
             x = x / warmth
             noise = _gumbel(piece * (PIECE // 4) + tl.arange(0, PIECE // 4), row, seed, position, reply)

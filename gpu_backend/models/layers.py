@@ -136,8 +136,8 @@ class Decoder:
         return ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits of the token after each hidden state, in float32."""
-        return ops.linear(hidden, self.head, None, self.batch_invariant).float()
+        """Return the logits of the token after each hidden state."""
+        return ops.linear(hidden, self.head, None, self.batch_invariant)
 
 
 def load_linear(

@@ -154,6 +154,24 @@ def test_device_gets_a_step_before_the_last_is_read_and_little_to_know(
     assert all(uploads == [2 * 4] for at, uploads in enumerate(sent[2:], 2) if at not in new_blocks)
 
 
+def test_no_request_fails_for_want_of_a_graph(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A capture that fails is told of once; decodes go on without graphs, and say the same."""
+    commands = [greedy(str(i), range(9 * i, 9 * i + 8), 30) for i in range(3)]
+    expected = answer_all(model_loop(qwen, max_num_seqs=3), commands)
+    loop = model_loop(qwen, max_num_seqs=3, cuda_graphs=True)
+    graphs, tried = graphs_of(loop.runner), []
+
+    def fail(act: Callable[[], None]) -> Callable[[], None]:
+        tried.append(act)
+        raise RuntimeError("out of memory")
+
+    graphs._record = fail
+    answers = answer_all(loop, commands)
+
+    assert {k: a.token_ids for k, a in answers.items()} == {k: a.token_ids for k, a in expected.items()}
+    assert len(tried) == 1 and capsys.readouterr().err.count("out of memory") == 1
+
+
 def test_smaller_batches_borrow_a_larger_graph_until_they_have_one(qwen: Path) -> None:
     """At most half of the places are padding; what has a prompt in it is never replayed."""
     loop = model_loop(qwen, max_num_seqs=8, cuda_graphs=True, speculative_method="ngram", num_speculative_tokens=3)
@@ -259,10 +277,10 @@ def test_draws_by_the_table_equal_draws_by_the_list() -> None:
         for i in range(len(logits))
     ]  # fmt: skip
 
-    drawn = draw(logits, wishes_of(steps, CPU))
+    drawn, usable = draw(logits, wishes_of(steps, CPU))
 
     assert torch.equal(drawn, sample(logits.clone(), steps).token_ids)
-    assert len(drawn.unique()) > 50
+    assert len(drawn.unique()) > 50 and bool(usable.all())
 
 
 def test_table_learns_what_has_changed_and_no_more() -> None:

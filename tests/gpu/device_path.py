@@ -1,0 +1,164 @@
+# What the engine does on a CUDA device beside arithmetic, on a card that is simulated: nothing of the host's is read as
+# the device's, nobody waits but for a step's result, graphs hold what they need, and no step compiles a kernel anew.
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from gpu_backend.config import EngineConfig
+from gpu_backend.engine import runner
+from gpu_backend.engine.cost import StepCost
+from gpu_backend.engine.loop import EngineLoop
+from gpu_backend.engine.messages import Embed, Generate
+from gpu_backend.engine.plan import StepPlan
+from gpu_backend.engine.requests import Limits
+from gpu_backend.engine.runner import Runner
+from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.models.config import load_model_config
+from tests.gpu.check import Check, Setting, require
+from tests.gpu.simulated_card import Card, simulated_card
+from tests.support.engine import answer_all, expect_short_replies, guess_from
+from tests.support.tiny_model import TinyModel, write_tiny_model
+
+FLOAT32 = (torch.float32,)
+TOKENS_COST = StepCost(fixed=1.0, weights=0.0, token=1.0, context=0.0, pair=0.0)
+GUESSES_PAY = StepCost(fixed=1.0, weights=0.0, token=0.0, context=0.0, pair=0.0)
+
+
+def decodes(setting: Setting) -> str:
+    """Drawn and greedy replies, their steps overlapping, wait once a step, for its result."""
+    card, loop = _compare(setting, [_ask(1, 8, temperature=0.9), _ask(2, 8)])
+    require(card.replays > 4, f"only {card.replays} replays")
+    cleared = [name for name in card.launches if "index_fill" in name]
+    require(not cleared, f"{cleared}: kernels read no further than is written, and each layer's is a launch of its own")
+    return f"{loop._meter.steps} steps, {card.replays} replays, {len(card.compiled)} kernels compiled"
+
+
+def wishes(setting: Setting) -> str:
+    """Log-probabilities, penalties, biases, least lengths, scores of prompts and embeddings wait for nobody either."""
+    asked = [
+        _ask(1, 4, logprobs=2), _ask(2, 4, logprobs=4, top_p=0.8),
+        _ask(3, 4, presence_penalty=0.5, repetition_penalty=1.2), _ask(5, 3, prompt_logprobs=1),
+        _ask(4, 4, logit_bias=((5, 3.0),), min_tokens=3, stop_token_ids=frozenset(range(50))),
+    ]  # fmt: skip
+    card, _ = _compare(setting, [*asked, Embed("e", tuple(range(20)))], max_num_seqs=6)
+    lists = [key for key in card.compiled if key[0] == "shortlist_kernel"]
+    require(len(lists) <= 2, f"{len(lists)} kernels for 1, 2 and 4 log-probabilities")
+    return f"{len(card.compiled)} kernels compiled"
+
+
+def swaps(setting: Setting) -> str:
+    """Blocks go to host memory and back while the host goes on."""
+    commands = [_ask(3, 14), _ask(4, 14)]
+    sizes = {"block_size": 4, "max_model_len": 32, "num_kv_blocks": 10, "host_kv_bytes": 1 << 20}
+    _, loop = _compare(setting, commands, {"copy_seconds": 1e-9}, step_cost=TOKENS_COST, **sizes)
+    require(loop.scheduler.num_swaps > 0, "nobody was swapped out")
+    return f"{loop.scheduler.num_swaps} sequences swapped out"
+
+
+def guesses(setting: Setting) -> str:
+    """Guesses from the text, verified in graphs."""
+    commands = [_ask(1, 12, temperature=0.8), _ask(2, 12)]
+    settings = {"speculative_method": "ngram", "num_speculative_tokens": 3, "step_cost": GUESSES_PAY}
+    card, loop = _compare(setting, commands, guess=True, **settings)
+    require(loop.load().counters["accepted_tokens"] > 4 and card.replays > 2, "hardly a guess was verified in a graph")
+    return f"{loop.load().counters['accepted_tokens']:.0f} guesses held"
+
+
+def few_bits(setting: Setting) -> str:
+    """Rounded weights and caches go through the same way; float8, which the interpreter rounds wrongly, unjudged."""
+    for settings in (
+        {"quantization": "w8a8"},
+        {"quantization": "int4"},
+        {"kv_cache_dtype": "fp8"},
+        {"quantization": "fp8"},
+    ):
+        _compare(setting, [_ask(1, 6)], judges="fp8" not in settings.values(), **settings)
+    return "w8a8, int4, float8"
+
+
+def lengths(setting: Setting) -> str:
+    """Batches of any size, prompts and contexts of any length launch what earlier ones have compiled."""
+    dice = setting.dice
+    with tempfile.TemporaryDirectory() as name, simulated_card() as card:
+        loop = _engine("cuda", _model(setting, Path(name)), max_model_len=500, cuda_graphs=False)
+        assert isinstance(loop.runner, Runner)
+        with patch.object(runner, "measure_roofline"):
+            loop.runner.warm_up()
+        before = len(card.compiled)
+        for part in range(2):
+            commands = [_ask(10 * part + i, 2, dice.choice((1, 9, 40, 60)), top_p=0.9) for i in range(2)]
+            answer_all(loop, commands)
+    anew = list(card.compiled)[before:]
+    require(not anew, f"compiled while requests waited: {anew}")
+    return f"{before} kernels for all of them"
+
+
+def _compare(
+    setting: Setting,
+    commands: list[Any],
+    limits: dict[str, Any] | None = None,
+    judges: bool = True,
+    guess: bool = False,
+    **settings: Any,
+) -> tuple[Card, EngineLoop]:
+    """Answer on the CPU and on the card; return what the latter did.
+
+    Tokens must be equal, and nothing but results be waited for.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = _model(setting, Path(name))
+        said = answer_all(_engine("cpu", folder, limits, **settings), commands)
+        with simulated_card() as card, patch.object(EngineLoop, "_survive", _raise):
+            loop = _engine("cuda", folder, limits, **settings)
+            if guess:
+                guess_from(loop, {key: answer.token_ids for key, answer in said.items()}, 0.7)
+            expect_short_replies(loop)
+            card.waits.clear()
+            answers = answer_all(loop, commands)
+    steps = loop._meter.steps
+    require(set(card.waits) <= {"an event"}, f"the host waited for more than results: {dict(card.waits)}")
+    require(card.waits["an event"] <= steps, f"{card.waits['an event']} waits in {steps} steps")
+    for key, answer in answers.items() if judges else ():
+        require(
+            answer.token_ids == said[key].token_ids, f"reply {key} is {answer.token_ids}, not {said[key].token_ids}"
+        )
+    return card, loop
+
+
+def _engine(device: str, folder: Path, limits: dict[str, Any] | None = None, **settings: Any) -> EngineLoop:
+    settings = {"num_kv_blocks": 40, "max_num_seqs": 3, "max_model_len": 64, "dtype": "float32"} | settings
+    config, model = EngineConfig(str(folder), device, **settings), load_model_config(folder)
+    made = Runner(config, model)
+    known = Limits(made.max_model_len, model.vocab_size, num_host_blocks=made.num_host_blocks, **limits or {})
+    return EngineLoop(config, made, made.num_blocks, known)
+
+
+def _model(setting: Setting, folder: Path) -> Path:
+    shape = TinyModel("Qwen3ForCausalLM", num_layers=1, intermediate_size=128, seed=setting.dice.getrandbits(31))
+    return write_tiny_model(folder / "model", shape)
+
+
+def _ask(number: int, tokens: int, given: int = 0, **wish: Any) -> Generate:
+    prompt = tuple((7 * number + 3 * i) % 250 for i in range(given or 3 * number + 4))
+    wish = {"temperature": 0.0, "ignore_eos": True} | wish
+    return Generate(str(number), prompt, SamplingParams(tokens, seed=number, **wish))
+
+
+def _raise(loop: EngineLoop, plan: StepPlan, error: Exception, launched: float) -> Any:
+    raise error
+
+
+CHECKS = (
+    Check("device path: decodes", decodes, FLOAT32),
+    Check("device path: wishes", wishes, FLOAT32, is_long=True),
+    Check("device path: swaps", swaps, FLOAT32, is_long=True),
+    Check("device path: guesses", guesses, FLOAT32, is_long=True),
+    Check("device path: few bits", few_bits, FLOAT32, is_long=True),
+    Check("device path: lengths", lengths, FLOAT32, is_long=True),
+)
