@@ -8,8 +8,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from hashlib import blake2b, file_digest, sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -121,16 +122,27 @@ def _open(url: str) -> tuple[Any, str]:
 
 
 def _names(files: Any, root: str) -> list[str]:
-    try:
+    with _reading(files.unstrip_protocol(root)):
         return [PurePosixPath(path).name for path in files.ls(root, detail=False)]
+
+
+@contextmanager
+def _reading(url: str) -> Iterator[None]:
+    """Turn whatever a library raises for what it cannot reach, or may not, into ``OSError``."""
+    try:
+        yield
     except FileNotFoundError:
-        raise FileNotFoundError(f"{files.unstrip_protocol(root)} does not exist, or may not be read") from None
+        raise FileNotFoundError(f"{url} does not exist, or may not be read") from None
+    except Exception as exc:
+        raise OSError(f"{url} cannot be read: {exc}; check the network, the endpoint and the credentials") from exc
 
 
 def _read_digests(files: Any, root: str) -> dict[str, str]:
     """Read the digests that ``sha256sum`` wrote beside the files."""
+    with _reading(files.unstrip_protocol(f"{root}/{DIGESTS}")):
+        contents = files.cat_file(f"{root}/{DIGESTS}")
     try:
-        return parse_digests(files.cat_file(f"{root}/{DIGESTS}").decode())
+        return parse_digests(contents.decode())
     except ValueError as exc:
         raise ValueError(f"{root}/{DIGESTS}: {exc}") from exc
 
@@ -174,23 +186,34 @@ def _check_digest(path: Path | str, found: str, expected: str) -> None:
 
 def _fetch(files: Any, path: str, goal: Path, digest: str | None) -> None:
     """Copy one file, unless it is here as it is there. A copy that broke off leaves nothing that looks like a file."""
-    info = files.info(path)
+    url = files.unstrip_protocol(path)
+    with _reading(url):
+        info = files.info(path)
+        identity = files.ukey(path)
     digest = digest or ((info.get("lfs") or {}).get("sha256") if isinstance(info, dict) else None)
     version = goal.with_name(f".{goal.name}.version")
-    identity = digest or files.ukey(path)
+    identity = digest or identity
     if goal.exists() and version.exists() and version.read_text() == identity:
         return
     log.info("copying %s (%.1f MB)", path, (info.get("size") or 0) / 1e6)
     part = goal.with_name(f".{goal.name}.{os.getpid()}.part")
     seen = sha256()
     try:
-        with files.open(path, "rb") as source, part.open("wb") as target:
-            while chunk := source.read(CHUNK):
+        with part.open("wb") as target:
+            for chunk in _chunks(files, path, url):
                 seen.update(chunk)
                 target.write(chunk)
+        if (size := part.stat().st_size) != info.get("size", size):
+            raise OSError(f"{url} has {info['size']} bytes, but only {size} of them came; try again")
         if digest is not None:
             _check_digest(path, seen.hexdigest(), digest)
         part.replace(goal)
         version.write_text(identity)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _chunks(files: Any, path: str, url: str) -> Iterator[bytes]:
+    with _reading(url), files.open(path, "rb") as source:
+        while chunk := source.read(CHUNK):
+            yield chunk
