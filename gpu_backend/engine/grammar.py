@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -28,6 +30,11 @@ KEPT = 256  # compiled grammars, the least recently used go first
 # What one mask may cost, in the library's own unit: some 2 ms. Schemas of every day stay far below; what does not is
 # refused or ends alone, because a step waits for the masks of all its rows.
 STEP_FUEL = 20_000
+ROW_ITEMS, STEP_ITEMS = 1_000, 10_000  # of its parser: an object with 240 properties that may be missing needs fewer
+# Some take long all the same: they are found out by the time that they take, and end themselves.
+SLOW_BATCH = 0.05  # seconds of one step's masks, after which is looked whose they are
+SLOW_MASK = 0.05  # seconds of computing for one mask
+TOO_SLOW = "its masks take too long to compute; make it simpler"
 MASK_THREADS = min(8, os.cpu_count() or 1)
 COMPILERS = 2  # threads; the library lets go of the interpreter while it compiles
 # Bounds what a schema leaves open, so that a reply cannot consist of blanks.
@@ -38,12 +45,20 @@ class BadGrammar(ValueError):
     """A grammar that cannot be followed: its message says why."""
 
 
+@dataclass(slots=True)
+class Rules:
+    """What all replies of one grammar share."""
+
+    maker: MaskMaker  # shared by all grammars of an engine
+    are_slow: bool = False
+
+
 class Constraint:
     """Where one reply stands in its grammar."""
 
-    def __init__(self, matcher: Any, maker: MaskMaker) -> None:
+    def __init__(self, matcher: Any, rules: Rules) -> None:
         self._matcher = matcher
-        self._maker = maker  # shared by all constraints of an engine
+        self.rules = rules
 
     @property
     def is_complete(self) -> bool:
@@ -52,9 +67,11 @@ class Constraint:
 
     def accept(self, token_ids: Sequence[int]) -> str | None:
         """Take the reply's next tokens; return what is wrong, after which the constraint is of no use."""
+        if self.rules.are_slow:
+            return TOO_SLOW
         if self._matcher.consume_tokens(list(token_ids)):
             return None
-        return self._matcher.get_error().split("\n")[0][:300] or "a token does not follow the grammar"
+        return _reason(self._matcher.get_error()) or "a token does not follow the grammar"
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """Say how many of these tokens may come next, one after the other, so that the reply goes on after them."""
@@ -68,7 +85,11 @@ class Constraint:
 
     def copy(self) -> Constraint:
         """Return an independent constraint that stands where this one does."""
-        return Constraint(self._matcher.deep_copy(), self._maker)
+        return Constraint(self._matcher.deep_copy(), self.rules)
+
+    def takes_long(self) -> bool:
+        """Whether the next mask takes so long to compute that steps should not wait for it."""
+        return _try_mask(self._matcher)[1] > SLOW_MASK
 
 
 class MaskMaker:
@@ -88,7 +109,11 @@ class MaskMaker:
         """Return a row of int32 for each constraint, on the CPU: a bit for every token, set if it may come next."""
         words = torch.zeros(len(constraints), -(-vocab_size // 32), dtype=torch.int32)
         matchers = [(constraint._matcher, row) for row, constraint in enumerate(constraints)]
+        started = time.perf_counter()
         self._threads.unsafe_compute_mask_ptr(matchers, words.data_ptr(), words.shape[1] * 4, len(constraints))
+        if time.perf_counter() - started > SLOW_BATCH:
+            for one in {id(constraint.rules): constraint for constraint in constraints}.values():
+                one.rules.are_slow |= one.takes_long()
         return words
 
 
@@ -126,10 +151,14 @@ class GrammarCompiler:
         if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
             raise BadGrammar(f"it has more than {MAX_GRAMMAR_BYTES} bytes")
         tokenizer, maker = self._tokenizer.result()
-        matcher = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=LLParserLimits(step_lexer_fuel=STEP_FUEL))
+        limits = LLParserLimits(step_lexer_fuel=STEP_FUEL, step_max_items=STEP_ITEMS, max_items_in_row=ROW_ITEMS)
+        matcher = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
         if matcher.is_error():
-            raise BadGrammar(matcher.get_error().split("\n")[0][:300])
-        return Constraint(matcher, maker)
+            raise BadGrammar(_reason(matcher.get_error()))
+        problem, seconds = _try_mask(matcher)  # it tells of what allows nothing
+        if problem or seconds > SLOW_MASK:
+            raise BadGrammar(problem or TOO_SLOW)
+        return Constraint(matcher, Rules(maker))
 
     def _read_tokenizer(self) -> tuple[Any, MaskMaker]:
         from llguidance import LLTokenizer
@@ -147,7 +176,7 @@ def is_available() -> bool:
 def begin_masks(constraints: Sequence[Constraint | None], vocab_size: int) -> Future[Tensor] | None:
     """Begin with the masks of those rows that have a constraint, if any has; they are made while the model computes."""
     some = [constraint for constraint in constraints if constraint is not None]
-    return some[0]._maker.begin(some, vocab_size) if some else None
+    return some[0].rules.maker.begin(some, vocab_size) if some else None
 
 
 def apply_masks(logits: Tensor, rows: Sequence[int], words: Tensor) -> None:
@@ -167,6 +196,23 @@ def _terms_of_octets(device: torch.device) -> Tensor:
     return torch.zeros(256, 8, device=device).masked_fill_(bits == 0, -torch.inf)
 
 
+def _try_mask(matcher: Any) -> tuple[str, float]:
+    """Return what is wrong with the next mask, if anything is, and the seconds of computing that it took."""
+    probe, started = matcher.deep_copy(), time.thread_time()
+    probe.compute_bitmask()
+    return _reason(probe.get_error()), time.thread_time() - started
+
+
+def _reason(error: str) -> str:
+    """Return what the library says is wrong, in one line: the first, and of an expression what is wrong in it."""
+    if error.startswith("NoExtensionBias"):
+        return "it allows no text at all"
+    first, *others = error.split("\n")
+    said, _, _ = first.partition(" (in regex): regex parse error:")
+    details = [line for line in others if line.startswith("error: ")]
+    return said[:300] + "".join(f"; {line.removeprefix('error: ')[:300]}" for line in details[:1])
+
+
 def _source(grammar: Grammar) -> str:
     """Return the grammar in the library's own language."""
     from llguidance import LLMatcher
@@ -176,11 +222,11 @@ def _source(grammar: Grammar) -> str:
             try:
                 return LLMatcher.grammar_from_json_schema(grammar.text, defaults=JSON_OPTIONS)
             except ValueError as error:
-                raise BadGrammar(str(error).split("\n")[0][:300]) from error
+                raise BadGrammar(_reason(str(error))) from error
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.CHOICE:
             choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(grammar.text))
-            return LLMatcher.grammar_from_lark(f"start: {choices}")
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         case GrammarKind.LARK:
             return LLMatcher.grammar_from_lark(grammar.text)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
-from gpu_backend.engine.grammar import BadGrammar, Constraint, GrammarCompiler
+from gpu_backend.engine.grammar import TOO_SLOW, BadGrammar, Constraint, GrammarCompiler
 from gpu_backend.engine.messages import Event, Generate, NewTokens
 from gpu_backend.engine.sequence import FinishReason, Sequence
 
@@ -72,8 +72,10 @@ def _constrain(waiting: _Waiting) -> str | None:
     """Give each reply its constraint, moved past what another replica generated; return what is wrong, if anything."""
     if (error := waiting.grammar.exception()) is not None:
         return f"{error}" if isinstance(error, BadGrammar) else f"{type(error).__name__}: {error}"
+    if (compiled := waiting.grammar.result()).rules.are_slow:
+        return TOO_SLOW
     for reply in waiting.replies:
-        reply.constraint = waiting.grammar.result().copy()
+        reply.constraint = compiled.copy()
     resumed = waiting.command.resume_token_ids
     if resumed and (problem := waiting.replies[0].constraint.accept(resumed)):  # type: ignore[union-attr]
         return f"the resumed tokens do not follow it: {problem}"

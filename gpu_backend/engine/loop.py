@@ -285,8 +285,8 @@ class EngineLoop:
         if taken:
             events.append(self._new_tokens(sequence, token_ids[:taken], logprobs[:taken], reason, now))
         if problem:
-            error = f"the grammar cannot be followed any further: {problem}"
-            events.append(self._finish(sequence, FinishReason.ERROR, error))
+            error = f"after {sequence.num_generated} tokens, {problem}"
+            events.append(self._finish(sequence, FinishReason.ERROR, error, is_bad_grammar=True))
         return events
 
     def _new_tokens(
@@ -326,7 +326,9 @@ class EngineLoop:
         vector = tuple(value / length for value in sequence.hidden_sum)
         return [Embedding(sequence.request_id, vector, self._leave(sequence))]
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> Event:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, error: str | None = None, *, is_bad_grammar: bool = False
+    ) -> Event:
         """Let a sequence go without another token."""
         if sequence.pools:
             return Embedding(sequence.request_id, (), self._leave(sequence), error or "the request was aborted")
@@ -339,6 +341,7 @@ class EngineLoop:
             gpu_seconds=sequence.gpu_seconds,
             timings=self._leave(sequence),
             error=error,
+            is_bad_grammar=is_bad_grammar,
         )
 
     def _leave(self, sequence: Sequence) -> Timings:

@@ -9,6 +9,8 @@ from gpu_backend.engine.plan import TokenLogprob
 from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.sequence import FinishReason
 
+LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000  # of a tenant, whose service is divided by it
+
 
 @dataclass(frozen=True, slots=True)
 class Generate:

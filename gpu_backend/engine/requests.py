@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gpu_backend.engine.admission import TIERS
 from gpu_backend.engine.cost import ASSUMED_COSTS, StepCost
-from gpu_backend.engine.messages import Embed, Embedding, Event, Generate, NewTokens
+from gpu_backend.engine.messages import LEAST_WEIGHT, MOST_WEIGHT, Embed, Embedding, Event, Generate, NewTokens
 from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.sequence import FinishReason, Sequence
 
@@ -43,8 +43,8 @@ def find_problem(request: Generate | Embed, limits: Limits) -> str | None:
         return f"the prompt has token ids outside the vocabulary of {limits.vocab_size}"
     if request.tier not in TIERS:
         return f"the tier is {request.tier!r}; it is one of {', '.join(TIERS)}"
-    if not 0 < request.weight < math.inf:
-        return f"the weight is {request.weight}; it is a number above 0"
+    if not LEAST_WEIGHT <= request.weight <= MOST_WEIGHT:
+        return f"the weight is {request.weight}; it is a number from {LEAST_WEIGHT} to {MOST_WEIGHT}"
     return None
 
 

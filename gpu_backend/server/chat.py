@@ -51,6 +51,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     check_chat(body, extensions)
     check_bias(body.logit_bias, front.checkpoint.vocab_size)
     check_token_ids(extensions.resume_token_ids, front.checkpoint.vocab_size, "resume_token_ids")
+    check_token_ids(extensions.stop_token_ids, front.checkpoint.vocab_size, "stop_token_ids")
     tool_use = read_tools(body, front.checkpoint)
     tools = tool_use.tools if tool_use is not None else ()
     prompt = await encode_chat(front.checkpoint, body.messages, max_model_len, tools)

@@ -29,6 +29,7 @@ from protocol.completions import CompletionRequest
 from protocol.errors import BadRequest
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions alone
+MOST_REPLIES = 2048  # to all prompts of a request together
 
 
 @post("/v1/completions", status_code=200)
@@ -41,9 +42,13 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     check_completion(body, extensions)
     check_bias(body.logit_bias, front.checkpoint.vocab_size)
     check_token_ids(extensions.resume_token_ids, front.checkpoint.vocab_size, "resume_token_ids")
+    check_token_ids(extensions.stop_token_ids, front.checkpoint.vocab_size, "stop_token_ids")
     prompts = await encode_prompts(front.checkpoint, body.prompt, max_model_len, room_for_reply=1, param="prompt")
     if extensions.resume_token_ids and len(prompts) > 1:
         raise BadRequest("'resume_token_ids' continues one reply: send one prompt with it.", param="prompt")
+    if (replies := len(prompts) * (body.n or 1)) > MOST_REPLIES:
+        message = f"'prompt' and 'n' ask for {replies} replies; one request asks for at most {MOST_REPLIES}."
+        raise BadRequest(message, param="n", code="invalid_value")
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     grammar, grammar_field = grammar_of(body, extensions)
     job = Job(

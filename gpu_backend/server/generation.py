@@ -62,6 +62,8 @@ class Generation:
         self._clock = clock
         self._started = clock()
         self._first_token: float | None = None
+        self._gaps = metrics.gaps_of(job.sender.tenant)
+        self._last_tokens: dict[tuple[str, int], float] = {}  # when each reply's came
         self._writers = {
             (f"{request_id}-{i}", j): ReplyWriter(
                 i * job.n + j,
@@ -152,12 +154,20 @@ class Generation:
             raise EngineFailed(f"The engine could not finish this reply: {event.error}.")
         if event.finish_reason is FinishReason.ABORT and not had_ended:
             raise EngineFailed("The engine gave this reply up before its end.")
-        if event.token_ids and self._first_token is None:
-            self._first_token = self._clock()
+        if event.token_ids:
+            self._note_time(event)
         piece = writer.write(event)
         if writer.finish_reason is not None and not had_ended and event.finish_reason is None:
             self._call.stop_reply(event.request_id, event.reply_index)  # its text has ended; the engine does not know
         return self._with_prompt_scores(piece, event)
+
+    def _note_time(self, event: NewTokens) -> None:
+        now, reply = self._clock(), (event.request_id, event.reply_index)
+        if self._first_token is None:
+            self._first_token = now
+        if (last := self._last_tokens.get(reply)) is not None:
+            self._gaps.add(now - last)
+        self._last_tokens[reply] = now
 
     def _with_prompt_scores(self, piece: Piece | None, event: NewTokens) -> Piece | None:
         """Add to a reply's first piece what its prompt's first reply reported: it has its first token before others."""

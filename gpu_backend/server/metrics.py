@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
@@ -14,7 +16,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gpu_backend.config import MOST_SPECULATIVE_TOKENS
 from gpu_backend.engine.admission import TIERS
@@ -22,6 +24,7 @@ from gpu_backend.engine.messages import LoadReport
 from gpu_backend.server.wire import UsageBody
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5)
 STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 64, 128, 256, 512)
 LABELS = ("model_name",)
 TENANT_LABELS = (*LABELS, "tenant")
@@ -43,8 +46,26 @@ HISTOGRAMS = {
     "queue": ("vllm:request_queue_time_seconds", "Waiting for the first step."),
     "prefill": ("vllm:request_prefill_time_seconds", "From the first step to the first token."),
     "decode": ("vllm:request_decode_time_seconds", "From the first token to the last."),
+    "inference": ("vllm:request_inference_time_seconds", "From the first step to the last token."),
     "token": ("vllm:request_time_per_output_token_seconds", "The mean of a request's tokens after the first."),
 }
+LENGTHS = {
+    "prompt_length": ("vllm:request_prompt_tokens", "Prompt tokens of a request."),
+    "reply_length": ("vllm:request_generation_tokens", "Tokens of a request's replies, all together."),
+}
+
+
+@dataclass(slots=True)
+class TokenGaps:
+    """Counts seconds between a reply's tokens in the buckets of ``SECONDS``: there are too many for a Histogram."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one; it takes a fraction of a microsecond."""
+        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.seconds += seconds
 
 
 class Metrics:
@@ -65,6 +86,10 @@ class Metrics:
             field: Histogram(name, text, TENANT_LABELS, buckets=SECONDS, registry=self.registry)
             for field, (name, text) in HISTOGRAMS.items()
         }
+        self._histograms |= {
+            field: Histogram(name, text, TENANT_LABELS, buckets=TOKENS, registry=self.registry)
+            for field, (name, text) in LENGTHS.items()
+        }
         self._finished = Counter(
             "vllm:request_success",
             "Replies by how they ended.",
@@ -83,6 +108,7 @@ class Metrics:
         )
         self._tenants: dict[str, _Tenant] = {}
         self._of("")
+        self.registry.register(_GapCollector(model_name, self._tenants))
 
     def count_generation(
         self,
@@ -101,11 +127,17 @@ class Metrics:
         own.histograms["first_token"].observe(time_to_first_token)
         self._first_token_steps.labels(self._model_name, tier).observe(usage.first_token_steps)
         own.histograms["decode"].observe(usage.decode_ms / 1000)
+        own.histograms["inference"].observe((usage.prefill_ms + usage.decode_ms) / 1000)
+        own.histograms["reply_length"].observe(usage.completion_tokens)
         if (after_first := usage.completion_tokens - len(finish_reasons)) > 0:
             own.histograms["token"].observe(usage.decode_ms / 1000 * len(finish_reasons) / after_first)
         for reason in finish_reasons:
             self._finished.labels(self._model_name, own.name, reason).inc()
         self._count_call(own, usage, latency)
+
+    def gaps_of(self, tenant: str) -> TokenGaps:
+        """Return where the times between a tenant's tokens are counted."""
+        return self._of(tenant).gaps
 
     def count_given_up(self, num_replies: int, tenant: str = "") -> None:
         """Book replies whose client left, or that failed, before their end."""
@@ -132,6 +164,7 @@ class Metrics:
         own.counters["cached_tokens"].inc(usage.cached_tokens)
         self.request_seconds += usage.gpu_seconds
         own.counters["gpu_seconds"].inc(usage.gpu_seconds)
+        own.histograms["prompt_length"].observe(usage.prompt_tokens)
         own.histograms["latency"].observe(latency)
         own.histograms["queue"].observe(usage.queue_ms / 1000)
         own.histograms["prefill"].observe(usage.prefill_ms / 1000)
@@ -153,11 +186,32 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class _Tenant:
-    """One tenant's series, by the names of ``COUNTERS`` and ``HISTOGRAMS``."""
+    """One tenant's series, by the names of ``COUNTERS``, ``HISTOGRAMS`` and ``LENGTHS``."""
 
     name: str
     counters: Mapping[str, Counter]
     histograms: Mapping[str, Histogram]
+    gaps: TokenGaps = field(default_factory=TokenGaps)
+
+
+class _GapCollector:
+    """Shows what ``TokenGaps`` have counted."""
+
+    def __init__(self, model_name: str, tenants: Mapping[str, _Tenant]) -> None:
+        self._model_name = model_name
+        self._tenants = tenants
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds",
+            "Between a reply's tokens that came one after the other.",
+            labels=TENANT_LABELS,
+        )
+        for own in {tenant.name: tenant for tenant in self._tenants.values()}.values():
+            bounds = [*map(str, SECONDS), "+Inf"]
+            buckets = list(zip(bounds, map(float, accumulate(own.gaps.counts)), strict=True))
+            family.add_metric([self._model_name, own.name], buckets, own.gaps.seconds)
+        yield family
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from gpu_backend.engine.messages import LEAST_WEIGHT, MOST_WEIGHT
 from gpu_backend.engine.sampling_params import Grammar, SamplingParams
 from gpu_backend.server.checkpoint import SamplingDefaults
 from protocol.chat import ChatRequest
@@ -19,8 +20,11 @@ from protocol.errors import BadRequest, UnsupportedParameter
 
 MAX_REPLIES = 128  # n
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 4096  # of one stop string
+MAX_STOP_TOKENS = 1024
 MAX_BIASES = 1024  # tokens in a logit_bias
 MOST_REPETITION_PENALTY = 10
+MOST_DEADLINE = 2**31 - 1  # milliseconds: 24 days
 SMALLEST_TOP_P = 1e-6  # keeps exactly the most likely token, as top_p 0 asks
 
 
@@ -90,14 +94,14 @@ def read_sender(headers: Mapping[str, str]) -> Sender:
     tier = headers.get("x-tier", "interactive")
     if tier not in ("interactive", "batch"):
         raise _invalid("x-tier", f"'x-tier' is {tier[:40]!r}; it is 'interactive' or 'batch'.")
-    weight = _number_header(headers, "x-weight", float)
-    deadline = _number_header(headers, "x-deadline-ms", int)
+    weight = _number_header(headers, "x-weight", float, MOST_WEIGHT)
+    deadline = _number_header(headers, "x-deadline-ms", int, MOST_DEADLINE)
     fails_over = headers.get("x-fails-over", "0")
     if fails_over not in ("0", "1"):
         raise _invalid("x-fails-over", f"'x-fails-over' is {fails_over[:40]!r}; it is '0' or '1'.")
     return Sender(
         tenant=headers.get("x-tenant", ""),
-        weight=1.0 if weight is None else weight,
+        weight=1.0 if weight is None else max(weight, LEAST_WEIGHT),
         tier=tier,
         deadline_ms=deadline,
         fails_over=fails_over == "1",
@@ -197,6 +201,9 @@ def _check_both(body: GeneratingRequest, extensions: Extensions) -> None:
             f"{MOST_REPETITION_PENALTY}, and 1 changes nothing.",
         )
     _check_stops(stop_strings(body))
+    if len(extensions.stop_token_ids) > MAX_STOP_TOKENS:
+        message = f"'stop_token_ids' holds {len(extensions.stop_token_ids)} tokens; it holds at most {MAX_STOP_TOKENS}."
+        raise _invalid("stop_token_ids", message)
     if body.stream_options is not None and not body.stream:
         raise _invalid("stream_options", "'stream_options' is for streams: send 'stream': true with it.")
     if extensions.resume_token_ids and (body.n or 1) > 1:
@@ -232,15 +239,16 @@ def _check_stops(stops: tuple[str, ...]) -> None:
         raise _invalid("stop", f"'stop' holds {len(stops)} strings; it holds at most {MAX_STOPS}.")
     if not all(stops):
         raise _invalid("stop", "'stop' holds an empty string, which would end every reply at once.")
+    if (longest := max(map(len, stops), default=0)) > MAX_STOP_CHARACTERS:
+        raise _invalid("stop", f"'stop' holds a text of {longest} characters; each has at most {MAX_STOP_CHARACTERS}.")
 
 
-def _check_span(name: str, value: float | None, least: float, most: float) -> None:
+def _check_span(name: str, value: float | None, least: int, most: int) -> None:
     if value is not None and not least <= value <= most:
-        shown = f"{least:g} to {most:g}" if abs(most) < 2**31 - 1 else f"{least:g} or more"
-        raise _invalid(name, f"'{name}' is {value}; it must be {shown}.")
+        raise _invalid(name, f"'{name}' is {value}; it must be {least} to {most}.")
 
 
-def _number_header(headers: Mapping[str, str], name: str, kind: Callable[[str], Any]) -> Any:
+def _number_header(headers: Mapping[str, str], name: str, kind: Callable[[str], Any], most: int) -> Any:
     value = headers.get(name)
     if value is None:
         return None
@@ -248,8 +256,9 @@ def _number_header(headers: Mapping[str, str], name: str, kind: Callable[[str], 
         number = kind(value)
     except ValueError:
         number = math.nan
-    if not 0 < number < math.inf:
-        raise _invalid(name, f"'{name}' is {value[:40]!r}; it must be a number above 0.")
+    if not 0 < number <= most:
+        whole = "whole " if kind is int else ""
+        raise _invalid(name, f"'{name}' is {value[:40]!r}; it must be a {whole}number above 0, at most {most}.")
     return number
 
 

@@ -73,8 +73,8 @@ def _schema(schema: str | dict[str, Any], field: str) -> Grammar:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
-        except ValueError as exc:
-            raise _invalid(field, f"'{field}' is a text that is not JSON: {exc}.") from exc
+        except (ValueError, RecursionError) as exc:
+            raise _invalid(field, f"'{field}' is a text that is not JSON, or nested too deeply: {exc}.") from exc
     if not isinstance(schema, dict):
         raise _invalid(field, f"'{field}' is no JSON object; a JSON Schema is one.")
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))

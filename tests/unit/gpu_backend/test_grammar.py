@@ -28,6 +28,12 @@ PERSON = {
     "additionalProperties": False,
 }
 
+MANY = {
+    "type": "object",
+    "properties": {f"p{i}": {"type": "string"} for i in range(240)},
+    "additionalProperties": False,
+}
+
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> GrammarCompiler:
@@ -72,7 +78,10 @@ def follows(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
         (schema({"type": "object"}), ["{}", '{"a": [1, {"b": null}]}'], ["[]", "1", '{"a"}']),
         (Grammar(GrammarKind.REGEX, r"[a-c]{2}\d+"), ["ab1", "cc1234"], ["a1", "abc"]),
         (Grammar(GrammarKind.CHOICE, '["yes", "no \\"maybe\\"\\n", "日本"]'), ["yes", 'no "maybe"\n', "日本"], ["no"]),
+        (Grammar(GrammarKind.CHOICE, json.dumps([f"{i}." for i in range(10_000)])), ["0.", "9999."], ["10000."]),
+        (Grammar(GrammarKind.CHOICE, '["", "a", "ab"]'), ["", "a", "ab"], ["b", "abb"]),
         (Grammar(GrammarKind.LARK, 'start: "a"+ "b"?'), ["a", "aaab"], ["b", "abb"]),
+        (schema(MANY), ['{"p239": "x"}', '{"p0": "", "p1": "y"}'], ['{"p240": "x"}']),
     ],
 )
 def test_only_what_the_grammar_allows_comes_through(
@@ -89,8 +98,11 @@ def test_only_what_the_grammar_allows_comes_through(
         (schema({"type": "nonsense"}), "nonsense"),
         (schema({"$ref": "#/nowhere"}), "nowhere"),
         (schema({"not": {"type": "string"}}), "not"),
-        (Grammar(GrammarKind.REGEX, "(a"), "regex"),
-        (Grammar(GrammarKind.REGEX, "(?=a)b"), "regex"),
+        (Grammar(GrammarKind.REGEX, "(a"), "unclosed group"),
+        (Grammar(GrammarKind.REGEX, "(?=a)b"), "look-around, including look-ahead and look-behind, is not supported"),
+        (schema({"$ref": "#"}), "allows no text"),
+        (schema({"anyOf": [{"$ref": "#"}]}), "allows no text"),
+        (Grammar(GrammarKind.LARK, 'start: start "a" | start'), "allows no text"),
         (Grammar(GrammarKind.LARK, "start: nowhere"), "nowhere"),
         (Grammar(GrammarKind.LARK, "start"), ""),
         (Grammar(GrammarKind.CHOICE, json.dumps(["x" * MAX_GRAMMAR_BYTES])), "bytes"),
@@ -114,6 +126,22 @@ def test_a_costly_grammar_ends_itself(compiler: GrammarCompiler) -> None:
         problems.append(constraint.accept((token,)))
 
     assert any(problems)
+
+
+def test_a_grammar_whose_masks_take_long_ends_itself(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step waits for them; then its replies end, and nobody can ask for it again. Its neighbours go on."""
+    slow, other = schema({"type": "string", "maxLength": 7}), schema({"type": "string", "maxLength": 8})
+    one, two, neighbour = (compiler.compile(grammar).result().copy() for grammar in (slow, slow, other))
+    monkeypatch.setattr("gpu_backend.engine.grammar.SLOW_BATCH", 0.0)
+    monkeypatch.setattr("gpu_backend.engine.grammar.SLOW_MASK", 0.0)
+    mask(one)
+
+    assert "too long" in (one.accept(token_ids('"')) or "") and "too long" in (two.accept(token_ids('"')) or "")
+    assert neighbour.accept(token_ids('"')) is None
+    with pytest.raises(BadGrammar, match="take too long"):
+        compiler.compile(schema({"type": "string", "maxLength": 9})).result()
 
 
 def test_copies_advance_by_themselves(compiler: GrammarCompiler) -> None:

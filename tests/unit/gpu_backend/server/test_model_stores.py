@@ -30,7 +30,7 @@ SCHEMES = ("hf", "s3", "gs")
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_model_comes_as_it_is_there(scheme: str, tmp_path: Path) -> None:
-    """All files that are needed and no others, byte for byte, though a connection breaks; a second start asks for none."""
+    """All files that are needed and no others, byte for byte, though a connection breaks; and each of them once."""
     need(scheme)
     there = write_tiny_model(tmp_path / "there", TinyModel(num_shards=3), with_tokenizer=True)
     (there / "README.md").write_text("Not needed.")
@@ -52,7 +52,7 @@ def test_model_comes_as_it_is_there(scheme: str, tmp_path: Path) -> None:
 
 
 def test_changed_shard_of_the_hub_is_refused(tmp_path: Path) -> None:
-    """The hub says what its large files are by digest; nothing else takes their place. A hub that is away is an error."""
+    """The hub says what its large files are by digest; nothing else is taken for them. One that is away is an error."""
     there = write_tiny_model(tmp_path / "there", TinyModel())
 
     with model_stores(there) as stores:

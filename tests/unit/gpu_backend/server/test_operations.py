@@ -107,6 +107,10 @@ def test_metrics_know_tenants(engine: FakeEngine, http: httpx.Client) -> None:
         ("vllm:request_prefill_time_seconds_sum", "0.004", "0.004"),
         ("vllm:request_decode_time_seconds_sum", "0.003", "0.006"),
         ("vllm:request_time_per_output_token_seconds_count", "1.0", "2.0"),
+        ("vllm:request_inference_time_seconds_count", "1.0", "2.0"),
+        ("vllm:inter_token_latency_seconds_count", "5.0", "10.0"),
+        ("vllm:request_generation_tokens_sum", "6.0", "12.0"),
+        ("vllm:request_prompt_tokens_count", "2.0", "2.0"),
         ("tollgate_engine_request_gpu_seconds_total", "0.5", "0.5"),
     ):
         assert (value(name, "a"), value(name, "b")) == (a, b), name

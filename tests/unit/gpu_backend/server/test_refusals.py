@@ -13,7 +13,8 @@ import pytest
 from tests.support.fake_engine import FakeEngine, speaking
 from tests.support.front import CHAT, running_front, token_ids, write_small_files
 
-RESUMED = "resume_token_ids"
+RESUMED, STOPS = "resume_token_ids", "stop_token_ids"
+CROWD = json.dumps({"model": "tiny", "prompt": ["a"] * 17, "n": 128}).encode()  # 2,176 replies
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,10 @@ RESUMED = "resume_token_ids"
         ("/v1/completions", b'{"model": "tiny", "prompt": [-1]}', 400, "invalid_value", "prompt"),
         ("/v1/completions", b'{"model":"tiny","prompt":"a","resume_token_ids":[999]}', 400, "invalid_value", RESUMED),
         ("/v1/completions", b'{"model": "tiny", "prompt": ["a", "b"], "resume_token_ids": [1]}', 400, None, "prompt"),
+        ("/v1/completions", CROWD, 400, "invalid_value", "n"),
+        ("/v1/completions", b'{"model":"tiny","prompt":"a","stop_token_ids":[260]}', 400, "invalid_value", STOPS),
+        ("/v1/chat/completions", json.dumps({**CHAT, STOPS: [1] * 1025}).encode(), 400, "invalid_value", STOPS),
+        ("/v1/chat/completions", json.dumps({**CHAT, "stop": "x" * 4097}).encode(), 400, "invalid_value", "stop"),
         ("/v1/embeddings", b'{"model": "tiny", "input": ["a", ""]}', 400, "invalid_value", "input"),
         ("/v1/embeddings", b'{"model":"tiny","input":"a","dimensions":1}', 400, "unsupported_parameter", "dimensions"),
         ("/v1/nothing", b"{}", 404, "unknown_url", None),

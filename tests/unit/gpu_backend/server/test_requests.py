@@ -184,6 +184,7 @@ def test_the_sender_is_read_from_headers() -> None:
     assert read_sender(headers) == Sender("team_a", 2.5, "batch", 1500)
     assert read_sender({}) == Sender("", 1.0, "interactive", None)
     assert read_sender({"x-fails-over": "1"}).fails_over
+    assert read_sender({"x-weight": "1e-320"}).weight == 0.001  # service is divided by it
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,10 @@ def test_the_sender_is_read_from_headers() -> None:
         ("x-weight", "0"),
         ("x-weight", "nan"),
         ("x-weight", "inf"),
+        ("x-weight", "1e308"),
         ("x-deadline-ms", "soon"),
+        ("x-deadline-ms", "9" * 400),
+        ("x-deadline-ms", "9" * 5000),
         ("x-fails-over", "yes"),
     ],
 )

@@ -61,6 +61,7 @@ def test_every_way_to_ask_is_understood(fields: dict[str, Any], grammar: Grammar
         ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_choice"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": "[]"}, "guided_json"),
+        ({"guided_json": '{"items":' * 20_000 + "{}" + "}" * 20_000}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": "a" * (MAX_TEXT + 1)}, "guided_regex"),
         ({"structured_outputs": {"xml": "a"}}, "structured_outputs"),
