@@ -22,102 +22,24 @@ from tests.support.dev_house import TOLLGATE, DevHouse
 from tests.support.ports import free_port
 
 
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[DevHouse]:
-    """A house on a fresh data directory, not started."""
-    house = DevHouse(tmp_path / "data")
-    yield house
-    house.clean_up()
-
-
-@pytest.mark.timeout(240)
-def test_whatever_ends_it_nothing_runs_on_and_nothing_is_lost(house: DevHouse) -> None:
-    """SIGINT and SIGKILL: no process left, and the next start has the same keys and all usage."""
-    first = house.start()
-    for count, number in enumerate((signal.SIGINT, signal.SIGKILL), start=1):
-        assert house.ask().status_code == 200
-        pids = [pid for role in house.pids().values() for pid in role]
-        groups = {os.getpgid(pid) for pid in pids}
-        status = house.end(number)
-        # Asked to end, it waits for all of them; killed, the kernel ends them, which takes it a moment.
-        deadline = time.monotonic() + (10 if number == signal.SIGKILL else 0)
-        while (any(map(is_running, pids)) or any(map(is_group_alive, groups))) and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-        assert not any(map(is_running, pids))
-        assert not any(map(is_group_alive, groups))
-        assert house.left_running() == []
-        assert status == (-signal.SIGKILL if number == signal.SIGKILL else 0)
-
-        again = house.start()
-        assert (again["team_key"], again["admin_key"]) == (first["team_key"], first["admin_key"])
-        deadline = time.monotonic() + 10  # what the dead left is carried by the next
-        while house.usage()["requests"] != count and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert house.usage()["requests"] == count
-    assert house.end(signal.SIGTERM) == 0
-    assert house.left_running() == []
-
-
-def is_group_alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-@pytest.mark.timeout(240)
-def test_a_child_that_dies_is_started_again(house: DevHouse) -> None:
-    """Each of the five killed in turn: it is back, pids.json knows it, and requests are answered."""
-    house.start()
-    for role in ("gateway", "worker", "engine", "redis", "postgres"):
-        old = house.pids()[role]
-        os.kill(old[0], signal.SIGKILL)
-        new = wait_for_other_pids(house, role, old)
-
-        assert all(map(is_running, new))
-        assert not any(map(is_running, old))
-        assert answers_again(house), f"no answer after the {role} was killed"
-    assert house.end(signal.SIGINT) == 0
-    assert house.left_running() == []
-
-
-def wait_for_other_pids(house: DevHouse, role: str, old: list[int], within: float = 20.0) -> list[int]:
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        new = house.pids()[role]
-        if len(new) == len(old) and not set(new) & set(old):
-            return new
-        time.sleep(0.05)
-    raise AssertionError(f"the {role} was not started again: {house.pids()}")
-
-
-def answers_again(house: DevHouse, within: float = 30.0) -> bool:
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        try:
-            if house.ask(timeout=10.0).status_code == 200:
-                return True
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.1)
-    return False
-
-
 @pytest.mark.parametrize("wait", [0.1, 1.0])
-def test_interrupted_while_it_starts_it_leaves_nothing(house: DevHouse, wait: float) -> None:
+def test_interrupted_while_it_starts_it_leaves_nothing(tmp_path: Path, wait: float) -> None:
     """Ctrl-C before it is ready is an ordinary end, and the next start works on what there is."""
-    process = house.launch()
-    time.sleep(wait)
-    process.send_signal(signal.SIGINT)
-    process.wait(30)
+    house = DevHouse(tmp_path / "data")
+    try:
+        process = house.launch()
+        time.sleep(wait)
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
 
-    assert house.left_running(within=2) == []
+        assert house.left_running(within=2) == []
+    finally:
+        house.clean_up()
 
 
-def test_a_taken_port_is_said_and_ends_it(house: DevHouse) -> None:
+def test_a_taken_port_is_said_and_ends_it(tmp_path: Path) -> None:
     """Nothing is started and nothing is written when the port cannot be had."""
+    house = DevHouse(tmp_path / "data")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", free_port()))
         taken.listen()
@@ -146,12 +68,11 @@ aliases: {house: tollgate-demo}
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevHouse]:
-    """A house that runs with a config file, ``more.yaml`` beside its data directory."""
+    """A house with a config file, ``more.yaml`` beside its data directory, for test after test."""
     folder = tmp_path_factory.mktemp("joined")
     (folder / "more.yaml").write_text(CONFIG)
     house = DevHouse(folder / "data", "--config", str(folder / "more.yaml"))
     try:
-        house.start()
         yield house
         assert house.end(signal.SIGTERM) == 0
         assert house.left_running() == []
@@ -159,55 +80,64 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevHouse]:
         house.clean_up()
 
 
-def test_a_config_file_joins_the_demo_model(joined: DevHouse) -> None:
+@pytest.fixture
+def house(joined: DevHouse) -> DevHouse:
+    """That house, running."""
+    if not joined.is_running:
+        joined.start()
+    return joined
+
+
+def test_a_config_file_joins_the_demo_model(house: DevHouse) -> None:
     """Any section may stand in the file; its models come after the demo model, its admin key replaces ours."""
-    facts = joined.facts
+    facts = house.facts
     teams = httpx.get(f"{facts['url']}/admin/teams", headers={"authorization": "Bearer tgadmin-from-the-file"})
 
     assert facts["models"][:2] == ["tollgate-demo", "outside"]
     assert {"auto", "house"} <= set(facts["models"])
     assert facts["admin_key"] == "tgadmin-from-the-file"
     assert teams.status_code == 200
-    assert joined.ask().status_code == 200
+    assert house.ask().status_code == 200
 
 
-def test_a_second_house_on_the_same_data_says_so_and_ends(joined: DevHouse) -> None:
+def test_a_second_house_on_the_same_data_says_so_and_ends(house: DevHouse) -> None:
     """The data directory is locked; the first house goes on. What it keeps there is private."""
-    second = DevHouse(joined.data_dir)
+    second = DevHouse(house.data_dir)
     process = second.launch()
     output, errors = process.communicate(timeout=30)
-    secret_files = [*joined.data_dir.glob("*.json"), joined.data_dir / "tollgate.yaml"]
+    secret_files = [*house.data_dir.glob("*.json"), house.data_dir / "tollgate.yaml"]
 
     assert process.returncode == 1
     assert output == b""
     assert b"in use by another" in errors and b"--data-dir" in errors
-    assert joined.ask().status_code == 200
+    assert house.ask().status_code == 200
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret_files)
 
 
 @pytest.mark.timeout(240)
-def test_a_hangup_reads_the_config_file_again(joined: DevHouse) -> None:
+def test_a_hangup_reads_the_config_file_again(house: DevHouse) -> None:
     """SIGHUP: gateway and worker follow the --config file, a worker that still starts too; a faulty one is refused."""
-    config = joined.data_dir.parent / "more.yaml"
-    pids = joined.pids()
+    config = house.data_dir.parent / "more.yaml"
+    pids = house.pids()
     config.write_text(CONFIG.replace("aliases: {house:", "aliases: {two:"))
-    joined.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: "two" in model_names(joined))
-    worker_log = joined.data_dir / "logs" / "worker.log"
+    house.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "two" in model_names(house))
+    worker_log = house.data_dir / "logs" / "worker.log"
     wait_until(lambda: b"config_reloaded" in worker_log.read_bytes())
     config.write_text("aliases: {three: nobody}\n")
-    joined.process.send_signal(signal.SIGHUP)
-    assert joined.process.stderr is not None
+    house.process.send_signal(signal.SIGHUP)
+    assert house.process.stderr is not None
     said = b""
     while b"stays as it was" not in said:
-        line = joined.process.stderr.readline()
+        line = house.process.stderr.readline()
         assert line
         said += line
 
     assert f"{config}:1: aliases.three".encode() in said
-    assert {"two", "tollgate-demo"} <= set(model_names(joined)) and not {"house", "three"} & set(model_names(joined))
-    assert joined.ask().status_code == 200
-    assert joined.pids() == pids
+    assert {"two", "tollgate-demo"} <= set(model_names(house)) and not {"house", "three"} & set(model_names(house))
+    assert house.ask().status_code == 200
+    assert house.pids() == pids
+    config.write_text(CONFIG)
 
 
 def model_names(house: DevHouse) -> list[str]:
@@ -220,6 +150,76 @@ def wait_until(holds: Callable[[], bool], within: float = 60.0) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.timeout(240)
+def test_whatever_ends_it_nothing_runs_on_and_nothing_is_lost(house: DevHouse) -> None:
+    """SIGINT and SIGKILL: no process left, and the next start has the same keys and all usage."""
+    secrets, team_key = house.data_dir / "secrets.json", house.facts["team_key"]
+    made = secrets.read_bytes()
+    for number in (signal.SIGINT, signal.SIGKILL):
+        assert house.ask().status_code == 200
+        pids = [pid for role in house.pids().values() for pid in role]
+        groups = {os.getpgid(pid) for pid in pids}
+        status = house.end(number)
+        # Asked to end, it waits for all of them; killed, the kernel ends them, which takes it a moment.
+        deadline = time.monotonic() + (10 if number == signal.SIGKILL else 0)
+        while (any(map(is_running, pids)) or any(map(is_group_alive, groups))) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+        assert not any(map(is_running, pids))
+        assert not any(map(is_group_alive, groups))
+        assert house.left_running() == []
+        assert status == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+
+        assert house.start()["team_key"] == team_key and secrets.read_bytes() == made
+        deadline = time.monotonic() + 10  # what the dead left is carried by the next
+        while house.usage()["requests"] != house.answered and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert house.usage()["requests"] == house.answered
+
+
+def is_group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.timeout(240)
+def test_a_child_that_dies_is_started_again(house: DevHouse) -> None:
+    """Each of the five killed in turn: it is back, pids.json knows it, and requests are answered."""
+    for role in ("gateway", "worker", "engine", "redis", "postgres"):
+        old = house.pids()[role]
+        os.kill(old[0], signal.SIGKILL)
+        new = wait_for_other_pids(house, role, old)
+
+        assert all(map(is_running, new))
+        assert not any(map(is_running, old))
+        assert answers_again(house), f"no answer after the {role} was killed"
+
+
+def wait_for_other_pids(house: DevHouse, role: str, old: list[int], within: float = 20.0) -> list[int]:
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        new = house.pids()[role]
+        if len(new) == len(old) and not set(new) & set(old):
+            return new
+        time.sleep(0.05)
+    raise AssertionError(f"the {role} was not started again: {house.pids()}")
+
+
+def answers_again(house: DevHouse, within: float = 30.0) -> bool:
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        try:
+            if house.ask(timeout=10.0).status_code == 200:
+                return True
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.1)
+    return False
 
 
 def test_a_faulty_config_file_is_refused_with_its_lines(tmp_path: Path) -> None:

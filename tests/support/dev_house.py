@@ -29,6 +29,7 @@ class DevHouse:
         self.options = options
         self.mark = secrets.token_hex(8)  # in the environment of everything it starts
         self.facts: dict[str, Any] = {}
+        self.answered = 0  # questions, of those that were asked here
 
     def launch(self, port: int | None = None) -> subprocess.Popen[bytes]:
         """Start `tollgate dev` without waiting for it."""
@@ -57,6 +58,11 @@ class DevHouse:
         self.facts = json.loads(line)
         return self.facts
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return bool(self.facts) and self.process.poll() is None
+
     def end(self, number: signal.Signals) -> int:
         """Send a signal and return the exit status."""
         self.process.send_signal(number)
@@ -75,12 +81,14 @@ class DevHouse:
 
     def ask(self, question: str = "What is Tollgate?", timeout: float = 30.0) -> httpx.Response:
         """Ask the demo model as the demo team."""
-        return httpx.post(
+        answer = httpx.post(
             f"{self.facts['url']}/v1/chat/completions",
             json={"model": "auto", "messages": [{"role": "user", "content": question}], "max_tokens": 8},
             headers=self.team,
             timeout=timeout,
         )
+        self.answered += answer.status_code == 200
+        return answer
 
     def usage(self) -> dict[str, Any]:
         """Return today's statement of the demo team."""
