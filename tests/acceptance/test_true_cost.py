@@ -36,10 +36,11 @@ PRICE = 3_500_000_000  # nano-dollars an hour
 ASK: Any = [{"role": "user", "content": "What does a toll gate cost?"}]
 
 
-@pytest.fixture
-def engines(tmp_path: Path) -> Iterator[list[EngineServer]]:
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineServer]]:
     """Two replicas of one model."""
-    checkpoint = write_tiny_model(tmp_path / "tiny", TinyModel(max_position=4096), with_tokenizer=True)
+    shape = TinyModel(max_position=4096)
+    checkpoint = write_tiny_model(tmp_path_factory.mktemp("tiny"), shape, with_tokenizer=True)
     servers = [start_engine_server(checkpoint) for _ in range(2)]
     try:
         for server in servers:
@@ -53,8 +54,9 @@ def engines(tmp_path: Path) -> Iterator[list[EngineServer]]:
 
 @pytest.fixture
 def own_house(engines: list[EngineServer], tmp_path: Path, postgres_url: str) -> Iterator[House]:
-    """A gateway in front of them: the second takes what the first does not."""
-    endpoints = tuple(Endpoint("local", server.url + "/v1") for server in engines)
+    """A gateway in front of those that live: the second takes what the first does not."""
+    alive = [server for server in engines if server.process.poll() is None]
+    endpoints = tuple(Endpoint("local", server.url + "/v1") for server in alive)
     own = ProviderSettings(name="own", format="openai", self_hosted=True, endpoints=endpoints)
     llama = model("llama", provider="own", upstream_model="tiny", max_output=4000, gpu_hour_nanousd=PRICE)
     with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
@@ -70,6 +72,19 @@ def own_house(engines: list[EngineServer], tmp_path: Path, postgres_url: str) ->
         )
         with running_house(settings) as house:
             yield house
+
+
+def test_who_leaves_a_plain_call_pays_what_was_produced(own_house: House, engines: list[EngineServer]) -> None:
+    """Our engine streams to the gateway, so that is known; the engine is free again, and its time is on the books."""
+    with own_house.client() as client, pytest.raises(ReadTimeout):
+        asked = {"model": "llama", "messages": ASK, "max_tokens": 3000, "ignore_eos": True}
+        client.post("/v1/chat/completions", json=asked, timeout=0.5)
+    wait_until(lambda: engines[0].load()["running"] == 0 and len(rows(own_house)) == 1)
+    (row,) = rows(own_house)
+
+    assert row.status == "interrupted"
+    assert 0 < row.output_tokens < 3000
+    assert row.cost_nanousd > 0 and row.gpu_cost_nanousd > 0
 
 
 def test_calls_and_idle_time_make_instance_hours_times_the_price(own_house: House, engines: list[EngineServer]) -> None:
@@ -103,19 +118,6 @@ def test_calls_and_idle_time_make_instance_hours_times_the_price(own_house: Hous
     assert all(row.gpu_cost_nanousd > 0 for row in booked)
     assert {one["status"] for one in shown.values()} == {"active"}
     assert shown[f"local {second.url}/v1"]["instance_id"] == lines[f"local {second.url}/v1"].instance_id
-
-
-def test_who_leaves_a_plain_call_pays_what_was_produced(own_house: House, engines: list[EngineServer]) -> None:
-    """Our engine streams to the gateway, so that is known; the engine is free again, and its time is on the books."""
-    with own_house.client() as client, pytest.raises(ReadTimeout):
-        asked = {"model": "llama", "messages": ASK, "max_tokens": 3000, "ignore_eos": True}
-        client.post("/v1/chat/completions", json=asked, timeout=0.5)
-    wait_until(lambda: engines[0].load()["running"] == 0 and len(rows(own_house)) == 1)
-    (row,) = rows(own_house)
-
-    assert row.status == "interrupted"
-    assert 0 < row.output_tokens < 3000
-    assert row.cost_nanousd > 0 and row.gpu_cost_nanousd > 0
 
 
 def plain(client: OpenAI) -> None:
