@@ -160,8 +160,8 @@ class ContentUnchecked(Unavailable):
 
     code = "content_check_failed"
 
-    def __init__(self) -> None:
-        super().__init__("The content of this request could not be checked. Try again later.", retry_after=1)
+    def __init__(self, message: str = "The content of this request could not be checked. Try again later.") -> None:
+        super().__init__(message, retry_after=1)
 
 
 class UpstreamFailure(ServiceError):
