@@ -32,9 +32,9 @@ SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 21
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultHouse]:
-    """Two gateways and a worker."""
+    """Two gateways."""
     folder: Path = tmp_path_factory.mktemp("idempotency")
-    with running_fault_house(folder) as house:
+    with running_fault_house(folder, workers=0) as house:
         yield house
 
 

@@ -1,5 +1,5 @@
-# A house of real processes that can be hurt: two `tollgate serve` and one `tollgate work` on one configuration and one
-# data directory, an embedded Postgres and Valkey with known pids, and the scripted upstream before it.
+# A house of real processes that can be hurt: `tollgate serve` and `tollgate work` on one configuration and one data
+# directory, an embedded Postgres and Valkey with known pids, and the scripted upstream before it.
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from tests.support.scripted_upstream import ScriptedUpstream
 
 MARK = "TOLLGATE_TEST_MARK"
 ADMIN_KEY = "tgadmin-" + "f" * 43
-GATEWAYS = 2
 RIGHT_AFTER = 0.5  # seconds in which a gateway may not have noticed yet that a client left
 
 # What each model's upstream does, and its prices in nano-dollars per million tokens: input, cached input, output. The
@@ -45,7 +44,14 @@ class FaultHouse:
     """The processes of one house, by name, and the ways to hurt them."""
 
     def __init__(
-        self, folder: Path, postgres: EmbeddedPostgres, redis: EmbeddedValkey, upstream_url: str, more: str = ""
+        self,
+        folder: Path,
+        postgres: EmbeddedPostgres,
+        redis: EmbeddedValkey,
+        upstream_url: str,
+        more: str,
+        gateways: int,
+        workers: int,
     ) -> None:
         self.data_dir = folder / "data"
         self.postgres = postgres
@@ -56,21 +62,24 @@ class FaultHouse:
         env = {**os.environ, MARK: self.mark}
         self.upstream: ScriptedUpstream | None = None
         self.gateways = []
-        for number in range(GATEWAYS):
+        for number in range(gateways):
             port = free_port()
             words = ["serve", "--config", str(self.config), "--port", str(port)]
             log = folder / f"gateway-{number}.log"
             self.gateways.append(Service(f"gateway {number}", words, log, env, f"http://127.0.0.1:{port}"))
-        self.worker = Service("worker", ["work", "--config", str(self.config)], folder / "worker.log", env)
-        self.second_worker = Service(
-            "worker 2", self.worker.words, folder / "worker-2.log", env
-        )  # started by who wants it
+        work = ["work", "--config", str(self.config)]
+        self.workers = [Service(f"worker {n}", work, folder / f"worker-{n}.log", env) for n in range(workers)]
         self._read: dict[Path, int] = {}  # bytes of each log that were looked at
 
     @property
     def services(self) -> list[Service]:
         """Everything that is ours."""
-        return [*self.gateways, self.worker]
+        return [*self.gateways, *self.workers]
+
+    @property
+    def worker(self) -> Service:
+        """The first of those that work on batches."""
+        return self.workers[0]
 
     def make_team(self, team_id: str, team_limits: dict[str, Any], keys_limits: list[dict[str, Any]]) -> dict[str, str]:
         """Create a team with a key for each of ``keys_limits``, as an admin does; return the keys by their ids."""
@@ -147,7 +156,7 @@ ILL_WORDS = (
 
 
 @contextmanager
-def running_fault_house(folder: Path, more: str = "") -> Iterator[FaultHouse]:
+def running_fault_house(folder: Path, more: str = "", gateways: int = 2, workers: int = 1) -> Iterator[FaultHouse]:
     """Run a house in ``folder`` until the end of the block; nothing of it outlives the block. ``more``: models
     of its own, and other settings."""
     with ExitStack() as stack:
@@ -155,9 +164,9 @@ def running_fault_house(folder: Path, more: str = "") -> Iterator[FaultHouse]:
         postgres = stack.enter_context(temporary_postgres())
         redis = stack.enter_context(temporary_valkey())
         migrations.upgrade(postgres.url)
-        house = FaultHouse(folder, postgres, redis, upstream.url, more)
+        house = FaultHouse(folder, postgres, redis, upstream.url, more, gateways, workers)
         house.upstream = upstream
-        for service in (*house.services, house.second_worker):
+        for service in house.services:
             stack.callback(service.end, 15.0)
         for service in house.services:
             service.launch()
