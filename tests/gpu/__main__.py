@@ -36,8 +36,7 @@ def main() -> int:
         return 0
     device = torch.device(arguments.device, 0) if arguments.device == "cuda" else torch.device("cpu")
     print(f"{_name(device)}, torch {torch.__version__}, Python {platform.python_version()}, --seed {arguments.seed}")
-    checks = [check for check in _checks(device) if not (arguments.tiny and check.is_long)]
-    outcomes = _run(checks, device, arguments)
+    outcomes = _run(_checks(device), device, arguments)
     failed = [outcome for outcome in outcomes if not outcome.passed]
     seconds = sum(outcome.seconds for outcome in outcomes)
     print(f"{len(outcomes) - len(failed)} passed, {len(failed)} failed in {seconds:.1f} s")
@@ -67,6 +66,8 @@ def _run(checks: Sequence[Check], device: torch.device, arguments: argparse.Name
     deadline = time.monotonic() + arguments.seconds
     outcomes: list[Outcome] = []
     wanted = [(check, dtype) for check in checks for dtype in check.dtypes if arguments.only in check.name]
+    if arguments.tiny:
+        wanted = [(check, dtype) for check, dtype in wanted if dtype not in check.long]
     for check, dtype in wanted:
         if time.monotonic() < deadline:
             outcomes.append(outcome_of(check, dtype, device, arguments.seed))

@@ -40,7 +40,7 @@ class Check:
     name: str
     run: Callable[[Setting], str]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
-    is_long: bool = False  # where kernels are interpreted
+    long: tuple[torch.dtype, ...] = ()  # of them, on a CPU
 
 
 @dataclass(frozen=True, slots=True)

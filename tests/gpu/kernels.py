@@ -380,7 +380,7 @@ CHECKS = (
     Check("kernel: attention of drafts", attention_of_drafts),
     Check("kernel: attention of chunks", attention_of_chunks),
     Check("kernel: attention over float8", attention_over_float8, (torch.bfloat16,)),
-    Check("kernel: attention whatever the batch", attention_stays_the_same, (torch.bfloat16,), is_long=True),
+    Check("kernel: attention whatever the batch", attention_stays_the_same, (torch.bfloat16,), long=(torch.bfloat16,)),
     Check("kernel: sum and norm", add_rms_norm),
     Check("kernel: SiLU and product", silu_and_mul),
     Check("kernel: norm, rope and store", norm_rope_store),
@@ -389,6 +389,8 @@ CHECKS = (
     Check("kernel: products of few bits", products),
     Check("kernel: rows of eight bits", rows_of_eight_bits, (torch.bfloat16,)),
     Check("kernel: an engine of them equals a plain pass", engine, (torch.float32,)),
-    Check("kernel: an engine of them with few bits", engine_of_few_bits, (torch.float32,), is_long=True),
-    Check("kernel: an engine of them whatever the batch", engine_stays_the_same, (torch.float32,), is_long=True),
+    Check("kernel: an engine of them with few bits", engine_of_few_bits, (torch.float32,), long=(torch.float32,)),
+    Check(
+        "kernel: an engine of them whatever the batch", engine_stays_the_same, (torch.float32,), long=(torch.float32,)
+    ),
 )
