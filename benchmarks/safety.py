@@ -10,7 +10,8 @@ from collections.abc import Callable
 from string import ascii_lowercase
 
 from gateway.safety.classifier import Classifier
-from gateway.safety.plain import hidden, plain
+from gateway.safety.hidden import hidden
+from gateway.safety.plain import plain
 from gateway.safety.rules import RULES, find_by_rules, holds_phrase
 
 SEED = 7

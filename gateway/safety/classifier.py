@@ -25,7 +25,8 @@ from gateway.safety.features import (
     words_of,
 )
 from gateway.safety.findings import Finding
-from gateway.safety.plain import hidden, plain
+from gateway.safety.hidden import hidden
+from gateway.safety.plain import plain
 from router.artifact import read_artifact
 
 WEIGHTS = "safety.npz"

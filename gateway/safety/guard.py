@@ -19,8 +19,9 @@ from gateway.safety.abuse import AbuseWatch
 from gateway.safety.checker import FAILED, OutsideChecker
 from gateway.safety.classifier import Classifier, Floats, findings_of, readings, scores_of
 from gateway.safety.findings import Finding
+from gateway.safety.hidden import hidden
 from gateway.safety.outcomes import Outcomes
-from gateway.safety.plain import hidden, plain, visible
+from gateway.safety.plain import plain, visible
 from gateway.safety.policy import Policy, Stage, policy_of
 from gateway.safety.rules import RULES, find_by_rules, foldings, holds_phrase
 from gateway.safety.texts import ids_of, is_unreadable, texts_of

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections import Counter
@@ -50,9 +51,24 @@ def foldings(text: str) -> set[str]:
     return {" ".join(one.split()) for one in (plain(text).casefold(), plain(text.casefold()))}
 
 
-def is_card(found: str) -> bool:
-    """Whether a number is one of a payment card: of a known kind and length, with the right check digit (Luhn)."""
-    packed = "".join(filter(str.isdigit, found))
+def has_card(found: str) -> bool:
+    """Whether digits in groups are the number of a payment card, or hold one as cards are printed, with a date or a
+    code before or after it. Rows of a table are neither."""
+    groups = re.findall(r"\d+", found)
+    if is_card("".join(groups)) or any(map(is_card, groups)):
+        return True
+    widths = list(map(len, groups))
+    for printed in _PRINTED:
+        for first in range(len(groups) - len(printed) + 1):
+            last = first + len(printed)
+            is_alone = (widths[:first] + widths[last:]).count(4) < 2
+            if widths[first:last] == printed and is_alone and is_card("".join(groups[first:last])):
+                return True
+    return False
+
+
+def is_card(packed: str) -> bool:
+    """Whether digits are a payment card's number: of a known kind and length, with the right check digit (Luhn)."""
     if _CARD.fullmatch(packed) is None or len(set(packed)) == 1:
         return False
     digits = [int(digit) for digit in packed]
@@ -62,7 +78,7 @@ def is_card(found: str) -> bool:
 
 def is_iban(found: str) -> bool:
     """Whether an account number is as long as its country has them, with the right check digits (ISO 13616)."""
-    packed = "".join(found.split()).upper()
+    packed = re.sub(r"[ -]", "", found).upper()
     length = _IBAN_LENGTHS.get(packed[:2], 0)  # what follows may have been taken for a part of it
     if not length <= len(packed) or not length:
         return False
@@ -89,14 +105,34 @@ def is_ip(found: str) -> bool:
     return all(part < 256 for part in parts) and parts[0] not in (0, 127, 255)
 
 
-def is_random(found: str) -> bool:
-    """Whether what is assigned is too random for a placeholder: letters, digits, 3.5 bits a sign."""
-    value = re.split(r"=>|:=|[:=]", found, maxsplit=1)[1].strip(" \t\"'\\")
+def is_assigned(found: str) -> bool:
+    """Whether what is assigned is too random for a placeholder."""
+    return is_random(re.split(r"=>|:=|[:=]", found, maxsplit=1)[1].strip(" \t\"'\\"))
+
+
+def is_bearer(found: str) -> bool:
+    """Whether what is borne is too random for a placeholder."""
+    return is_random(found.split()[1])
+
+
+def is_random(value: str) -> bool:
+    """Whether a value has 16 signs, letters and digits among them, and 3.5 bits a sign."""
     if len(value) < 16 or not any(map(str.isdigit, value)) or not any(map(str.isalpha, value)):
         return False
     counts = Counter(value)
     return -sum(n / len(value) * math.log2(n / len(value)) for n in counts.values()) > 3.5
 
+
+def is_login(found: str) -> bool:
+    """Whether it is a name and a password as HTTP's basic authentication sends them."""
+    packed = found.split()[1].rstrip("=")
+    if len(packed) % 4 == 1:
+        return False
+    said = base64.b64decode(packed + "=" * (-len(packed) % 4))
+    return b":" in said[1:-1] and all(32 <= code < 127 for code in said)
+
+
+_PRINTED = ([4, 4, 4, 4], [4, 6, 5], [4, 6, 4])  # the groups of digits on cards
 
 # Visa, Mastercard, American Express, Discover, JCB, Diners Club, UnionPay, Maestro.
 _CARD = re.compile(
@@ -117,6 +153,10 @@ def _secret(name: str, marks: str, pattern: str, is_real: Callable[[str], bool] 
 
 
 _DIGITS = tuple("0123456789")
+# A row of digits, spaces and hyphens, or four groups with another sign between.
+_CARD_LIKE = (
+    r"(?<![\d.])\d(?:[ -]{0,2}\d){11,31}(?!\d)|(?<!\d)(?<!\d[._/,\n])\d{4}([._/,\n])\d{4}\1\d{4}\1\d{4}(?!\1?\d)"
+)
 # A token begins here: not inside a word, though an escaped line break or tab before it ends in a letter.
 _B = r"(?<![A-Za-z0-9](?<!\\[nrtbfv]))"
 RULES = (
@@ -143,24 +183,48 @@ RULES = (
     _secret("jwt", "eyJ", _B + r"eyJ[\w-]{8,300}\.eyJ[\w-]{8}"),
     _secret("private_key", "PRIVATE KEY", r"-----BEGIN (?:[A-Z]{2,9} ){0,2}PRIVATE KEY(?: BLOCK)?-----"),
     _secret("tollgate_key", "tg- tgadmin- whsec_", _B + r"(?:tg|tgadmin)-[\w-]{43}|whsec_[A-Za-z0-9+/=]{24}"),
+    _secret(
+        "model_service_key",
+        "gsk_ xai- pplx- nvapi- sk-or-v1- r8_ tgp_v1_",
+        _B + r"(?:gsk_[A-Za-z0-9]{40}|xai-[A-Za-z0-9]{60}|pplx-[A-Za-z0-9]{40}|nvapi-[\w-]{60}|sk-or-v1-[0-9a-f]{40}"
+        r"|r8_[A-Za-z0-9]{30}|tgp_v1_[\w-]{40})",
+    ),
+    _secret(
+        "service_token",
+        "dckr_pat_ glsa_ hvs. lin_api_ ntn_ sbp_ figd_ PMAK- NRAK- dp.pt. pscale_ ATATT3 AGE-SECRET-KEY-1",
+        _B + r"(?:dckr_pat_[\w-]{20}|glsa_\w{32}|hvs\.[\w-]{24}|lin_api_[A-Za-z0-9]{32}|ntn_[A-Za-z0-9]{32}"
+        r"|sbp_[0-9a-f]{40}|figd_[\w-]{32}|PMAK-[0-9a-f]{24}|NRAK-[A-Z0-9]{20}|dp\.pt\.\w{32}|pscale_(?:tkn|oauth|pw)_[\w-]{24}"
+        r"|ATATT3[\w-]{40}|AGE-SECRET-KEY-1[A-Z0-9]{40})",
+    ),
+    _secret("bearer_token", "earer", r"[Bb]earer[ \t]{1,3}[\w.~+/-]{20,200}", is_bearer),
+    _secret("basic_login", "asic ", r"[Bb]asic [A-Za-z0-9+/]{8,200}={0,2}(?![\w+/])", is_login),
     _secret("url_password", "://", r"://[^\s:/@]{0,64}:[^\s:/@]{3,128}@[\w.-]"),
     _secret(
         "assigned_secret",
         "= : =>",
         r"(?i:passw(?:or)?d|secret|token|api[_-]?key|access[_-]?key)\w{0,20}[\\\"']{0,3}[ \t]{0,3}(?:=>|:=|[:=])"
         r"[ \t]{0,3}[\\\"']{0,3}[\w+/=.~!@#$%^&*-]{16,200}+(?![(\[])",  # a call is code
-        is_random,
+        is_assigned,
     ),
-    Rule("card", "personal_data", _DIGITS, re.compile(r"(?<![\d.])\d(?:[ -]?\d){11,18}(?!\d)"), is_card),
+    Rule("card", "personal_data", _DIGITS, re.compile(_CARD_LIKE), has_card),
     Rule(
         "iban",
         "personal_data",
         _DIGITS,
-        re.compile(_B + r"[A-Za-z]{2}\d{2}(?: ?[A-Za-z0-9]{4}){2,7} ?[A-Za-z0-9]{0,4}"),
+        re.compile(_B + r"[A-Za-z]{2}\d{2}(?:[ -]?[A-Za-z0-9]{4}){2,7}[ -]?[A-Za-z0-9]{0,4}"),
         is_iban,
     ),
-    Rule("us_ssn", "personal_data", _DIGITS, re.compile(r"(?<![\d-])\d{3}([- ])\d{2}\1\d{4}(?![\d-])"), is_us_ssn),
+    Rule("us_ssn", "personal_data", _DIGITS, re.compile(r"(?<![\d-])\d{3}([-. ])\d{2}\1\d{4}(?![\d-])"), is_us_ssn),
     Rule("email", "contacts", ("@",), re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}")),
+    Rule(
+        "email",
+        "contacts",
+        tuple(a + at + b for at in ("at", "AT", "@") for a, b in ("()", "[]", "{}", "<>")),
+        re.compile(
+            r"[\w.+-]{1,64} ?[\[({<](?:at|AT|@)[\])}>] ?[\w-]{1,63}"
+            r"(?: ?(?:\.|[\[({<](?:dot|DOT|\.)[\])}>]) ?[\w-]{1,63}){1,8}"
+        ),
+    ),
     Rule(
         "phone",
         "contacts",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import string
+import uuid
+from hashlib import sha256
 
 import pytest
 
-from gateway.safety.plain import hidden, plain
+from gateway.safety.hidden import hidden
+from gateway.safety.plain import plain
 from gateway.safety.rules import RULES, find_by_rules, foldings, holds_phrase
 
 AWS = "AKIAIOSFODNN7EXAMPLE"
@@ -44,6 +48,19 @@ def found(text: str) -> set[str]:
         ("write to a.b@example.com", "email"),
         ("call +1 (415) 555-2671", "phone"),
         ("at 10.11.12.13", "ip_address"),
+        ("pay with 4111 1111 1111 1111 04/27 123", "card"),
+        ("pay with 4111111111111111 737", "card"),
+        ("pay with 2: 3782 822463 10005 1234", "card"),
+        ("pay with 4111.1111.1111.1111", "card"),
+        ("DE89-3704-0044-0532-0130-00", "iban"),
+        ("my number is 078.05.1120", "us_ssn"),
+        ("write to a.b (at) example (dot) com", "email"),
+        ("write to a.b[at]example.com", "email"),
+        ("gsk_" + "a1B2" * 10, "model_service_key"),
+        ("sk-or-v1-" + "a1b2" * 16, "model_service_key"),
+        ("hvs." + "a1B2_" * 6, "service_token"),
+        ("Authorization: Bearer q8Zs93jdLs02mNx7QpZt8w", "bearer_token"),
+        ("Authorization: Basic " + base64.b64encode(b"anna:hunter22").decode(), "basic_login"),
     ],
 )
 def test_each_rule_finds_its_own(text: str, name: str) -> None:
@@ -65,12 +82,24 @@ def test_each_rule_finds_its_own(text: str, name: str) -> None:
         '{"max_tokens":4096,"temperature":0.7,"stream":true,"token":{"type":"string"}}',
         "The answer is 3.14159265358979 and 1000000000000000.",
         "AKIA is a prefix, ghp_ as well; see https://example.com/path?x=1",
+        "Authorization: Bearer YOUR_TOKEN_GOES_HERE, or Basic authentication, or Basic understanding",
+        "\n".join(" ".join(str(1000 + 37 * (row * 8 + column) % 9000) for column in range(8)) for row in range(30)),
+        "\n".join(str(1990 + year) for year in range(40)),
+        " ".join(str(uuid.UUID(int=7**number)) for number in range(30, 45)),
+        " ".join(sha256(bytes([number])).hexdigest() for number in range(12)),
+        " ".join(f"${number * 1237 / 100:,.2f}" for number in range(60)),
+        "00:1a:2b:3c:4d:5e fe80:0000:0000:0000:0202:b3ff:fe1e:8329 2001:0db8:85a3:0000:0000:8a2e:0370:7334",
+        "grades: 65, 75, 80, 92, 88, 79, 100, 68, 95, 73, 84; x = [2**31, 2**10]; print(f'a' 'b')",
         "",
     ],
 )
 def test_what_only_looks_like_it_passes(text: str) -> None:
     """Checksums, lengths and randomness tell."""
     assert found(text) == set()
+
+
+def cut(text: str, size: int, between: str) -> str:
+    return between.join(text[start : start + size] for start in range(0, len(text), size))
 
 
 DISGUISES = {
@@ -111,6 +140,48 @@ DISGUISES = {
     ),
     "escapes in a string in a string": "".join(f"\\\\u{ord(sign):04x}" for sign in AWS),
     "escapes in two halves": "".join(f"\\ud835\\u{0xDC00 + ord(sign) - 65:x}" if sign > "9" else sign for sign in AWS),
+    "control characters": "\x00".join(AWS),
+    "marks that enclose": "\u20e3".join(AWS),
+    "notes between the lines": "\ufff9".join(AWS),
+    "braille blanks": "\u2800".join(AWS),
+    "cherokee": AWS.translate(str.maketrans("AKIEPLM", "\u13aa\u13e6\u13c6\u13ac\u13e2\u13de\u13b7")),
+    "lisu": AWS.translate(str.maketrans("AKIODN", "\ua4ee\ua4d7\ua4f2\ua4f3\ua4d3\ua4e0")),
+    "white on black": "".join(chr(0x1F170 + ord(sign) - 65) if sign.isalpha() else "\u277c" for sign in AWS),
+    "base64 in groups": cut(base64.b64encode(AWS.encode()).decode(), 4, " "),
+    "base64 in short lines": cut(base64.b64encode(f"the key is {AWS}".encode()).decode(), 12, "\n"),
+    "base64 quoted as mail": cut(base64.b64encode(f"the key is {AWS}".encode()).decode(), 20, "\n> "),
+    "base64 in literals": cut(base64.b64encode(f"the key is {AWS}".encode()).decode(), 20, '" +\n    "'),
+    "base64 three times": base64.b64encode(base64.b64encode(base64.b64encode(AWS.encode()))).decode(),
+    "base32": base64.b32encode(AWS.encode()).decode(),
+    "hexadecimal in pairs": AWS.encode().hex(" "),
+    "hexadecimal with colons": AWS.encode().hex(":"),
+    "hexadecimal in fours": cut(AWS.encode().hex(), 4, " "),
+    "C's numbers": ", ".join(f"0x{ord(sign):02x}" for sign in AWS),
+    "code points": " ".join(f"U+{ord(sign):04X}" for sign in AWS),
+    "numbers": str(list(AWS.encode())),
+    "binary": " ".join(f"{ord(sign):08b}" for sign in AWS),
+    "binary without spaces": "".join(f"{ord(sign):08b}" for sign in AWS),
+    "octal": " ".join(f"{ord(sign):03o}" for sign in AWS),
+    "octal escapes": "".join(f"\\{ord(sign):03o}" for sign in AWS),
+    "long string escapes": "".join(f"\\U{ord(sign):08x}" for sign in AWS),
+    "percent and u": "".join(f"%u{ord(sign):04x}" for sign in AWS),
+    "quoted-printable": "".join(f"={ord(sign):02X}" for sign in AWS),
+    "HTML entities without end": "".join(f"&#{ord(sign)}" for sign in AWS),
+    "HTML entities twice": "".join(f"&amp;#{ord(sign)};" for sign in AWS),
+    "rot13": codecs.encode(AWS, "rot13"),
+    "backwards": AWS[::-1],
+    "spelt with commas": ", ".join(AWS),
+    "spelt in a list": str(list(AWS)),
+    "spelt in brackets": "".join(f"[{sign}]" for sign in AWS),
+    "spelt with arrows": "->".join(AWS),
+    "spelt in tags": "<b>" + "</b><b>".join(AWS) + "</b>",
+    "in fours": cut(AWS, 4, " "),
+    "in fours with hyphens": cut(AWS, 4, "-"),
+    "in pairs": cut(AWS, 2, " "),
+    "bold in the middle": f"{AWS[:7]}**{AWS[7:]}**",
+    "a tag in the middle": f"{AWS[:7]}</span><span>{AWS[7:]}",
+    "two literals": f'"{AWS[:7]}" + "{AWS[7:]}"',
+    "two lines of a script": f"{AWS[:7]}\\\n{AWS[7:]}",
 }
 
 
@@ -118,6 +189,21 @@ DISGUISES = {
 def test_a_disguise_hides_nothing(disguise: str) -> None:
     """The same key, as hostile writers write it."""
     assert "aws_key" in found(f"Please keep this: {DISGUISES[disguise]} and go on.")
+
+
+@pytest.mark.parametrize("hyphen", "\u2010\u2011\u2013\u2212")
+def test_a_hyphen_of_another_kind_is_one(hyphen: str) -> None:
+    """In keys as in numbers."""
+    assert "openai_key" in found(("sk-proj-" + "aB3_" * 10).replace("-", hyphen))
+    assert "card" in found("4111-1111-1111-1111".replace("-", hyphen))
+
+
+def test_digits_of_other_alphabets_are_digits() -> None:
+    """Thai, keycaps, white on black."""
+    for zero in (0xE50, 0x1090, 0x1D7CE):
+        assert "card" in found("".join(chr(zero + int(digit)) for digit in "4111111111111111"))
+    assert "card" in found("".join(f"{digit}\ufe0f\u20e3" for digit in "4111111111111111"))
+    assert "card" in found("4111111111111111".replace("1", "\u2776").replace("4", "\u2779"))
 
 
 @pytest.mark.parametrize("before", ["\\n", "\\t", "\\\\r", '\\"', "\n", "key=", ""])
