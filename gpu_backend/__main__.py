@@ -27,6 +27,7 @@ from gpu_backend.server.serving import die_with_parent, serve
 from gpu_backend.server.settings import FrontSettings
 
 SECRET = "TOLLGATE_ENGINE_SECRET"
+MOST_GIB = 2**20  # no host has a pebibyte
 DIE_WITH_PARENT = "TOLLGATE_DIE_WITH_PARENT"
 
 
@@ -123,6 +124,8 @@ def _settings(
     options: argparse.Namespace, version: ModelVersion | None, environment: Mapping[str, str]
 ) -> FrontSettings:
     """Put the settings together. Raises ``ValueError`` for those that cannot work."""
+    if not 0 <= options.kv_offloading_size < MOST_GIB:
+        raise ValueError(f"kv_offloading_size is {options.kv_offloading_size}; it is GiB of host memory, from 0 up")
     engine = EngineConfig(
         model=version.source if version else options.model,
         tokenizer=options.tokenizer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -39,6 +40,12 @@ class FrontSettings:
             )
         if self.max_waiting < 1:
             raise ValueError(f"max_waiting is {self.max_waiting}; it is at least 1")
+        if not 0 <= self.port < 2**16:
+            raise ValueError(f"port is {self.port}; it is 1 to 65535, or 0 for any free one")
+        if not 0 <= self.drain_seconds < math.inf:
+            raise ValueError(f"drain_seconds is {self.drain_seconds}; it is a number of seconds from 0 up")
+        if not self.served_model_name:
+            raise ValueError("served_model_name is empty; clients need a name for the model")
 
 
 def is_loopback(host: str) -> bool:

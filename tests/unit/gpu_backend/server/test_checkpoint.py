@@ -94,6 +94,27 @@ def test_strangers_are_not_let_in_without_a_secret(host: str, capsys: pytest.Cap
     assert "TOLLGATE_ENGINE_SECRET" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("port", "65536"),
+        ("port", "-1"),
+        ("kv-offloading-size", "nan"),
+        ("kv-offloading-size", "inf"),
+        ("kv-offloading-size", "-1"),
+        ("drain-seconds", "nan"),
+        ("drain-seconds", "-1"),
+        ("max-waiting", "0"),
+    ],
+)
+def test_flags_that_make_no_sense_are_named(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what would be right, before anything starts."""
+    with pytest.raises(SystemExit):
+        main(["--model", "m", f"--{flag}", value])
+
+    assert f"{flag.replace('-', '_')} is {value}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.0.1"])
 def test_loopback_needs_no_secret(host: str) -> None:
     """A laptop's engine is for the laptop."""
