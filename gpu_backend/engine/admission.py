@@ -73,9 +73,14 @@ class Admission:
         if sequence.num_generated and not sequence.pools:
             self.forecast.learn(sequence.num_generated)
 
-    def next(self) -> Sequence | None:
-        """Return who goes next, or None if nobody waits. Call ``charge`` first."""
+    def next(self, lets_batch_in: bool = True) -> Sequence | None:
+        """Return who goes next, or None if nobody waits. Call ``charge`` first.
+
+        Batch work that is not let in, for its tier has what it may have, keeps nobody waiting.
+        """
         interactive, batch = self.queues.values()
+        if not lets_batch_in:
+            return interactive.head()
         oldest = batch.first()
         if oldest is not None:
             oldest.is_aged = self._clock() - max(oldest.arrived, self._batch_admitted) >= self._patience

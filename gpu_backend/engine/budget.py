@@ -14,13 +14,26 @@ MANY_STEPS = 8  # a prompt that takes more is long
 
 
 class StepBudget:
-    """What is left of one step. Without a known ``cost`` the number of tokens alone limits it."""
+    """What is left of one step. Without a known ``cost`` the number of tokens alone limits it.
 
-    def __init__(self, config: EngineConfig, cost: StepCost | None, decodes: SequenceOf[SequenceStep]) -> None:
+    Of batch work, whose tokens may have a cap of their own, ``num_batch`` sequences run, ``num_batch_decodes`` of them
+    in these decodes; no more of them are let in than have a token each within the cap.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        cost: StepCost | None,
+        decodes: SequenceOf[SequenceStep],
+        num_batch: int = 0,
+        num_batch_decodes: int = 0,
+    ) -> None:
         self._most = config.max_num_batched_tokens
         self._left = self._most - len(decodes)
         self._kept = 0
-        self._batch_left = config.max_batch_tier_tokens or config.max_num_batched_tokens
+        cap = config.max_batch_tier_tokens or config.max_num_batched_tokens
+        self._batch_left = cap - num_batch_decodes
+        self._batch_places = cap - num_batch
         self._cost = cost if decodes else None
         self._is_spent = False
         self._least = config.block_size
@@ -47,6 +60,16 @@ class StepBudget:
     def allows(self, tier: str) -> bool:
         """Whether another prompt of that tier would get any tokens."""
         return not self._is_spent and self._left > 0 and (tier != "batch" or self._batch_left > 0)
+
+    @property
+    def admits_batch(self) -> bool:
+        """Whether more batch work may be let in."""
+        return self._batch_places > 0 and self._batch_left > 0
+
+    def note_admission(self, tier: str) -> None:
+        """Count a sequence that was let in."""
+        if tier == "batch":
+            self._batch_places -= 1
 
     def open_rest(self) -> None:
         """Let prompts of many steps have what is left."""

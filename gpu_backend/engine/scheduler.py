@@ -20,6 +20,8 @@ from gpu_backend.engine.sequence import Sequence
 from gpu_backend.engine.speculation import Speculator
 from gpu_backend.engine.swapping import SwapChoice
 
+MOST_HELD_UP = 4  # steps in a row that leave prompts of many steps less than a block's worth; then these go first
+
 
 class Scheduler:
     """Owns every unfinished sequence: waiting in a queue, or running with blocks of the KV cache.
@@ -52,6 +54,7 @@ class Scheduler:
         self._rows = list(range(config.max_num_seqs))  # that nobody has
         self._by_request: dict[str, list[Sequence]] = {}
         self._step = 0
+        self._held_up = 0  # steps in a row in which prompts of many steps got less than a block's worth
 
     @property
     def num_waiting(self) -> int:
@@ -130,17 +133,25 @@ class Scheduler:
             if count := sequence.num_to_plan:
                 (decodes if count == 1 else prompts).append(sequence)
         steps = [self._share(sequence, 1) for sequence in decodes]
-        budget = StepBudget(self._config, self._config.step_cost, steps)
+        budget = self._budget(decodes, steps)
         long = [sequence for sequence in prompts if budget.is_long(sequence)]
-        if long:
+        is_turn_of_long = self._held_up >= MOST_HELD_UP
+        if long and not is_turn_of_long:
             budget.keep_half()
-        steps += [self._share(s, n) for s in prompts if s not in long and (n := budget.take(s))]
+        of_long = self._chunks(long, budget) if is_turn_of_long else []
+        steps += of_long
+        steps += self._chunks([sequence for sequence in prompts if sequence not in long], budget)
         if preemptions == self.num_preemptions and self._next_to_admit(budget):
             self.admission.charge(self._running.values())
             while (admitted := self._admit_next(budget)) is not None:
-                steps.append(self._share(admitted, budget.take(admitted)))
+                budget.note_admission(admitted.tier)
+                steps += self._chunks([admitted], budget)
         budget.open_rest()
-        steps += [self._share(s, n) for s in long if (n := budget.take(s))]
+        if not is_turn_of_long:
+            of_long = self._chunks(long, budget)
+            steps += of_long
+        is_held_up = long and sum(len(step.token_ids) for step in of_long) < block_size
+        self._held_up = self._held_up + 1 if is_held_up else 0
         if self.speculator is not None:
             steps = self.speculator.extend(steps, self._running, self.blocks)
         return StepPlan(self._step, tuple(steps), self.blocks.take_copies())
@@ -195,6 +206,17 @@ class Scheduler:
         known = sorted(s.sequence_id for replies in self._by_request.values() for s in replies)
         assert everyone == known, "a sequence is in no place, or in two"
         self.admission.check(s for s in chain(self._running.values(), queued) if s.place)
+
+    def _budget(self, decodes: list[Sequence], steps: list[SequenceStep]) -> StepBudget:
+        num_batch = num_batch_decodes = 0
+        if self._config.max_batch_tier_tokens is not None:
+            num_batch = sum(sequence.tier == "batch" for sequence in self._running.values())
+            num_batch_decodes = sum(sequence.tier == "batch" for sequence in decodes)
+        return StepBudget(self._config, self._config.step_cost, steps, num_batch, num_batch_decodes)
+
+    def _chunks(self, prompts: Iterable[Sequence], budget: StepBudget) -> list[SequenceStep]:
+        """Give prompts what the budget has for them; who gets nothing is in no step."""
+        return [self._share(sequence, count) for sequence in prompts if (count := budget.take(sequence))]
 
     def _share(self, sequence: Sequence, num_tokens: int) -> SequenceStep:
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
@@ -321,8 +343,9 @@ class Scheduler:
 
     def _next_to_admit(self, budget: StepBudget) -> Sequence | None:
         """Return who is to be tried next, if there is a slot and some budget left."""
-        sequence = self.admission.next() if len(self._running) < self._max_seqs else None
-        if sequence and budget.allows(sequence.tier) and not self.admission.was_refused(sequence):
+        lets_in = len(self._running) < self._max_seqs and budget.allows("interactive")
+        sequence = self.admission.next(budget.admits_batch) if lets_in else None
+        if sequence and not self.admission.was_refused(sequence):
             return sequence
         return None
 

@@ -78,7 +78,7 @@ class VirtualRunner(AtOnce):
         work = plan_work(plan.sequences)
         copying = self._copy_seconds * len(plan.copies)
         seconds = copying + (self._cost.seconds(work) if plan.sequences else 0.0)
-        decodes = [step for step in plan.sequences if len(step.token_ids) == 1 and step.samples]
+        decodes = [step for step in plan.sequences if step.samples and step.start >= step.num_prompt]
         if decodes and len(decodes) < len(plan.sequences):
             self.log.stretches.append((seconds - copying) / self._cost.seconds(plan_work(decodes)))
         self.now += seconds

@@ -119,6 +119,23 @@ def test_batch_tier_has_a_cap_of_tokens() -> None:
     assert all(outcome.tokens == 2 for outcome in target.outcomes.values())
 
 
+def test_cap_of_a_tier_holds_for_its_replies_too_and_keeps_nobody_else_waiting() -> None:
+    """As much batch work runs as has a token each; interactive work is let in past the rest, however long it waits."""
+    target = replica(1000, TENTH, max_batch_tier_tokens=5, batch_patience=0.5)
+    plans = plans_of(target)
+    for number in range(30):
+        target.submit(number, TraceRequest(0.0, 4, 20, tier="batch"), 20)
+    target.run_until(3.0)
+    target.submit(30, TraceRequest(target.runner.now, 20, 2), 2)
+    target.run_until(float("inf"))
+    batch = [target.outcomes[str(number)] for number in range(30)]
+
+    of_batch = [sum(len(s.token_ids) for s in plan.sequences if s.sequence_id <= 30) for plan in plans]
+    assert max(of_batch) == 5
+    assert all(outcome.tokens == 20 for outcome in batch)
+    assert target.outcomes["30"].first_token == pytest.approx(3.1, abs=0.11)
+
+
 def test_queue_is_bounded_and_no_tenant_fills_it_alone() -> None:
     """A flood is refused once it has as many waiting as others could still add; others are taken."""
     loop, _ = counting_loop(64, block_size=4, max_num_seqs=1, max_num_batched_tokens=64, max_waiting=10)
@@ -232,3 +249,29 @@ def test_end_of_a_long_prompt_holds_nobody_up() -> None:
     assert max(firsts[1:]) < 0.05
     assert 0.15 < firsts[0] < 0.25
     assert max(target.runner.log.stretches) <= 1.5
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [64, 2048])
+def test_prompt_that_takes_many_steps_comes_to_its_end_whatever_else_comes(max_num_batched_tokens: int) -> None:
+    """Deep in its context even a block stretches a step; where others leave it less, they do so four times in a row."""
+    cost = StepCost(fixed=0.01, weights=0.0, token=1e-5, context=1e-6, pair=0.0)
+    target = replica(
+        2000, cost, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=32, block_size=16, max_waiting=10**6
+    )
+    plans = plans_of(target)
+    target.submit(0, TraceRequest(0.0, 10, 5000), 5000)
+    target.run_until(0.05)
+    target.submit(1, TraceRequest(target.runner.now, 8000, 2), 2)
+    long, count = target.outcomes["1"], 2
+    while long.first_token is None and len(plans) < 4000:
+        while target.loop.scheduler.num_waiting < 20:  # there is always a short one that would go first
+            target.submit(count, TraceRequest(target.runner.now, 40, 1), 1)
+            count += 1
+        target.step()
+
+    begin = next(i for i, plan in enumerate(plans) if any(s.sequence_id == 2 for s in plan.sequences))
+    chunks = [sum(len(s.token_ids) for s in plan.sequences if s.sequence_id == 2) for plan in plans[begin:]]
+    assert long.first_token is not None
+    assert all(sum(chunks[i : i + 5]) >= 16 for i in range(len(chunks) - 9))
+    assert len(chunks) <= 5 * 8000 / 16
+    assert sum(outcome.tokens for outcome in target.outcomes.values()) > len(chunks), "others were served meanwhile"
