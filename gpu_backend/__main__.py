@@ -92,7 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-num-batched-tokens", type=int, default=engine.max_num_batched_tokens, metavar="N", help="tokens a step")
     add("--max-num-seqs", type=int, default=engine.max_num_seqs, metavar="N", help="replies that run at once")
     add("--max-batch-tier-tokens", type=int, metavar="N", help="of them for batch work; all if not given")
-    add("--step-cost", metavar="FILE", help="JSON with what a step takes here; without it nothing is predicted")
+    cost = "JSON with what a step takes here, or auto: measured at the start; without it nothing is predicted"
+    add("--step-cost", metavar="FILE|auto", help=cost)
     add("--batch-patience", type=float, default=engine.batch_patience, metavar="S", help="after it batch work may pass")
     lead = "tokens of service a tenant may be ahead and go next, for what it has cached; a step's if not given"
     add("--cached-lead", type=int, metavar="N", help=lead)
@@ -145,7 +146,8 @@ def _settings(
         max_batch_tier_tokens=options.max_batch_tier_tokens,
         batch_patience=options.batch_patience,
         cached_lead=options.cached_lead,
-        step_cost=read_step_cost(Path(options.step_cost)) if options.step_cost else None,
+        step_cost=read_step_cost(Path(options.step_cost)) if options.step_cost not in (None, "auto") else None,
+        measures_step_cost=options.step_cost == "auto",
         num_threads=options.num_threads,
         speculative_method=options.speculative_method,
         speculative_model=options.speculative_model,

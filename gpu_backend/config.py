@@ -44,6 +44,7 @@ class EngineConfig:
     interactive_headroom: float = 0.1  # of the KV blocks: batch work is not let into them
     step_stretch: float = 1.5  # a step with prompts in it over its decodes alone, at most, where ``step_cost`` is known
     step_cost: StepCost | None = None  # what a step takes on this device; None: nothing is predicted
+    measures_step_cost: bool = False  # at the start, which takes some seconds, in place of ``step_cost``
     cached_lead: int | None = None  # tokens of service a tenant may be ahead and go next; None: max_num_batched_tokens
     batch_patience: float = 30.0  # seconds without a batch admission, after which interactive work lets one pass
     prefix_caching: bool = True  # False: only the replies of one request share blocks

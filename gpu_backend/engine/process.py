@@ -6,12 +6,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -149,6 +151,14 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     compiler = GrammarCompiler(config.tokenizer_folder, model.vocab_size, model.eos_token_ids)
     runner = Runner(config, model)
     runner.warm_up()
+    if config.measures_step_cost:
+        from gpu_backend.engine.calibration import measure_step_cost
+
+        rows, most = config.max_num_seqs, config.max_num_batched_tokens
+        num_blocks = runner.max_model_len // config.block_size
+        cost = measure_step_cost(runner.run, num_blocks, config.block_size, rows, most)
+        config = replace(config, step_cost=cost)
+        print(f"gpu_backend: a step costs {json.dumps(asdict(cost))}", file=sys.stderr, flush=True)  # noqa: T201
     if config.num_ranks > 1:
         for rank, (layers, weights, cache) in enumerate(runner.parts_of_ranks):
             part = f"layers {layers.start} to {layers.stop - 1}, {weights:,} bytes of weights, {cache:,} of KV cache"
