@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from gpu_backend.engine import device_step, graphs
-from gpu_backend.engine.cost import StepCost
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.plan import SequenceStep
 from gpu_backend.engine.sampler import Sampled
@@ -28,8 +27,6 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of guesses that hold if those before the
 SETTINGS = {
     "speculative_method": "ngram",
     "num_speculative_tokens": GUESSES,
-    # Guesses always seem to pay: what they cost where they don't is what is measured.
-    "step_cost": StepCost(fixed=1.0, weights=0.0, token=0.0, context=0.0, pair=0.0),
 }
 
 
@@ -75,6 +72,7 @@ def guess(loop: EngineLoop, share: float, vocab: int) -> None:
 
     assert loop.scheduler.speculator is not None
     loop.scheduler.speculator.propose = propose
+    loop.scheduler.speculator.is_forced = True  # what guesses cost where they do not pay is what is measured
 
 
 def break_even(points: Sequence[tuple[float, float]]) -> float:

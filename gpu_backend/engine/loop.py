@@ -219,6 +219,8 @@ class EngineLoop:
         seconds_per_token = result.seconds / max(1, num_staying)
         if self._swapping.wants(plan.step) and plan.sequences:
             self._swapping.learn(plan_work(plan.sequences), result.seconds)
+        if self.scheduler.speculator is not None and not plan.copies:
+            self.scheduler.speculator.note_step(gained - len(gains), result.seconds)
         least = result.least_seconds if num_staying else 0.0
         self._meter.count_step(sum(sizes), gained, seconds_per_token * num_staying, least)
         gpu_seconds_per_token = seconds_per_token * self._config.num_ranks

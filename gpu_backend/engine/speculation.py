@@ -3,32 +3,45 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from gpu_backend.config import EngineConfig
-from gpu_backend.engine import proposer
 from gpu_backend.engine.blocks import BlockManager
 from gpu_backend.engine.composition import may_speculate
 from gpu_backend.engine.cost import StepCost, StepWork, plan_work
-from gpu_backend.engine.guess_record import PROBE, GuessRecord
-from gpu_backend.engine.guess_value import Offer, best_lengths, could_pay
+from gpu_backend.engine.guess_account import GuessAccount
+from gpu_backend.engine.guess_blocks import lengthen, note_drafted
+from gpu_backend.engine.guess_offers import Proposer, draft_offers, propose_from_text, text_offers
+from gpu_backend.engine.guess_record import Everybody, GuessRecord
+from gpu_backend.engine.guess_value import Offer, StepFrame, best_lengths, could_pay, first_come, trial_lengths
 from gpu_backend.engine.plan import SequenceStep
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.sequence import Sequence
+from gpu_backend.engine.step_times import StepTimes
 
-PROPOSERS = 64  # sequences asked for guesses in one step
+MEASURED_EVERY = 16  # steps without guesses; their times are known, but may change
+RETRIED_EVERY = 128  # steps, whatever was found to take too long
+REST = 128  # steps with guesses, after which one without says what they save
 
 
-Proposer = Callable[[Sequence, int], tuple[int, ...]]
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A step that was planned, until its result is known."""
+
+    frame: StepFrame
+    work: StepWork  # guesses included
+    drafting: float  # what making them takes by the cost table
+    is_guessing: bool
+    is_clean: bool  # nothing else is computed in it, so that its time says something about others
 
 
 class Speculator:
     """Adds guesses to step plans while they pay, and learns from what became of them.
 
-    ``cost`` judges what they take; only its proportions matter. ``propose`` makes guesses, at most as many as it is
-    told; without it the draft model does, a pass of which takes ``draft_share`` of a step.
+    ``cost`` is corrected by what steps take, guesses or none. ``propose`` makes guesses, at most as many as it is told;
+    without it the draft model does, a pass of which takes ``draft_share`` of a step.
     """
 
     def __init__(
@@ -44,6 +57,9 @@ class Speculator:
         self.num_drafts = 0  # times that a sequence's guesses were verified
         self.num_proposed = 0  # guesses
         self.num_held_at = [0] * config.num_speculative_tokens  # guesses that held, by their place
+        self.times = StepTimes(cost)
+        self.account = GuessAccount()
+        self._everybody = Everybody()
         self._config = config
         self._max_model_len = max_model_len
         self._cost = cost
@@ -51,6 +67,8 @@ class Speculator:
         self._most = config.num_speculative_tokens
         self._is_on = False
         self._step = 0
+        self._with_guesses = 0  # steps in a row
+        self._planned: _Planned | None = None
 
     @property
     def num_held(self) -> int:
@@ -68,45 +86,40 @@ class Speculator:
     ) -> list[SequenceStep]:
         """Return the steps of a plan, some decodes with guesses. Their blocks are in the sequences' tables."""
         self._step += 1
+        self._planned = None
         decodes = [step for step in steps if step.samples and len(step.token_ids) == 1]
-        base, work = plan_work(decodes), plan_work(steps)
-        left = self._config.max_num_batched_tokens - work.tokens
-        pass_seconds = self._draft_share * self._cost.seconds(base)
-        if not decodes or left <= 0:
+        if not decodes:
             return steps
-        if not (self.is_forced or could_pay(self._cost, base, work, pass_seconds)):
-            return steps
-        longest = self._longest(base, work)
-        changed: dict[int, SequenceStep] = {}
-        if self.propose is None:
-            offers, left = self._drafts(
-                decodes, running, blocks, self._most_catching_up(work, longest, left), left, changed
+        base = plan_work(decodes)
+        work = base if len(decodes) == len(steps) else plan_work(steps)
+        frame = StepFrame(base, work, self._draft_share * self._cost.seconds(base))
+        extended = self._extend(steps, decodes, frame, running, blocks) if self._may_guess(frame) else steps
+        if extended is steps:
+            is_wanted = (
+                self._step % MEASURED_EVERY == 0 or self._with_guesses or not self.times.knows_plain(base.tokens)
             )
-        else:
-            offers = self._guesses(decodes, running)
-        # A step of one reply alone keeps nobody waiting, however long it gets by guesses that pay.
-        limit = longest if len(steps) > 1 else float("inf")
-        lengths = best_lengths(self._cost, base, work, offers, left, limit, self._is_on, pass_seconds)
-        if self.is_forced:
-            lengths = _first_come(offers, left)
-        self._is_on = any(lengths)
-        batch_left = self._batch_tier_left(steps, running)
-        for offer, length in zip(offers, lengths, strict=True):
-            sequence = running[offer.step.sequence_id]
-            if sequence.tier == "batch":
-                length = min(length, batch_left)
-                batch_left -= length
-            if length:
-                changed[offer.step.sequence_id] = _lengthen(offer, length, sequence, blocks, len(running))
-            else:
-                self._record(sequence).is_paused = True
-        return [changed.get(step.sequence_id, step) for step in steps] if changed else steps
+            self._is_on, self._with_guesses = False, 0
+            if frame.is_decodes_alone and is_wanted:
+                self._planned = _Planned(frame, base, 0.0, is_guessing=False, is_clean=True)
+        return extended
+
+    def note_step(self, num_gained: int, seconds: float) -> None:
+        """Take note of what the last step took, and how many tokens more than its decodes it gained by guesses."""
+        planned, self._planned = self._planned, None
+        if planned is None:
+            return
+        if planned.is_clean:
+            self.times.learn(planned.work, planned.drafting, seconds, planned.is_guessing)
+        if planned.is_guessing:
+            frame = planned.frame
+            extra = self.times.guessing(planned.work, planned.drafting) - frame.seconds(self.times)
+            self.account.book(num_gained / frame.base.tokens - extra / self.times.plain(frame.base))
 
     def learn(self, sequence: Sequence, step: SequenceStep, num_gained: int, blocks: BlockManager) -> None:
         """Take note of how many tokens a step with guesses gained; none: its guesses did harm, and it gets no more."""
         if step.draft_ids:
             drafted = step.draft_start + len(step.draft_ids) + max(step.num_to_draft - 1, 0)
-            _note_drafted(blocks, sequence.block_table, step.draft_start, min(drafted, step.start + num_gained))
+            note_drafted(blocks, sequence.block_table, step.draft_start, min(drafted, step.start + num_gained))
         num_proposed = step.num_proposed or step.num_to_draft
         if not num_proposed:
             return
@@ -115,85 +128,94 @@ class Speculator:
         for place in range(num_gained - 1):
             self.num_held_at[place] += 1
         if num_gained:
-            self._record(sequence).learn(num_proposed, num_gained - 1)
+            self._everybody.learn(self._record(sequence), num_proposed, num_gained - 1)
         else:
             self._record(sequence).is_allowed = False
 
-    def _guesses(self, decodes: list[SequenceStep], running: Mapping[int, Sequence]) -> list[Offer]:
-        """Ask for guesses: as many as may all hold, with room for one more token after the last."""
-        assert self.propose is not None
-        offers: list[Offer] = []
-        for step in decodes:
-            sequence = running[step.sequence_id]
-            if not (most := self._most_for(sequence)):
-                continue
-            guesses = _cut(sequence, self.propose(sequence, most))
-            if guesses:
-                offers.append(Offer(step, len(guesses), self._trust(sequence), guesses))
-            if len(offers) == PROPOSERS:
-                break
-        return offers
+    def _may_guess(self, frame: StepFrame) -> bool:
+        """Whether this step is one for guesses, by what steps take and what was lost by guesses lately."""
+        if self._config.max_num_batched_tokens <= frame.work.tokens:
+            return False
+        if self.is_forced:
+            return True
+        self.account.earn()
+        if self.account.is_overdrawn or not self.times.knows_plain(frame.base.tokens) or self._with_guesses >= REST:
+            return False
+        return self._step % RETRIED_EVERY == 0 or could_pay(self.times, frame, self._most)
 
-    def _drafts(
+    def _choose(self, frame: StepFrame, offers: list[Offer], most: int, is_alone: bool) -> list[int]:
+        """Return how many guesses of each offer the step takes in."""
+        if self.is_forced:
+            return first_come(offers, most)
+        # A step of one reply alone keeps nobody waiting, however long it gets by guesses that pay.
+        stretch = math.inf if is_alone else self._config.step_stretch
+        lengths = best_lengths(self.times, frame, offers, most, stretch, self._is_on)
+        if not any(lengths) and self.account.balance >= 1:
+            trial = trial_lengths(self.times, frame, offers, most, stretch)
+            if self._step % RETRIED_EVERY == 0 or not self.times.knows_guessing(frame.work.tokens + sum(trial)):
+                return trial
+        return lengths
+
+    def _extend(
         self,
+        steps: list[SequenceStep],
         decodes: list[SequenceStep],
+        frame: StepFrame,
         running: Mapping[int, Sequence],
         blocks: BlockManager,
-        most: int,
-        left: int,
-        changed: dict[int, SequenceStep],
-    ) -> tuple[list[Offer], int]:
-        """Offer what the draft model can guess, once it has computed what it lacks: ``most`` such tokens in this step.
-
-        Who lacks more is put into ``changed`` with a part of it. Returns the offers, and what is left of the budget.
-        """
-        offers: list[Offer] = []
-        for step in decodes:
-            sequence = running[step.sequence_id]
-            if not (length := self._most_for(sequence)):
-                continue
-            start = _num_drafted(blocks, sequence.block_table, step.start)
-            missing = step.start - start
-            if missing <= most:
-                known = tuple(sequence.token_ids[start:])
-                offers.append(Offer(replace(step, draft_ids=known, draft_start=start), length, self._trust(sequence)))
-            elif most:
-                missing = most
-                part = tuple(sequence.token_ids[start : start + most])
-                changed[step.sequence_id] = replace(step, draft_ids=part, draft_start=start)
-            else:
-                continue
-            most -= missing
+    ) -> list[SequenceStep]:
+        left = self._config.max_num_batched_tokens - frame.work.tokens
+        changed: dict[int, SequenceStep] = {}
+        if self.propose is None:
+            most = self._most_catching_up(frame, left)
+            offers, changed, missing = draft_offers(decodes, running, blocks, self._most_for, most)
             left -= missing
-            if len(offers) == PROPOSERS:
-                break
-        return offers, left
+        else:
+            offers = text_offers(decodes, running, self._most_for, self.propose)
+        lengths = self._choose(frame, offers, left, is_alone=len(steps) == 1)
+        batch_left = self._batch_tier_left(steps, running)
+        for offer, length in zip(offers, lengths, strict=True):
+            sequence = running[offer.step.sequence_id]
+            if sequence.tier == "batch":
+                length = min(length, batch_left)
+                batch_left -= length
+            self._record(sequence).plan(length)
+            if length:
+                changed[offer.step.sequence_id] = lengthen(offer, length, sequence, blocks, len(running))
+        if not changed:
+            return steps
+        self._is_on = any(lengths)
+        self._with_guesses += 1
+        extended = [changed.get(step.sequence_id, step) for step in steps]
+        self._planned = self._plan_of(frame, extended)
+        return extended
+
+    def _plan_of(self, frame: StepFrame, steps: list[SequenceStep]) -> _Planned:
+        drafted = sum(step.num_to_draft for step in steps)
+        work = plan_work(steps) + StepWork(drafted, drafted, drafted * (frame.base.pairs // frame.base.tokens))
+        drafting = max(step.num_to_draft for step in steps) * frame.drafting
+        catches_up = any(len(step.draft_ids) > self._most + 1 for step in steps)
+        return _Planned(frame, work, drafting, is_guessing=True, is_clean=frame.is_decodes_alone and not catches_up)
 
     def _most_for(self, sequence: Sequence) -> int:
         """Return how many guesses a sequence may get in this step."""
-        record = self._record(sequence)
-        # Probes of several sequences fall into the same steps, where they share what guessing costs at all.
-        if not record.is_allowed or (record.is_paused and self._step % record.pause):
+        if not self._record(sequence).is_due(self._step):
             return 0
         room = min(sequence.sampling.max_tokens - sequence.num_generated, self._max_model_len - len(sequence.token_ids))
-        return min(room - 1, 1 if record.is_paused else self._most)
-
-    def _trust(self, sequence: Sequence) -> float:
-        record = self._record(sequence)
-        return max(PROBE, record.acceptance) if record.is_paused else record.acceptance
+        return min(room - 1, self._most)
 
     def _record(self, sequence: Sequence) -> GuessRecord:
         if sequence.guess_record is None:
-            sequence.guess_record = GuessRecord(may_speculate(sequence))
+            sequence.guess_record = self._everybody.open_record(may_speculate(sequence))
         return sequence.guess_record
 
-    def _longest(self, base: StepWork, work: StepWork) -> float:
-        """Return the seconds that the step may take: guesses stretch nobody's step more than prompts may."""
-        return max(self._cost.seconds(work), self._config.step_stretch * self._cost.seconds(base))
+    def _longest(self, frame: StepFrame) -> float:
+        """Return what a step may take by the cost table: more stretches others' steps more than prompts may."""
+        return max(self._cost.seconds(frame.work), self._config.step_stretch * self._cost.seconds(frame.base))
 
-    def _most_catching_up(self, work: StepWork, longest: float, left: int) -> int:
+    def _most_catching_up(self, frame: StepFrame, left: int) -> int:
         """Return how many tokens the draft model may compute to catch up; at least a block's worth."""
-        seconds = longest - self._cost.seconds(work)
+        seconds = self._longest(frame) - self._cost.seconds(frame.work)
         token = self._draft_share * self._cost.token
         fitting = int(seconds / token) if token * left > seconds else left
         return min(left, max(fitting, self._config.block_size))
@@ -213,65 +235,3 @@ def make_speculator(config: EngineConfig, limits: Limits) -> Speculator | None:
     return Speculator(
         config, limits.max_model_len, config.step_cost or limits.assumed_cost, propose, limits.draft_share
     )
-
-
-def propose_from_text(sequence: Sequence, count: int) -> tuple[int, ...]:
-    """Guess a sequence's next tokens from its own text."""
-    record = sequence.guess_record
-    assert record is not None
-    record.text += array("i", sequence.token_ids[len(record.text) // proposer.TOKEN :]).tobytes()
-    return proposer.propose(record.text, count)
-
-
-def _first_come(offers: list[Offer], most: int) -> list[int]:
-    """Take all guesses that the budget leaves room for."""
-    lengths = []
-    for offer in offers:
-        lengths.append(min(offer.length, most))
-        most -= lengths[-1]
-    return lengths
-
-
-def _cut(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
-    """Leave out the first guess that ends the reply, or that it cannot have, and all after it."""
-    for index, token in enumerate(guesses):
-        if token in sequence.sampling.stop_token_ids:
-            guesses = guesses[:index]
-            break
-    if guesses and sequence.constraint is not None:
-        guesses = guesses[: sequence.constraint.num_allowed(guesses)]
-    return guesses
-
-
-def _lengthen(offer: Offer, length: int, sequence: Sequence, blocks: BlockManager, headroom: int) -> SequenceStep:
-    """Add an offer's first guesses to its step, as many as have room while each running sequence can fill a block."""
-    step, table = offer.step, sequence.block_table
-    known = step.start + len(step.token_ids)
-    while len(table) < blocks.blocks_for(known + length) and blocks.available_to(sequence.tenant) > headroom:
-        block = blocks.allocate_block(sequence.tenant)
-        assert block is not None
-        table = sequence.block_table = (*table, block)
-    length = min(length, len(table) * blocks.block_size - known)
-    covering = table[: blocks.blocks_for(known + length)]
-    if not offer.guesses:
-        return replace(step, block_table=covering, num_to_draft=length)
-    guesses = offer.guesses[:length]
-    return replace(step, token_ids=step.token_ids + guesses, block_table=covering, num_proposed=length)
-
-
-def _num_drafted(blocks: BlockManager, block_table: tuple[int, ...], most: int) -> int:
-    """Return how many leading tokens of a table, at most that many, the draft model has computed."""
-    drafted = 0
-    for block in block_table:
-        drafted += blocks.num_drafted[block]
-        if blocks.num_drafted[block] < blocks.block_size:
-            break
-    return min(drafted, most)
-
-
-def _note_drafted(blocks: BlockManager, block_table: tuple[int, ...], start: int, end: int) -> None:
-    """Note that the draft model has computed a table's tokens up to ``end``, from ``start`` on anew."""
-    size = blocks.block_size
-    for index in range(start // size, blocks.blocks_for(end)):
-        block = block_table[index]
-        blocks.num_drafted[block] = max(blocks.num_drafted[block], min(size, end - index * size))

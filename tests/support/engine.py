@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gpu_backend.config import EngineConfig
+from gpu_backend.engine.cost import ASSUMED_COSTS, StepCost
 from gpu_backend.engine.forecast import WINDOW
 from gpu_backend.engine.grammar import GrammarCompiler
 from gpu_backend.engine.grammar_queue import GrammarQueue
@@ -47,6 +48,7 @@ class CountingRunner(AtOnce):
 
     def __init__(self, block_size: int) -> None:
         self.plans: list[StepPlan] = []
+        self.seconds: Callable[[StepPlan], float] = lambda plan: 0.001  # what a step takes of the virtual clock
         self._block_size = block_size
         self._slots: dict[int, int] = {}
         self._host_slots: dict[int, int] = {}
@@ -83,7 +85,7 @@ class CountingRunner(AtOnce):
         pooled = tuple(
             (float(sum(step.token_ids)), float(len(step.token_ids))) for step in plan.sequences if step.pools
         )
-        return StepResult(plan.step, tuple(tokens), seconds=0.001, pooled=pooled, counts=tuple(counts))
+        return StepResult(plan.step, tuple(tokens), self.seconds(plan), pooled=pooled, counts=tuple(counts))
 
     def _draft(self, step: SequenceStep) -> SequenceStep:
         """Write what a draft model would, check that it then has seen the whole reply, and guess."""
@@ -124,20 +126,36 @@ def counting_loop(
     max_model_len: int | None = None,
     num_host_blocks: int = 0,
     copy_seconds: float | None = None,
+    is_forced: bool = True,
+    assumed_cost: StepCost = ASSUMED_COSTS["cuda"],
     **settings: Any,
 ) -> tuple[EngineLoop, CountingRunner]:
-    """Build a loop over a ``CountingRunner``; ``settings`` go to ``EngineConfig``."""
+    """Build a loop over a ``CountingRunner``; ``settings`` go to ``EngineConfig``.
+
+    Unless ``is_forced`` is false, guesses are made whether they pay or not.
+    """
     config = EngineConfig(model="", **settings)
     runner = CountingRunner(config.block_size)
     length = max_model_len or num_blocks * config.block_size
     limits = Limits(
-        length, vocab_size=256, num_host_blocks=num_host_blocks, draft_share=DRAFT_SHARE, copy_seconds=copy_seconds
+        length,
+        vocab_size=256,
+        num_host_blocks=num_host_blocks,
+        draft_share=DRAFT_SHARE,
+        copy_seconds=copy_seconds,
+        assumed_cost=assumed_cost,
     )
-    return EngineLoop(config, runner, num_blocks, limits), runner
+    loop = EngineLoop(config, runner, num_blocks, limits)
+    if loop.scheduler.speculator is not None:
+        loop.scheduler.speculator.is_forced = is_forced
+    return loop, runner
 
 
 def model_loop(folder: Path, copy_seconds: float | None = None, **settings: Any) -> EngineLoop:
-    """Build a loop over a real model on the CPU; ``settings`` go to ``EngineConfig``."""
+    """Build a loop over a real model on the CPU; ``settings`` go to ``EngineConfig``.
+
+    Guesses are made whether they pay or not, so that no test depends on what steps take here.
+    """
     config = EngineConfig(model=str(folder), device="cpu", **settings)
     model = load_model_config(folder)
     runner = Runner(config, model)
@@ -150,7 +168,10 @@ def model_loop(folder: Path, copy_seconds: float | None = None, **settings: Any)
         copy_seconds=copy_seconds,
     )
     compiler = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)
-    return EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))
+    loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))
+    if loop.scheduler.speculator is not None:
+        loop.scheduler.speculator.is_forced = True
+    return loop
 
 
 def expect_short_replies(loop: EngineLoop) -> None:

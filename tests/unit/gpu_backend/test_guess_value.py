@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from gpu_backend.engine.cost import StepCost, StepWork
-from gpu_backend.engine.guess_value import Offer, best_lengths, could_pay
+from gpu_backend.engine.cost import ASSUMED_COSTS, StepCost, StepWork
+from gpu_backend.engine.guess_account import ALLOWANCE, MOST, GuessAccount
+from gpu_backend.engine.guess_value import Offer, StepFrame, best_lengths, could_pay, trial_lengths
 from gpu_backend.engine.plan import SequenceStep
 from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.engine.step_times import StepTimes
 
 # A step takes as long as reading the weights up to 64 tokens, and as their products beyond.
 COST = StepCost(fixed=0.0, weights=1.0, token=1 / 64, context=0.0, pair=0.0)
+ON_CPU = ASSUMED_COSTS["cpu"]
 
 
 def offer(acceptance: float, guesses: int = 4) -> Offer:
@@ -20,11 +25,11 @@ def offer(acceptance: float, guesses: int = 4) -> Offer:
 
 
 def lengths(
-    decodes: int, *offers: Offer, prompts: int = 0, budget: int = 1000, seconds: float = 9.0, is_on: bool = True
+    decodes: int, *offers: Offer, prompts: int = 0, budget: int = 1000, stretch: float = 9.0, is_on: bool = True
 ) -> list[int]:
     """Return what is taken of the offers in a step with that many decodes, and tokens of prompts."""
     base = StepWork(decodes)
-    return best_lengths(COST, base, base + StepWork(prompts), offers, budget, seconds, is_on)
+    return best_lengths(StepTimes(COST), StepFrame(base, base + StepWork(prompts)), offers, budget, stretch, is_on)
 
 
 def test_guesses_that_cost_nothing_are_taken_while_they_may_hold() -> None:
@@ -46,9 +51,11 @@ def test_a_full_step_takes_no_guesses(decodes: int, expected: int) -> None:
 
 def test_no_guess_is_asked_for_where_none_could_pay() -> None:
     """Even one that is sure to hold would take as long as a decode."""
-    assert could_pay(COST, StepWork(63), StepWork(63))
-    assert not could_pay(COST, StepWork(64), StepWork(64))
-    assert not could_pay(COST, StepWork(65), StepWork(65))
+    times = StepTimes(COST)
+
+    assert could_pay(times, StepFrame(StepWork(63), StepWork(63)), 4)
+    assert not could_pay(times, StepFrame(StepWork(64), StepWork(64)), 4)
+    assert not could_pay(times, StepFrame(StepWork(65), StepWork(65)), 4)
 
 
 def test_a_step_full_of_prompts_takes_guesses_of_few_decodes() -> None:
@@ -57,8 +64,67 @@ def test_a_step_full_of_prompts_takes_guesses_of_few_decodes() -> None:
 
 
 def test_a_step_is_not_stretched_beyond_its_limit() -> None:
-    """Others wait for the step to end."""
-    assert lengths(2, offer(0.9), prompts=100, seconds=102 / 64 + 2.5 / 64) == [2]
+    """Others wait for the step to end, unless each of them has as many tokens of it by guesses."""
+    assert lengths(2, offer(0.9), prompts=100, stretch=102 / 64 + 2.5 / 64) == [2]
+    frame = StepFrame(StepWork(8), StepWork(8))  # takes 2.6; each guess 0.2 more
+    all_but_one, everyone = (
+        sum(best_lengths(StepTimes(ON_CPU), frame, [offer(0.95)] * count, 99, 1.5, True)) for count in (7, 8)
+    )
+    assert (all_but_one, everyone) == (6, 32)
+
+
+def test_what_was_measured_decides() -> None:
+    """A product with a vector is none with a matrix: one token takes 14 ms, two 22, and each more next to nothing."""
+    times, alone = StepTimes(ON_CPU), StepFrame(StepWork(1, 1, 1), StepWork(1, 1, 1))
+    assert [best_lengths(times, alone, [offer(chance)], 9, math.inf, True) for chance in (0.3, 0.6)] == [[1], [2]]
+    for tokens, seconds in ((1, 0.014), (2, 0.022), (5, 0.024)):
+        for _ in range(2):
+            times.learn(StepWork(tokens), 0.0, seconds, is_guessing=tokens > 1)
+
+    found = [best_lengths(times, alone, [offer(chance)], 9, math.inf, True) for chance in (0.3, 0.35, 0.5, 0.9)]
+
+    assert found == [[0], [0], [3], [4]]  # forced ones break even at 0.42
+    assert times.plain(StepWork(1)) == pytest.approx(0.014)
+    assert times.guessing(StepWork(3)) == pytest.approx(0.0228, rel=0.03)
+    assert times.guessing(StepWork(9)) == pytest.approx(0.024 + 4 * 0.002 / 3, rel=0.03)  # as they grew before
+
+
+def test_one_step_that_was_held_up_changes_nothing() -> None:
+    """Of a few steps of a size the middle one counts, of two the quicker; the last five are remembered."""
+    times, work = StepTimes(ON_CPU), StepWork(5)
+    for seconds in (9.0, 0.024, 0.025, 5.0):
+        times.learn(work, 0.0, seconds, is_guessing=True)
+    held_up = times.guessing(work)
+    for _ in range(3):
+        times.learn(work, 0.0, 0.05, is_guessing=True)
+
+    assert held_up == pytest.approx(0.025)
+    assert times.guessing(work) == pytest.approx(0.05)
+
+
+def test_a_trial_stretches_nobodys_step() -> None:
+    """To find out what guesses take, all are made if each reply is expected to gain by it; else a few."""
+    times = StepTimes(ON_CPU)  # eight decodes take 2.6; each guess 0.2 more
+
+    def trial(decodes: int, *offers: Offer) -> int:
+        base = StepWork(decodes)
+        return sum(trial_lengths(times, StepFrame(base, base), offers, 1000, 1.5))
+
+    assert trial(8, *[offer(0.9)] * 8) == 32
+    assert 4 <= trial(8, *[offer(0.1)] * 8) <= 14
+    assert trial(8, *[offer(0.9)] * 7) < 28
+
+
+def test_no_more_is_lost_than_the_allowance_makes_up_for() -> None:
+    """Whatever is believed: guesses that always lose half a step are stopped, and tried again now and then."""
+    account, lost = GuessAccount(), 0.0
+    for _ in range(1000):
+        account.earn()
+        if not account.is_overdrawn:
+            account.book(-0.5)
+            lost += 0.5
+
+    assert 0.9 * 1000 * ALLOWANCE < lost <= 1000 * ALLOWANCE + 2 * MOST
 
 
 def test_guessing_begins_only_where_it_gains_clearly() -> None:

@@ -1,0 +1,44 @@
+# The blocks of guesses: who gets some gets room for them, and every block knows how far the draft model has come in it.
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_backend.engine.blocks import BlockManager
+from gpu_backend.engine.guess_value import Offer
+from gpu_backend.engine.plan import SequenceStep
+from gpu_backend.engine.sequence import Sequence
+
+
+def lengthen(offer: Offer, length: int, sequence: Sequence, blocks: BlockManager, headroom: int) -> SequenceStep:
+    """Add an offer's first guesses to its step, as many as have room while each running sequence can fill a block."""
+    step, table = offer.step, sequence.block_table
+    known = step.start + len(step.token_ids)
+    while len(table) < blocks.blocks_for(known + length) and blocks.available_to(sequence.tenant) > headroom:
+        block = blocks.allocate_block(sequence.tenant)
+        assert block is not None
+        table = sequence.block_table = (*table, block)
+    length = min(length, len(table) * blocks.block_size - known)
+    covering = table[: blocks.blocks_for(known + length)]
+    if not offer.guesses:
+        return replace(step, block_table=covering, num_to_draft=length)
+    guesses = offer.guesses[:length]
+    return replace(step, token_ids=step.token_ids + guesses, block_table=covering, num_proposed=length)
+
+
+def num_drafted(blocks: BlockManager, block_table: tuple[int, ...], most: int) -> int:
+    """Return how many leading tokens of a table, at most that many, the draft model has computed."""
+    drafted = 0
+    for block in block_table:
+        drafted += blocks.num_drafted[block]
+        if blocks.num_drafted[block] < blocks.block_size:
+            break
+    return min(drafted, most)
+
+
+def note_drafted(blocks: BlockManager, block_table: tuple[int, ...], start: int, end: int) -> None:
+    """Note that the draft model has computed a table's tokens up to ``end``, from ``start`` on anew."""
+    size = blocks.block_size
+    for index in range(start // size, blocks.blocks_for(end)):
+        block = block_table[index]
+        blocks.num_drafted[block] = max(blocks.num_drafted[block], min(size, end - index * size))
