@@ -56,9 +56,11 @@ aot: setup
 gpu:
 	$(PYTHON) -m benchmarks.gpu
 
-# What a vendor publishes for this GPU, ways of batching, long prompts among replies, paced arrivals: half an hour.
+# What a vendor publishes for this GPU, ways of batching, long prompts among replies, paced arrivals, guesses, fewer
+# bits: about an hour, each part in a process and a time of its own; `make gpu-rows PART=70B` those with the word in
+# their name.
 gpu-rows:
-	$(PYTHON) -m benchmarks.engine_rows
+	$(PYTHON) -m benchmarks.gpu --rows --only "$(PART)"
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,13 @@ class Run:
     tokens: list[list[float]] = field(default_factory=list)  # when each token of each reply came
     seconds: float = 0.0
     busy: float = 0.0  # share of the time in which the device computed
+    kernels: int = 0  # that were compiled or loaded meanwhile
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What every row tells: how busy the device was, and whether kernels were compiled within its time."""
+        compiled = {"kernels_compiled_meanwhile": float(self.kernels)} if self.kernels else {}
+        return {"gpu_busy": self.busy} | compiled
 
     @property
     def made(self) -> list[int]:
@@ -57,9 +66,12 @@ class Run:
 def build_loop(config: dict[str, Any], device: torch.device, **settings: Any) -> EngineLoop:
     """Build an engine with random weights of that shape; ``settings`` go to ``EngineConfig``."""
     defaults = {"max_model_len": 2048, "max_num_batched_tokens": 8192, "load_format": "dummy", "cuda_graphs": True}
+    defaults |= {"max_waiting": 1 << 20}  # all requests of a workload come at once
     if device.type == "cpu":
         defaults |= {"max_model_len": 256, "max_num_seqs": 8}
     settings = defaults | settings
+    gc.collect()
+    gc.freeze()  # modules stay, as in a server's process: looking at them again takes milliseconds of some step
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         model = load_model_config(Path(folder))
@@ -79,6 +91,7 @@ def drive(
     """
     run = Run(tuple(arrivals) or (0.0,) * len(requests), [[] for _ in requests])
     busy, next_up, open_replies = loop.load().gpu_busy_seconds, 0, 0
+    kernels = len(compiled_kernels())
     started = time.perf_counter()
 
     def is_due(now: float) -> bool:
@@ -89,7 +102,8 @@ def drive(
     try:
         while (now := time.perf_counter() - started) < budget:
             while is_due(now):
-                loop.handle(_command(next_up, requests[next_up], loop))
+                refused = loop.handle(_command(next_up, requests[next_up], loop))
+                assert not refused, f"a request was refused: {refused}"
                 next_up, open_replies = next_up + 1, open_replies + 1
             if not loop.has_work():
                 if next_up == len(requests):
@@ -106,7 +120,21 @@ def drive(
             loop.handle(Abort(str(number)))
         while loop.has_work():
             loop.step()
-    return Run(run.arrivals, run.tokens, seconds, busy / seconds)
+    return Run(run.arrivals, run.tokens, seconds, busy / seconds, len(compiled_kernels()) - kernels)
+
+
+@cache
+def compiled_kernels() -> list[str]:
+    """Return a list that grows by the name of each kernel which Triton compiles, or loads, from the first call on."""
+    names: list[str] = []
+    if torch.cuda.is_available():
+        from triton import knobs
+
+        def note(*, repr: str, **_: Any) -> None:
+            names.append(repr)
+
+        knobs.runtime.jit_post_compile_hook = note
+    return names
 
 
 def _command(number: int, request: Request, loop: EngineLoop) -> Generate:
@@ -127,8 +155,7 @@ def _note(event: Event, run: Run, now: float) -> bool:
 
 def release(device: torch.device) -> None:
     """Give the device's memory back after a loop is deleted."""
-    import gc
-
+    gc.unfreeze()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -43,6 +43,7 @@ from gpu_backend.engine.runner import Runner
 ALL_SECONDS = 420.0  # of the whole table; what would begin later is left out, and says so
 SECONDS = {"one stream": 10.0, "shared": 60.0, "64 streams": 20.0, "sweep": 15.0, "peer": 40.0}  # a row's budget
 START_SECONDS = 60.0
+WARM_LENGTHS = (3, 40, 300, 1500, 20, 700)  # of prompts
 SWEPT = "Llama-3.1-8B"
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -200,7 +201,7 @@ def rows_of_shape(
             run = drive(loop, requests, bench.budget(SECONDS[kind]))
             yield bench.row(
                 model, config, kind, requests, run.made, run.seconds,
-                gpu_busy=run.busy, ready_s=built, ms_per_token=1e3 * run.seconds / max(1, max(run.made)),
+                ready_s=built, ms_per_token=1e3 * run.seconds / max(1, max(run.made)), **run.figures,
             )  # fmt: skip
 
         yield from in_time(bench, model, kind, rows, SECONDS[kind])
@@ -227,8 +228,12 @@ def warm(loop: EngineLoop) -> None:
     """Let the kernels be compiled, and every graph be captured, before it counts; a server does so while it serves."""
     for count in (1, 2, 8) if loop.runner.is_asynchronous else (1,):
         drive(loop, [Request((1, 2, 3 + i), 24) for i in range(count)], 30.0)
+    if loop.runner.is_asynchronous:  # long prompts beside decodes, of which some have one query and some a few
+        longest = loop._limits.max_model_len - 5
+        mixed = [Request(tuple(range(i, i + min(length, longest))), 4) for i, length in enumerate(WARM_LENGTHS)]
+        drive(loop, mixed, 30.0, [0.01 * i for i in range(len(mixed))])
     if isinstance(loop.runner, Runner) and loop.runner.graphs is not None:
-        for places in loop.runner.graphs.sizes:
+        for places in reversed(loop.runner.graphs.sizes):  # smaller ones find room in what larger ones have taken
             loop.runner.graphs.capture((places, 1))
 
 
@@ -243,7 +248,7 @@ def sweep(
         def rows(size: int = size, name: str = name) -> Iterator[Row]:
             requests = [Request(tuple((i * 131 + j) % 9973 for j in range(prompt)), output) for i in range(size)]
             run = drive(loop, requests, bench.budget(SECONDS["sweep"]))
-            figures = phases(bench, config, run, prompt)
+            figures = phases(bench, config, run, prompt) | run.figures
             yield bench.row(model, config, name, requests, run.made, run.seconds, **figures)
 
         yield from in_time(bench, model, name, rows, SECONDS["sweep"])
@@ -264,7 +269,6 @@ def phases(bench: Bench, config: dict[str, Any], run: Run, prompt: int) -> dict[
         "decode_ms_per_step": 1e3 * decoding / steps,
         "decode_share_of_bandwidth": least / decoding,
         "decode_share_of_product": flops * decoded / decoding / bench.measured.flops,
-        "gpu_busy": run.busy,
     }
 
 

@@ -1,17 +1,19 @@
 # The longer tables of the engine, no HTTP: what another vendor publishes for this device, batches that wait for their
-# longest reply against continuous ones, a long prompt among running replies, requests that arrive at a pace, and
-# guesses of which a chosen share holds.
+# longest reply against continuous ones, a long prompt among running replies, requests that arrive at a pace, guesses of
+# which a chosen share holds, fewer bits, and what the same bits whatever the batch cost. `benchmarks.gpu --rows` runs
+# them in processes of their own.
 #
 #   python -m benchmarks.engine_rows        needs a CUDA device; writes results/engine-rows-DEVICE-DATE.{json,md}
 #   python -m benchmarks.engine_rows --tiny             a tiny shape on the CPU, to --out FOLDER
-#   python -m benchmarks.engine_rows --only long        one table of them
+#   python -m benchmarks.engine_rows --only long        groups of rows whose name has the word
+#   python -m benchmarks.engine_rows --seconds 60       no row that would begin later
 
 from __future__ import annotations
 
 import argparse
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ from benchmarks.engine import Bench, guarded, run_rows, warm
 from benchmarks.engine_table import RESULTS, Row
 from benchmarks.roofline import LARGE, SHAPES, TINY_SHAPES, Request, shared_workload
 from gpu_backend.engine.loop import EngineLoop
+from gpu_backend.engine.runner import Runner
 
 MODEL = "Llama-3.1-8B"
 ALL_SECONDS = 1500.0
@@ -33,7 +36,14 @@ PUBLISHED = {"Llama-3.1-8B": (
     (128, 128, 27911), (128, 2048, 26221), (128, 4096, 18027), (500, 2000, 20770), (1000, 1000, 17744),
     (1000, 2000, 16828), (2048, 128, 3538), (2048, 2048, 12194), (5000, 500, 3902), (20000, 2000, 1804),
 ), "Llama-3.3-70B": ((128, 2048, 4336), (1000, 1000, 2909), (2048, 2048, 2003), (20000, 2000, 283))}  # fmt: skip
+TINY_LENGTHS = ((9, 4, 0), (24, 3, 0))
+LARGE_STEP = 16_384  # tokens of prompts that are computed before a row counts
 FP8 = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "bf16": {}, "fp8": {"quantization": "fp8"}, "KV cache of fp8": {"kv_cache_dtype": "fp8"}, "fp8 and KV cache": FP8,
+    "int8 weights": {"quantization": "int8"}, "w8a8": {"quantization": "w8a8"},
+    "int4 weights": {"quantization": "int4"},
+}  # fmt: skip
 ALL_SHAPES = SHAPES | LARGE | TINY_SHAPES
 RATES = (4.0, 8.0, 16.0, 32.0)  # requests a second
 
@@ -42,24 +52,43 @@ def main() -> int:
     """Measure what is asked for. Return 1 if a row failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_rows")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape on the CPU, to see that all of this runs")
-    parser.add_argument("--only", default="", metavar="WORD", help="tables whose name has the word")
+    parser.add_argument("--only", default="", metavar="WORD", help="groups of rows whose name has the word")
+    parser.add_argument("--seconds", type=float, default=ALL_SECONDS, help="for all of them")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    rows = partial(all_tables, only=arguments.only)
-    return run_rows("engine-rows", rows, tiny=arguments.tiny, out=arguments.out, seconds=ALL_SECONDS)
+    rows = partial(all_rows, only=arguments.only)
+    return run_rows("engine-rows", rows, tiny=arguments.tiny, out=arguments.out, seconds=arguments.seconds)
 
 
-def all_tables(bench: Bench, tiny: bool, only: str = "") -> Iterator[Row]:
-    """Yield the rows of every table whose name has the word."""
-    for table in (published, batching, long_prompt, paced, speculation):
-        if only in table.__name__:
-            yield from guarded(bench, "tiny" if tiny else MODEL, table.__name__, table(bench, tiny))
+def groups(tiny: bool) -> dict[str, Callable[[Bench, bool], Iterator[Row]]]:
+    """Return all groups of rows by their names; each fits into ten minutes, with the start of its process."""
+    model = "tiny" if tiny else MODEL
+    tables: dict[str, tuple[tuple[int, int, int], ...]] = {"tiny": TINY_LENGTHS} if tiny else PUBLISHED
+    found: dict[str, Callable[[Bench, bool], Iterator[Row]]] = {
+        f"batching {model}": batching,
+        f"long prompt {model}": long_prompt,
+        f"paced {model}": paced,
+        f"speculation {model}": speculation,
+        f"precision {model}": precision,
+        f"invariant {model}": invariant,
+    }
+    for shape, lengths in tables.items():
+        for given in dict.fromkeys(given for given, *_ in lengths):
+            rows = tuple(row for row in lengths if row[0] == given)
+            found[f"published {shape}, {given} in"] = partial(published, model=shape, lengths=rows)
+    return found
 
 
-def published(bench: Bench, tiny: bool) -> Iterator[Row]:
+def all_rows(bench: Bench, tiny: bool, only: str = "") -> Iterator[Row]:
+    """Yield the rows of every group whose name has the word."""
+    for name, rows in groups(tiny).items():
+        if only in name:
+            yield from guarded(bench, "tiny" if tiny else MODEL, name, rows(bench, tiny))
+
+
+def published(bench: Bench, tiny: bool, model: str, lengths: Sequence[tuple[int, int, int]]) -> Iterator[Row]:
     """Fixed lengths in and out, in fp8, as many requests as a row's time allows."""
-    tables = {"tiny": ((9, 4, 0), (24, 3, 0))} if tiny else PUBLISHED
-    for model, given, asked, rate in ((model, *row) for model, rows in tables.items() for row in rows):
+    for given, asked, rate in lengths:
         name = f"fp8, {given} in, {asked} out"
         if bench.budget(ROW_SECONDS) <= 0:
             yield Row(model, name, note="left out: no time")
@@ -74,8 +103,10 @@ def _published(bench: Bench, tiny: bool, model: str, name: str, given: int, aske
     # batch is not full, weigh little.
     count = 6 if tiny else max(64, int(0.5 * ROW_SECONDS * rate / asked))
     requests = _fixed(count, given, asked)
+    drive(loop, [replace(request, output=2) for request in requests[: 2 + LARGE_STEP // given]], bench.budget(30.0))
     run = drive(loop, requests, bench.budget(ROW_SECONDS))
     figures = {"published": float(rate), "of_published": sum(run.made) / run.seconds / rate} if rate else {}
+    figures |= run.figures
     yield bench.row(model, ALL_SHAPES[model], name, requests, run.made, run.seconds, fp8=not tiny, **figures)
 
 
@@ -89,7 +120,7 @@ def batching(bench: Bench, tiny: bool) -> Iterator[Row]:
     loop = _loop(bench, model, max_num_seqs=places)
     for name, at_once in (("static batches", places), ("continuous batches", 0)):
         run = drive(loop, workload, bench.budget(ROW_SECONDS), at_once=at_once)
-        yield _row(bench, model, f"{name} of {places}", workload, run, gpu_busy=run.busy)
+        yield _row(bench, model, f"{name} of {places}", workload, run)
 
 
 def long_prompt(bench: Bench, tiny: bool) -> Iterator[Row]:
@@ -138,8 +169,56 @@ def paced(bench: Bench, tiny: bool) -> Iterator[Row]:
             bench, model, f"{rate:g} requests/s", requests, run,
             ttft_p50_ms=1e3 * percentile(run.waits, 0.5), ttft_p99_ms=1e3 * percentile(run.waits, 0.99),
             gap_p50_ms=1e3 * percentile(run.gaps, 0.5), gap_p99_ms=1e3 * percentile(run.gaps, 0.99),
-            gpu_busy=run.busy,
         )  # fmt: skip
+
+
+def precision(bench: Bench, tiny: bool) -> Iterator[Row]:
+    """One reply, and 64, at every precision: bytes, the time of a step, and the share of it that they must be read in.
+
+    The error of each is on the demo model: `benchmarks.precision`.
+    """
+    model = "tiny" if tiny else MODEL
+    sizes, given, asked = ((1, 2), 12, 6) if tiny else ((1, 64), 128, 128)
+    wanted = {name: PRECISIONS[name] for name in ("w8a8", "fp8 and KV cache")} if tiny else PRECISIONS
+    for name, settings in wanted.items():
+        if bench.budget(ROW_SECONDS) <= 0:
+            yield Row(model, f"{name}, batch {sizes[0]}", note="left out: no time")
+            continue
+        yield from guarded(bench, model, name, _precision(bench, model, name, settings, sizes, given, asked))
+
+
+def _precision(
+    bench: Bench, model: str, name: str, settings: dict[str, Any], sizes: Sequence[int], given: int, asked: int
+) -> Iterator[Row]:
+    loop = _loop(bench, model, max_num_seqs=max(sizes), **settings)
+    assert isinstance(loop.runner, Runner)
+    ((_, weights, _),) = loop.runner.parts_of_ranks
+    kv = loop.runner.kv_cache[:, 0].nbytes / loop.runner.block_size
+    for size in sizes:
+        requests = _fixed(size, given, asked)
+        drive(loop, requests, bench.budget(ROW_SECONDS))
+        run = drive(loop, requests, bench.budget(ROW_SECONDS))
+        step = (run.seconds - run.first_all) / (asked - 1)
+        least = (weights + size * kv * (given + asked / 2)) / bench.measured.bandwidth
+        yield _row(
+            bench, model, f"{name}, batch {size}", requests, run,
+            weights_gb=weights / 1e9, kv_bytes_per_token=kv, decode_ms_per_step=1e3 * step,
+            share_of_bandwidth_for_own_bytes=least / step,
+        )  # fmt: skip
+
+
+def invariant(bench: Bench, tiny: bool) -> Iterator[Row]:
+    """The shared workload with replies that are the same to the bit whatever else is in the batch, and without."""
+    model = "tiny" if tiny else MODEL
+    workload = [Request(r.prompt[:9], 4) for r in shared_workload()[:6]] if tiny else shared_workload()
+    seconds = []
+    for name, wanted in (("shared", False), ("shared, same bits whatever the batch", True)):
+        loop = _loop(bench, model, batch_invariant=wanted)
+        run = drive(loop, workload, bench.budget(ROW_SECONDS))
+        seconds.append(run.seconds / max(1, sum(run.made)))
+        yield _row(bench, model, name, workload, run, **({"cost": seconds[1] / seconds[0] - 1} if wanted else {}))
+        del loop
+        release(bench.device)
 
 
 def speculation(bench: Bench, tiny: bool) -> Iterator[Row]:
@@ -174,7 +253,7 @@ def _decode(bench: Bench, model: str, loop: EngineLoop, requests: Sequence[Reque
     """Measure requests once all graphs are there."""
     drive(loop, requests, bench.budget(ROW_SECONDS))
     run = drive(loop, requests, bench.budget(ROW_SECONDS))
-    return _row(bench, model, f"{name}, batch {len(requests)}", requests, run, gpu_busy=run.busy)
+    return _row(bench, model, f"{name}, batch {len(requests)}", requests, run)
 
 
 def _loop(bench: Bench, model: str, **settings: Any) -> EngineLoop:
@@ -184,7 +263,8 @@ def _loop(bench: Bench, model: str, **settings: Any) -> EngineLoop:
 
 
 def _row(bench: Bench, model: str, workload: str, requests: Sequence[Request], run: Run, **figures: float) -> Row:
-    return bench.row(model, ALL_SHAPES[model], workload, requests, run.made, run.seconds, **figures)
+    own = run.figures | figures
+    return bench.row(model, ALL_SHAPES[model], workload, requests, run.made, run.seconds, **own)
 
 
 def _fixed(count: int, given: int, asked: int, first: int = 0) -> list[Request]:

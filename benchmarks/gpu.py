@@ -1,10 +1,13 @@
-# All that `make gpu` shows, within ten minutes: the checks, the engine shape by shape, the kernels one by one, and the
-# peer; each in a process of its own, so that one that dies takes nothing else with it, and all of it in one JSON and
-# one Markdown file, written again whenever there is more: whoever stops this early has what came before.
+# All that `make gpu` shows, within ten minutes: the checks, the engine shape by shape beside its peer, where a step's
+# time goes, the kernels one by one; and what `make gpu-rows` shows, the longer tables. Each part is a process of its
+# own, so that one that dies takes nothing else with it, and all of it is in one JSON and one Markdown file, written
+# again whenever there is more: whoever stops this early has what came before.
 #
 #   python -m benchmarks.gpu           needs a CUDA device and torch; writes results/gpu-DEVICE-DATE.{json,md}
 #   python -m benchmarks.gpu --tiny    tiny shapes on the CPU, to --out FOLDER
 #   python -m benchmarks.gpu --seconds 300    for half of the time: the first parts get what they need
+#   python -m benchmarks.gpu --rows    the longer tables, to results/gpu-rows-DEVICE-DATE.{json,md}, half an hour
+#   python -m benchmarks.gpu --rows --only 70B    parts whose name has the word, to gpu-rows-70b-DEVICE-DATE
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -26,14 +29,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine import groups
+from benchmarks import engine, engine_rows
 from benchmarks.engine_table import RESULTS, write_whole
 
 ALL_SECONDS = 570.0  # and the start of this process, within ten minutes
+ROWS_SECONDS = 3600.0
 GRACE = 10.0  # seconds for a part that is out of time to end by itself, and again for one that is interrupted
 EVERY = 15.0  # seconds between two writings of what is there
 # Seconds that a part may take, by the first word of its name; the last ones share what is left.
-CAPS = {"checks": 150.0, "engine": 130.0, "kernels": 90.0, "transformers": 70.0}
+CAPS = {"checks": 150.0, "engine": 130.0, "profile": 45.0, "kernels": 90.0, "transformers": 70.0}
+ROWS_CAP = 240.0  # of each of the longer tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,37 +52,58 @@ class Part:
     @property
     def longest(self) -> float:
         """Seconds."""
-        return CAPS[self.name.split()[0]]
+        return CAPS.get(self.name.split()[0], ROWS_CAP)
 
 
 def parts(tiny: bool) -> Iterator[Part]:
     """Yield them in the order of what is most worth knowing where the time is short."""
     yield Part("checks", "tests.gpu")
-    rows = [Part(group, "benchmarks.engine", group) for group in groups(tiny)]
-    yield from (part for part in rows if not part.name.startswith("transformers"))
+    groups = engine.groups(tiny)
+    ours, peers = groups[: len(groups) // 2], groups[len(groups) // 2 :]
+    *others, last = [
+        Part(group, "benchmarks.engine", group) for pair in zip(ours, peers, strict=True) for group in pair
+    ]
+    yield from others
+    yield Part("profile", "benchmarks.profile")
     yield Part("kernels", "benchmarks.kernels")
-    yield from (part for part in rows if part.name.startswith("transformers"))
+    yield last
+
+
+def longer_tables(tiny: bool) -> Iterator[Part]:
+    """Yield them; any of them fits into ten minutes."""
+    yield from (Part(group, "benchmarks.engine_rows", group) for group in engine_rows.groups(tiny))
 
 
 def main() -> int:
     """Run the parts one after the other, and write what they found. Return 1 if any of them failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes on the CPU, to see that all of this runs")
-    parser.add_argument("--seconds", type=float, default=ALL_SECONDS, help="for all parts together")
+    parser.add_argument("--rows", action="store_true", help="the longer tables instead")
+    parser.add_argument(
+        "--only", default="", metavar="WORD", help="parts whose name has the word, in a file of that name"
+    )
+    parser.add_argument("--seconds", type=float, help="for all parts together")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    chosen = [
+        part for part in (longer_tables if arguments.rows else parts)(arguments.tiny) if arguments.only in part.name
+    ]
+    if not chosen:
+        parser.error(f"no part has {arguments.only!r} in its name")
+    title = " ".join(["gpu", *["rows"] * arguments.rows, *[arguments.only] * bool(arguments.only)])
     if not arguments.tiny and not torch.cuda.is_available():
         print("SKIPPED: no CUDA device")
         return 0
-    deadline = time.monotonic() + arguments.seconds
+    seconds = arguments.seconds or (ROWS_SECONDS if arguments.rows else ALL_SECONDS)
+    deadline = time.monotonic() + seconds
     device = "tiny on the CPU" if arguments.tiny else torch.cuda.get_device_name()
     problems: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
 
         def save() -> Path:
-            return _write(device, Path(folder), arguments.tiny, problems, arguments.out)
+            return _write(title, device, Path(folder), chosen, problems, arguments.out)
 
-        for part in parts(arguments.tiny):
+        for part in chosen:
             seconds = min(part.longest, deadline - time.monotonic() - 2 * GRACE)
             if problem := run_part(part, Path(folder) / part.name, arguments.tiny, seconds, save):
                 problems[part.name] = problem
@@ -115,20 +141,25 @@ def run_part(part: Part, out: Path, tiny: bool, seconds: float, save: Callable[[
     return f"out of time after {seconds:.0f} s"
 
 
-def _write(device: str, found: Path, tiny: bool, problems: dict[str, str], folder: Path) -> Path:
+def _write(
+    title: str, device: str, found: Path, chosen: Sequence[Part], problems: dict[str, str], folder: Path
+) -> Path:
     now = datetime.now(UTC)
     about = {"device": device, "date": now.isoformat(timespec="seconds"), "python": platform.python_version()}
     about |= {"torch": torch.__version__, "cuda": str(torch.version.cuda), "triton": _version("triton")}
     facts: dict[str, Any] = {**about, "problems": problems, "parts": {}}
-    text = [f"# The engine on {device}, {now:%Y-%m-%d}", ", ".join(f"{name} {value}" for name, value in about.items())]
+    text = [
+        f"# The engine on {device}, {title}, {now:%Y-%m-%d}",
+        ", ".join(f"{name} {value}" for name, value in about.items()),
+    ]
     text += [f"{part}: {problem}" for part, problem in problems.items()]
-    for part in parts(tiny):
+    for part in chosen:
         for file in sorted((found / part.name).glob("*.json")):
             facts["parts"][part.name] = json.loads(file.read_text())
         for file in sorted((found / part.name).glob("*.md")):
             text.append(file.read_text().strip().replace("# ", "## ", 1))
     folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"gpu-{re.sub('[^a-z0-9]+', '-', device.lower())}-{now:%Y-%m-%d}"
+    stem = folder / f"{re.sub('[^a-z0-9]+', '-', f'{title} {device}'.lower())}-{now:%Y-%m-%d}"
     write_whole(stem.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
     write_whole(stem.with_suffix(".md"), "\n\n".join(text) + "\n")
     return stem.with_suffix(".md")

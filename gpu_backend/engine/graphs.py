@@ -34,9 +34,9 @@ MOST_GUESSED = 256  # tokens of a graph with guesses, or as many as there are pl
 
 
 def sizes_up_to(most: int) -> tuple[int, ...]:
-    """Return the places of graphs for up to ``most`` sequences: 1, 2, 4, then multiples of eight."""
+    """Return the places of graphs for up to ``most`` sequences: 1, 2, 4, multiples of eight, beyond 256 of 32."""
     sizes = [size for size in (1, 2, 4) if size < most]
-    return (*sizes, *range(8, most, 8), most)
+    return (*sizes, *range(8, min(most, 256), 8), *range(256, most, 32), most)
 
 
 def is_decode(plan: StepPlan) -> bool:

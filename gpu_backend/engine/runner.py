@@ -207,20 +207,18 @@ class Runner:
     def _compile_attention(self, layouts: PagedLayouts) -> None:
         """Let every kernel of attention be compiled now, not while all streams wait for it."""
         model = self.model_config
-        of_window = {window > 0: layer for layer, window in enumerate(model.windows)}
-        for layout in layouts.samples():
-            query = torch.zeros(
-                (layout.max_query_len, model.num_heads, model.head_dim), dtype=self.dtype, device=self.device
-            )
-            for layer in of_window.values():
-                scales = self._kv_scales[layer] if self._kv_scales is not None else None
-                cache = self.kv_cache[layer]
-                ops.paged_attention(query, cache, (layout,), 1.0, model.windows[layer], scales)
+        of_window = {window > 0: window for window in model.windows}
+        samples = list(layouts.samples())
+        longest = max(layout.max_query_len for layout in samples)
+        query = torch.zeros((longest, model.num_heads, model.head_dim), dtype=self.dtype, device=self.device)
+        scales = self._kv_scales[0] if self._kv_scales is not None else None
+        ops.compile_attention(query, self.kv_cache[0], samples, list(of_window.values()), scales)
 
     def _make_graphs(self, config: EngineConfig) -> DecodeGraphs | None:
         """Return the graphs of decodes, if there are to be any: none on the CPU, which has nothing to gain by them."""
         is_wanted = self.device.type == "cuda" if config.cuda_graphs is None else config.cuda_graphs
-        if not is_wanted:
+        by_rows = self._batch_invariant and not ops.uses_triton(self.device)  # plain torch then takes row by row
+        if not is_wanted or by_rows:
             return None
         guesses = 0 if config.speculative_method == "off" else config.num_speculative_tokens
         layouts = self._layouts(self.model_config, self.max_model_len)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from gpu_backend.kernels.grouping import AttentionGroup
 from gpu_backend.kernels.layout import PagedLayout
 from gpu_backend.kernels.quantized_kv import FP8, KvScales
 from gpu_backend.kernels.wishes import Wishes
+
+COMPILERS = 8  # kernels that are compiled at once
 
 
 def uses_triton(device: torch.device) -> bool:
@@ -90,6 +93,34 @@ def paged_attention(
         rows = layout.rows
         triton_attention.paged_attention(query[rows], kv_cache, layout, scale, window, kv_scales, out[rows])
     return out
+
+
+def compile_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layouts: Sequence[PagedLayout],
+    windows: Sequence[int],
+    kv_scales: KvScales | None = None,
+) -> None:
+    """Compile all kernels of attention that these layouts need, side by side; on a GPU.
+
+    ``query`` (tokens, heads, head_dim) has rows for the longest of them.
+    """
+    from triton import AsyncCompileMode
+
+    from gpu_backend.kernels import paged_attention as triton_attention
+
+    kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
+    cases = [(layout, window) for window in windows for layout in layouts]
+
+    def go_through(launch: triton_attention.Launch) -> None:
+        for layout, window in cases:
+            rows = query[layout.rows]
+            triton_attention.paged_attention(rows, kv_cache, layout, 1.0, window, kv_scales, launch=launch)
+
+    with ThreadPoolExecutor(COMPILERS) as threads, AsyncCompileMode(threads):
+        go_through(triton_attention.only_compile)
+    go_through(triton_attention.run)  # and load them
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, batch_invariant: bool = False) -> Tensor:

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -16,6 +18,7 @@ from gpu_backend.kernels.quantized_kv import KvScales
 
 MIN_TILES = tl.constexpr(2)  # that a split has at least: reading less is not worth another partial result
 LOG2_E = 1.4426950408889634
+Launch = Callable[..., None]
 # What changes from step to step is no reason to compile again: numbers, and parts of larger tensors.
 CHANGING = ["window", "splits", "split_tiles", "table_stride"]
 PLACES = ["block_tables", "context_lens", "query_starts"]
@@ -51,6 +54,16 @@ def tile_shape(
     return TileShape(64, 32, 4, 2) if large else TileShape(128, 64, 8, 3)
 
 
+def run(kernel: Any, grid: tuple[int, ...], *arguments: object, **options: object) -> None:
+    """Launch a kernel."""
+    kernel[grid](*arguments, **options)
+
+
+def only_compile(kernel: Any, grid: tuple[int, ...], *arguments: object, **options: object) -> None:
+    """Let a kernel be compiled for arguments like these."""
+    kernel.warmup(*arguments, grid=grid, **options)
+
+
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
@@ -59,13 +72,14 @@ def paged_attention(
     window: int = 0,
     kv_scales: KvScales | None = None,
     out: Tensor | None = None,
+    launch: Launch = run,
 ) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
     ``query`` and ``out`` are the rows of this layout alone. ``kv_cache`` is one layer's, (blocks, block_size, 2,
     kv_heads, head_dim), whole or a view of the caches of all layers; ``kv_scales`` belong to one of float8. With a
     ``window`` only that many keys count, the query's own the last of them. The launch depends on ``layout``'s shapes
-    alone, so a CUDA graph may replay it over other contents.
+    alone, so a CUDA graph may replay it over other contents. ``launch`` is what is done with the kernels.
     """
     tokens, heads, head_dim = query.shape
     _, block_size, _, kv_heads, _ = kv_cache.shape
@@ -88,7 +102,9 @@ def paged_attention(
         "ROWS": shape.rows,
         "TILE": shape.tile,
     }
-    attend_kernel[(row_blocks * splits, kv_heads, sequences)](
+    launch(
+        attend_kernel,
+        (row_blocks * splits, kv_heads, sequences),
         query,
         kv_cache,
         layout.block_tables,
@@ -119,7 +135,8 @@ def paged_attention(
         **common,
     )
     if splits > 1:
-        combine_kernel[(layout.max_query_len * heads, sequences)](
+        launch(
+            combine_kernel, (layout.max_query_len * heads, sequences),
             part, weight, out, layout.context_lens, layout.query_starts, window, splits,
             layout.split_tokens // shape.tile, MOST_SPLITS=triton.next_power_of_2(max(splits, MAX_SPLITS)),
             WINDOWED=window > 0, FIXED=layout.split_tokens > 0, **common, num_warps=4,

@@ -17,6 +17,7 @@ from gpu_backend.kernels.quantized_kv import KvScales
 from gpu_backend.models.config import ModelConfig, RopeConfig
 from gpu_backend.models.packed import is_packed, load_packed
 from gpu_backend.models.quantization import QuantizedLinear, quantize
+from gpu_backend.models.rounded import load_rounded
 from gpu_backend.models.weights import WeightSource
 
 
@@ -145,8 +146,9 @@ def load_linear(
 ) -> Linear | QuantizedLinear:
     """Load matrices that read the same input, packed into one: their outputs lie beside each other."""
     added = _together(weights, [f"{name}.bias" for name in names], outs) if bias else None
-    if is_packed(weights.packed, names[0]):
-        return load_packed(weights, names, outs, width, added)
+    if weights.packed is not None and is_packed(weights.packed, names[0]):
+        load = load_packed if weights.packed.is_of_four_bits else load_rounded
+        return load(weights, names, outs, width, added)
     weight = _together(weights, [f"{name}.weight" for name in names], outs, width)
     if weights.linear.quantization is not None:
         return quantize(weight, added, weights.linear.quantization, weights.linear.batch_invariant)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,7 +49,11 @@ def load_packed(
 
 def is_packed(form: PackedFormat | None, name: str) -> bool:
     """Whether the checkpoint has the matrix of that name packed."""
-    return form is not None and not any(part in name for part in form.kept_whole)
+    return form is not None and not any(_names(part, name) for part in form.kept_whole)
+
+
+def _names(part: str, name: str) -> bool:
+    return bool(re.search(part.removeprefix("re:"), name)) if part.startswith("re:") else part in name
 
 
 Read = tuple[Tensor, Tensor, Tensor, Tensor]  # numbers (out, in), zeros and scales (out, groups), order (in,)

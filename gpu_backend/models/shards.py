@@ -33,7 +33,7 @@ def config_of_rank(model: ModelConfig, ranks: int) -> ModelConfig:
         num_kv_heads=model.num_kv_heads // ranks,
         intermediate_size=model.intermediate_size // ranks,
     )
-    if model.packed is not None:
+    if model.packed is not None and model.packed.is_of_four_bits:
         group = max(model.packed.group_size, 32 // PACKED_BITS)  # inputs of a scale, outputs of a word
         widths = (part.num_heads * part.head_dim, part.intermediate_size)
         if any(width % group for width in widths) or part.num_kv_heads * part.head_dim % (32 // PACKED_BITS):
@@ -87,6 +87,22 @@ class ShardedWeights:
         if part.min() < first or part.max() >= first + groups:
             raise UnsupportedModel(f"{name} spreads groups over all inputs (desc_act), which ranks cannot divide")
         return part - first
+
+    def get_rounded(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Return the part of a tensor of eight bits. Raises ``UnsupportedModel``."""
+        module, kind = name.split(".")[-2:]
+        dim = self._dim(module, kind)
+        if dim is None:
+            return self._source.get_rounded(name, dtype, *shape)
+        return self._cut(lambda name, *full: self._source.get_rounded(name, dtype, *full), dim, name, shape)
+
+    def get_scales(self, name: str, *shape: int) -> Tensor:
+        """Return the part's scales. Raises ``UnsupportedModel``."""
+        module, kind = name.split(".")[-2:]
+        dim = self._dim(module, kind)
+        if dim is None or dim >= len(shape):  # all ranks have all outputs of a matrix that is cut by inputs
+            return self._source.get_scales(name, *shape)
+        return self._cut(self._source.get_scales, dim, name, shape)
 
     @property
     def _has_one_group(self) -> bool:

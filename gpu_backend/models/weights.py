@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -43,6 +44,14 @@ class WeightSource(Protocol):
         """Return the tensor of whole numbers of that name and shape. Raises ``UnsupportedModel``."""
         ...
 
+    def get_rounded(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Return the tensor of eight bits of that name, type and shape. Raises ``UnsupportedModel``."""
+        ...
+
+    def get_scales(self, name: str, *shape: int) -> Tensor:
+        """Return float32 scales of that shape; one of a whole matrix is each row's. Raises ``UnsupportedModel``."""
+        ...
+
 
 class Checkpoint:
     """The safetensors files of a Hugging Face checkpoint, one or several shards, read tensor by tensor."""
@@ -59,7 +68,8 @@ class Checkpoint:
         self.packed = packed
         if packed is not None and self.linear.quantization is not None:
             raise UnsupportedModel(
-                f"the checkpoint has weights of 4 bits already ({packed.method}); leave quantization out"
+                f"the checkpoint has weights of {4 if packed.is_of_four_bits else 8} bits already ({packed.method}); "
+                "leave quantization out"
             )
         self._device = device
         self._dtype = dtype
@@ -73,7 +83,7 @@ class Checkpoint:
     def get(self, name: str, *shape: int) -> Tensor:
         """Return the tensor of that name and shape, on the device. Raises ``UnsupportedModel``."""
         tensor = self._read(name, shape)
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or tensor.itemsize == 1:
             raise UnsupportedModel(f"tensor {name} is of {tensor.dtype}; float32, float16 or bfloat16 is needed")
         return tensor.to(self._device, self._dtype)
 
@@ -84,17 +94,32 @@ class Checkpoint:
             raise UnsupportedModel(f"tensor {name} is of {tensor.dtype}; int32 is needed")
         return tensor.to(self._device)
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def get_rounded(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Return the tensor of eight bits of that name, type and shape, on the device. Raises ``UnsupportedModel``."""
+        tensor = self._read(name, shape)
+        if tensor.dtype != dtype:
+            raise UnsupportedModel(f"tensor {name} is of {tensor.dtype}; config.json calls for {dtype}")
+        return tensor.to(self._device)
+
+    def get_scales(self, name: str, *shape: int) -> Tensor:
+        """Return float32 scales, on the device; one of a whole matrix is each row's. Raises ``UnsupportedModel``."""
+        tensor = self._read(name, None).float()
+        if tensor.numel() not in (1, math.prod(shape)):
+            raise UnsupportedModel(f"tensor {name} has shape {tuple(tensor.shape)}; scales of {shape} are needed")
+        return (tensor.reshape(shape) if tensor.numel() > 1 else tensor.reshape(()).expand(shape)).to(self._device)
+
+    def _read(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         if name not in self._file_of:
             near = get_close_matches(name, self._unread, n=1)
             hint = f"; the nearest name there is {near[0]}" if near else ""
-            raise UnsupportedModel(f"the checkpoint has no tensor {name} of shape {shape}{hint}")
+            of_shape = "" if shape is None else f" of shape {shape}"
+            raise UnsupportedModel(f"the checkpoint has no tensor {name}{of_shape}{hint}")
         self._unread.discard(name)
         try:
             tensor = self._file_of[name].get_tensor(name)
         except SafetensorError as error:
             raise UnsupportedModel(f"tensor {name} cannot be read from its shard: {error}") from error
-        if tuple(tensor.shape) != shape:
+        if shape is not None and tuple(tensor.shape) != shape:
             raise UnsupportedModel(f"tensor {name} has shape {tuple(tensor.shape)}; config.json calls for {shape}")
         assert isinstance(tensor, Tensor)
         return tensor
@@ -125,6 +150,14 @@ class RandomWeights:
     def get_whole(self, name: str, *shape: int) -> Tensor:
         """Raise ``UnsupportedModel``: random weights are never packed."""
         raise UnsupportedModel(f"random weights have no {name} of whole numbers")
+
+    def get_rounded(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Raise ``UnsupportedModel``: random weights are never rounded before they are loaded."""
+        raise UnsupportedModel(f"random weights have no {name} of {dtype}")
+
+    def get_scales(self, name: str, *shape: int) -> Tensor:
+        """Raise ``UnsupportedModel``."""
+        raise UnsupportedModel(f"random weights have no {name}")
 
 
 def _shards(folder: Path) -> dict[Path, list[str] | None]:

@@ -32,7 +32,7 @@ GUESSES_PAY = StepCost(fixed=1.0, weights=0.0, token=0.0, context=0.0, pair=0.0)
 
 def decodes(setting: Setting) -> str:
     """Drawn and greedy replies, their steps overlapping, wait once a step, for its result."""
-    card, loop = _compare(setting, [_ask(1, 8, temperature=0.9), _ask(2, 8)])
+    card, loop = _compare(setting, [_ask(1, 7, temperature=0.9), _ask(2, 7)])
     require(card.replays > 4, f"only {card.replays} replays")
     cleared = [name for name in card.launches if "index_fill" in name]
     require(not cleared, f"{cleared}: kernels read no further than is written, and each layer's is a launch of its own")
@@ -156,9 +156,9 @@ def _raise(loop: EngineLoop, plan: StepPlan, error: Exception, launched: float) 
 
 CHECKS = (
     Check("device path: decodes", decodes, FLOAT32),
-    Check("device path: wishes", wishes, FLOAT32, is_long=True),
-    Check("device path: swaps", swaps, FLOAT32, is_long=True),
-    Check("device path: guesses", guesses, FLOAT32, is_long=True),
-    Check("device path: few bits", few_bits, FLOAT32, is_long=True),
-    Check("device path: lengths", lengths, FLOAT32, is_long=True),
+    Check("device path: wishes", wishes, FLOAT32, long=FLOAT32),
+    Check("device path: swaps", swaps, FLOAT32, long=FLOAT32),
+    Check("device path: guesses", guesses, FLOAT32, long=FLOAT32),
+    Check("device path: few bits", few_bits, FLOAT32, long=FLOAT32),
+    Check("device path: lengths", lengths, FLOAT32, long=FLOAT32),
 )

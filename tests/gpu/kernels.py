@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import tempfile
 from collections.abc import Callable, Iterator
@@ -89,6 +90,33 @@ def attention_stays_the_same(setting: Setting) -> str:
             (alone,) = attended([(1, begin + first, count)])
             require(torch.equal(alone, whole[first : first + count]), f"{count} queries from {first} differ in company")
     return f"a decode, and a chunk of {chunk} at context {contexts[1]} in pieces, equal bit for bit"
+
+
+def end_of_a_large_cache(setting: Setting) -> str:
+    """Keys and values that lie behind the first 2³¹ numbers of a cache are stored and found where they belong."""
+    dtype, heads, dim, size, tokens = _dtype(setting), 2, 64, 16, 20
+    shape = (size, 2, 1, dim)
+    first = 2**31 // math.prod(shape)
+    small = torch.zeros((4, *shape), dtype=dtype, device=setting.device)
+    large = torch.empty(
+        (first + 4, *shape), dtype=dtype, device=setting.device
+    )  # the host's has no memory till written
+    large[first:] = 0
+    qkv = setting.randn(tokens, heads + 2, dim).to(dtype)
+    angles = setting.randn(tokens, 1, dim // 2).float()
+    table = torch.tensor([[2, 0]], device=setting.device)
+    slots = (table[0, :, None] * size + torch.arange(size, device=setting.device)).flatten()[:tokens]
+    starts = torch.tensor([0, tokens], device=setting.device).int()
+    attended = []
+    for cache, begin in ((small, 0), (large, first)):
+        query = fused.norm_rope_store(
+            qkv, None, angles.cos().to(dtype), angles.sin().to(dtype), cache, slots + begin * size, heads, 1e-6
+        )
+        where = layout.PagedLayout(slice(0, tokens), (table + begin).int(), starts[1:], starts, tokens, 1)
+        attended.append(paged_attention(query, cache, where, dim**-0.5))
+    require(bool(attended[0].isfinite().all()), "not all numbers are finite")
+    require(torch.equal(*attended), "attention at the end differs from that at the beginning")
+    return f"blocks from {first:,} on, equal bit for bit"
 
 
 @contextmanager
@@ -381,6 +409,7 @@ CHECKS = (
     Check("kernel: attention of chunks", attention_of_chunks),
     Check("kernel: attention over float8", attention_over_float8, (torch.bfloat16,)),
     Check("kernel: attention whatever the batch", attention_stays_the_same, (torch.bfloat16,), long=(torch.bfloat16,)),
+    Check("kernel: the end of a large cache", end_of_a_large_cache, (torch.bfloat16,)),
     Check("kernel: sum and norm", add_rms_norm),
     Check("kernel: SiLU and product", silu_and_mul),
     Check("kernel: norm, rope and store", norm_rope_store),

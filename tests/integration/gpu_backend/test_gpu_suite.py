@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import engine_rows
+from benchmarks.gpu import GRACE, longer_tables
 from benchmarks.roofline import TINY_SHAPES, Request, shared_workload
 from benchmarks.transformers_peer import run_peer
 from gpu_backend.kernels import reference
@@ -128,23 +130,62 @@ def test_all_of_it_is_one_page(shown: Path) -> None:
 
     assert len(list(shown.iterdir())) == 2
     assert all(word in text for word in (torch.__version__, "triton", "date 20", "PASS", "Measured ceilings"))
-    assert text.count("| tiny |") == 8 and "| attention, decode |" in text
+    assert text.count("| Tollgate |") == 7 and text.count("| transformers |") == 1
+    assert "| attention, decode |" in text and "| a step |" in text
 
 
-def test_longer_tables_run_a_tiny_shape_on_a_bare_cpu(tmp_path: Path) -> None:
-    """Fixed lengths, both ways of batching, a long prompt among replies, paced arrivals, guesses: all have figures."""
+def test_a_step_is_profiled_kernel_by_kernel(shown: Path) -> None:
+    """Where the time of a step of decodes goes is told for every batch, the most expensive first."""
+    shares = part(shown, "profile")["shares"]
+
+    for batch in (1, 2):
+        step, *kernels = [share for share in shares if share["batch"] == batch]
+        assert step["kernel"] == "a step" and step["microseconds"] > 0 and len(kernels) > 5
+        assert [k["microseconds"] for k in kernels] == sorted((k["microseconds"] for k in kernels), reverse=True)
+
+
+def test_longer_tables_run_tiny_shapes_on_a_bare_cpu(tmp_path: Path) -> None:
+    """Fixed lengths, ways of batching, a long prompt, paces, guesses, few bits, the same bits: all have figures."""
     done = run_bare("benchmarks.engine_rows", "--tiny", "--out", str(tmp_path))
 
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(next(tmp_path.glob("*.json")).read_text())["rows"]
-    assert len(rows) == 13 and not any(row["cut"] for row in rows)
+    assert len(rows) == 19 and not any(row["cut"] or row["note"] for row in rows)
     whole, chunked = (row for row in rows if "of prompt" in row["workload"])
     assert min(whole["figures"]["ttft_long_ms"], chunked["figures"]["gap_max_ms"]) > 0
-    paced = rows[6]["figures"]
+    (paced,) = (row["figures"] for row in rows if "requests/s" in row["workload"])
     assert 0 < paced["ttft_p50_ms"] <= paced["ttft_p99_ms"]
-    tokens_a_step = [row["figures"]["tokens_a_step"] for row in rows[8:]]
+    guesses = [row["figures"] for row in rows if "hold" in row["workload"]]
+    tokens_a_step = [figures["tokens_a_step"] for figures in guesses]
     assert tokens_a_step[0] == 1 and tokens_a_step[-1] > 4 and tokens_a_step == sorted(tokens_a_step)
-    assert 0 <= rows[-1]["figures"]["break_even_share"] <= 2
+    assert 0 <= guesses[-1]["break_even_share"] <= 2
+    few_bits = [row["figures"] for row in rows if row["workload"].startswith(("w8a8", "fp8 and"))]
+    assert len(few_bits) == 4 and all(it["weights_gb"] > 0 < it["decode_ms_per_step"] for it in few_bits)
+    assert [row["workload"] for row in rows if "cost" in row["figures"]] == ["shared, same bits whatever the batch"]
+
+
+def test_each_of_the_longer_tables_is_a_part_of_its_own() -> None:
+    """Published rows by input length: no part has more than three of them, and every part finds exactly its group."""
+    for tiny in (True, False):
+        names = [part.only for part in longer_tables(tiny)]
+        assert [[other for other in engine_rows.groups(tiny) if name in other] for name in names] == [
+            [n] for n in names
+        ]
+    published = [name for name in names if name.startswith("published")]
+    assert len(published) == 10 and "published Llama-3.3-70B, 20000 in" in published
+    assert all(part.longest + 2 * GRACE < 600 for part in longer_tables(False))
+
+
+@pytest.mark.soak
+def test_chosen_parts_end_in_a_file_of_that_name(tmp_path: Path) -> None:
+    """`make gpu-rows PART=paced` runs what has the word in its name; a word that no part has is refused."""
+    done = run_bare("benchmarks.gpu", "--rows", "--only", "paced", "--tiny", "--out", str(tmp_path))
+    none = run_bare("benchmarks.gpu", "--rows", "--only", "nonsense", "--tiny", "--out", str(tmp_path))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (facts,) = (json.loads(file.read_text()) for file in tmp_path.glob("gpu-rows-paced-tiny-*.json"))
+    assert list(facts["parts"]) == ["paced tiny"] and not facts["problems"]
+    assert none.returncode == 2 and "no part has 'nonsense'" in none.stderr
 
 
 def test_without_a_device_the_suite_skips_and_says_so() -> None:

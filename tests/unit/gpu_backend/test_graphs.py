@@ -45,6 +45,7 @@ def test_sizes_are_few_and_reach_the_most() -> None:
     """Small batches have graphs of their own, larger ones share one with their neighbours."""
     assert sizes_up_to(256)[:6] == (1, 2, 4, 8, 16, 24) and sizes_up_to(256)[-2:] == (248, 256)
     assert sizes_up_to(9) == (1, 2, 4, 8, 9)
+    assert sizes_up_to(1024)[-25:-22] == (256, 288, 320) and len(sizes_up_to(1024)) == 59
     assert sizes_up_to(1) == (1,)
 
 
