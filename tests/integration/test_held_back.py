@@ -11,6 +11,7 @@ from typing import Any
 
 import asyncpg
 import httpx
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -23,14 +24,19 @@ from gateway.draining import Drain
 from gateway.held_back.comparer import Comparer
 from gateway.held_back.recalibrations import Recalibrations
 from gateway.services import Services
+from protocol.chat import ChatRequest
 from router.catalog import AutoRoute, HeldBack
-from tests.support.house import House, model, running_house, settings_for
+from router.complexity import Complexity
+from router.recalibration import LEAST_OUTCOMES
+from tests.support.house import House, make_team, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import Script
 
 JUDGED = AutoRoute(
     small=("small",), large=("large",), quality=0.0, held_back=HeldBack(share=1.0, budget_nanousd=10**9, judge="judge")
 )
+
+ASKED = [{"role": "user", "content": "Which river?"}]
 
 
 @pytest.fixture
@@ -44,11 +50,18 @@ def upstream() -> Iterator[ScriptedUpstream]:
 
 
 @pytest.fixture
-def house(database_url: str, redis_url: str, upstream: ScriptedUpstream, tmp_path: Path) -> Iterator[House]:
-    """A gateway that holds every answer of a small model back, for a dollar a day; and "poor", for next to nothing."""
+def house(
+    database_url: str, redis_url: str, upstream: ScriptedUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[House]:
+    """A gateway that holds every answer of a small model back, for a dollar a day; and "poor", for next to nothing; and
+    "own", which asks for hardly less than the scores of ASKED, and goes by what a team measured."""
+    monkeypatch.setattr("gateway.held_back.recalibrations.READ_EVERY", 0.1)
     settings = settings_for(database_url, redis_url, upstream.url, tmp_path)
     poor = replace(JUDGED, held_back=HeldBack(share=1.0, budget_nanousd=to_nano("0.000001")))
-    routes = {"auto": JUDGED, "poor": poor, "off": replace(JUDGED, held_back=None)}
+    own = HeldBack(share=1.0, budget_nanousd=10**9, recalibrate=frozenset({"team_a"}))
+    request = msgspec.convert({"model": "own", "messages": ASKED}, ChatRequest)
+    close = replace(JUDGED, quality=Complexity.load()(request) - 0.01, held_back=own)
+    routes = {"auto": JUDGED, "poor": poor, "off": replace(JUDGED, held_back=None), "own": close}
     models = settings.models | {"judge": model("judge")}
     with running_house(replace(settings, auto=routes, models=models)) as house:
         yield house
@@ -142,6 +155,57 @@ async def test_a_budget_is_never_exceeded_and_off_is_off(house: House) -> None:
         None,
         [],
     )
+
+
+async def test_what_a_team_measured_moves_its_calls_and_nobody_elses(house: House, worker: Services) -> None:
+    """From calls over HTTP to a threshold that the next call meets: a hundred answers of the small model, each asked of
+    the large one in the batch tier, none the same, all within the budget."""
+    comparer = Comparer(worker)
+    others = await make_team(house.settings, "team_b")
+    body = {"model": "own", "messages": ASKED, "max_tokens": 20}
+    async with httpx.AsyncClient(base_url=house.url, timeout=30) as client:
+
+        async def ask(key: str, path: str = "chat/completions", **headers: str) -> httpx.Response:
+            said = {"authorization": f"Bearer {key}", **headers}
+            return (await client.post(f"/v1/{path}", json=body, headers=said)).raise_for_status()
+
+        async def curve() -> dict[str, Any]:
+            said = {"authorization": f"Bearer {house.team_key}"}
+            return dict((await client.get("/v1/route/curve", params={"route": "own"}, headers=said)).json())
+
+        before = await curve()
+        asked = [await ask(house.team_key) for _ in range(LEAST_OUTCOMES)]
+
+        async def is_done() -> bool:
+            found = await rows(house, "SELECT status FROM held_back")
+            return [row["status"] for row in found] == ["compared"] * LEAST_OUTCOMES
+
+        async def work() -> None:
+            await comparer.ask()
+            await comparer.compare()
+
+        await until(is_done, work)
+        await comparer.recalibrate()
+
+        async def is_applied() -> bool:
+            return bool((await curve())["applied_quality"] > before["applied_quality"])
+
+        await until(is_applied)
+        after, told = await curve(), (await ask(house.team_key, "route")).json()
+        answers = [await ask(house.team_key), await ask(house.team_key, **{"x-quality": "0"}), await ask(others)]
+    [spent] = await rows(
+        house, "SELECT sum(cost_nanousd) AS nano, count(*) AS n FROM usage_records WHERE tier = 'batch'"
+    )
+
+    assert {answer.headers["x-model-used"] for answer in asked} == {"small"}
+    assert (before["applied_quality"], before["small_suffices"]) == (before["quality"], None)
+    assert after["small_suffices"]["measured"] == 0 and after["calls"]["compared"] == LEAST_OUTCOMES
+    assert told["quality"] == after["applied_quality"] > told["small_suffices"] > before["quality"]
+    assert (told["reason"], told["model_used"]) == ("auto_large", "large")
+    assert [answer.headers["x-model-used"] for answer in answers] == ["large", "small", "small"]
+    assert len(spent) == LEAST_OUTCOMES
+    total = sum(row["cost_nanousd"] for row in spent)
+    assert 0 < total == round(float(after["used_usd_today"]) * 10**9) <= 10**9
 
 
 async def test_a_team_that_asks_for_it_goes_by_its_own_outcomes(house: House, worker: Services) -> None:
