@@ -15,6 +15,11 @@ import asyncpg
 import httpx
 import pytest
 
+from gateway.app import open_services
+from gateway.clock import Clock
+from gateway.config_file import load_settings
+from gateway.draining import Drain
+from gateway.held_back.comparer import Comparer
 from tests.support.fault_house import FaultHouse, running_fault_house
 from tests.support.upstream_scripts import Script
 
@@ -27,10 +32,18 @@ CANARIES = (SAID, ANSWERED, PASSWORD)
 # What a batch said, and the file of what it was to do, are kept until their retention ends: there they must be found.
 KEPT = {("batch_items", "response"), ("file_chunks", "data")}
 
-# A model that can do everything, and a policy that looks at everything.
+HELD_BACK = 3  # calls of `auto` that a small model answers: one without an Idempotency-Key twice, one with
+
+# Models that can do everything, a share of whose answers is held back, and a policy that looks at everything.
 SETTINGS = """\
   able: {provider: upstream, upstream_model: gpt-4o, context: 4000, max_output: 64, price: {input: 1, output: 2},
-         abilities: [chat, completions, embeddings]}
+         abilities: [chat, completions, embeddings, tools]}
+  claude: {provider: anthropic, upstream_model: 'gpt-4o:tokens=3', context: 4000, max_output: 64,
+           price: {input: 1, output: 2}}
+  judge: {provider: upstream, upstream_model: 'gpt-4o:tokens=2', context: 90000, max_output: 300,
+          price: {input: 1, output: 2}}
+routes:
+  auto: {small: [able], large: [claude], quality: 0, held_back: {share: 1, usd_per_day: 9, judge: judge}}
 safety:
   input: flag
   output: flag
@@ -48,8 +61,13 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultHouse]:
 def test_what_was_said_stands_nowhere_but_in_batches(house: FaultHouse) -> None:
     """Logs, tables, metrics, journals, Redis and the audit log: none has a canary, all have the call."""
     key = next(iter(house.make_team("canary", {}, [{}]).values()))
-    with httpx.Client(base_url=house.gateways[0].url, headers={"authorization": f"Bearer {key}"}, timeout=30) as client:
+    said = Routes()
+    hooks = {"request": [said.note]}
+    headers = {"authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=house.gateways[0].url, headers=headers, timeout=30, event_hooks=hooks) as client:
         request_id = say_everywhere(house, client)
+        said.check(client.get("/openapi.json").json())
+    asyncio.run(compare(house))
     admin = house.ask_admin(house.gateways[0], "/admin/audit-log", limit="1000").text
     metrics = [house.ask_admin(gateway, "/metrics").text for gateway in house.gateways]
     deadline = time.monotonic() + 20
@@ -77,29 +95,79 @@ def test_what_was_said_stands_nowhere_but_in_batches(house: FaultHouse) -> None:
     assert any("journal" in where for where in written)
 
 
+class Routes:
+    """Which routes were asked, so that none is forgotten."""
+
+    def __init__(self) -> None:
+        self._asked: set[str] = set()
+
+    def note(self, request: httpx.Request) -> None:
+        if request.method == "POST":
+            self._asked.add(request.url.path)
+
+    def check(self, description: dict[str, Any]) -> None:
+        """Fail unless something was sent to every route that takes what a team says."""
+        takes = {path for path, verbs in description["paths"].items() if path.startswith("/v1/") and "post" in verbs}
+        assert {path for path in takes if "{" not in path} - self._asked == set()
+
+
+async def compare(house: FaultHouse) -> None:
+    """Have what was held back asked of the large model, and judged: then nobody keeps it."""
+    async with open_services(load_settings(house.config), Clock(), Drain()) as services:
+        comparer, deadline = Comparer(services), time.monotonic() + 30
+        while True:
+            await comparer.ask()
+            await comparer.compare()
+            found = await rows_of(house, "SELECT status, reason FROM held_back")
+            if len(found) == HELD_BACK and all(row["status"] in ("compared", "dropped") for row in found):
+                break
+            assert time.monotonic() < deadline, found
+            await asyncio.sleep(0.1)
+    assert {row["reason"] for row in found} == {"unclear"}  # asked, and judged by a model that says anything
+
+
+async def rows_of(house: FaultHouse, query: str) -> list[asyncpg.Record]:
+    connection = await asyncpg.connect(house.postgres.url.replace("+asyncpg", ""))
+    try:
+        return list(await connection.fetch(query))
+    finally:
+        await connection.close()
+
+
 def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
     """Send the canaries through every route, in every way that a call can go; return the id of one that went well."""
     upstream = house.upstream
     assert upstream is not None
     upstream.script(Script(text=f"It is {ANSWERED}, I think."))
+    upstream.script(Script(text=f"I think: {ANSWERED}."), model="gpt-4o:tokens=3")
     talk = {"model": "able", "messages": [{"role": "user", "content": f"Keep {SAID} for me."}], "max_tokens": 48}
+    tool = {"type": "function", "function": {"name": "keep", "description": f"Keeps {SAID}."}}
+    call = {"id": "call_1", "type": "function", "function": {"name": "keep", "arguments": f'{{"what":"{SAID}"}}'}}
+    worked = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "call_1", "content": SAID}]
     calls: list[tuple[str, dict[str, Any]]] = [
         ("/v1/chat/completions", talk),
         ("/v1/chat/completions", {**talk, "stream": True}),
         ("/v1/messages", talk),
         ("/v1/messages", {**talk, "stream": True}),
+        ("/v1/chat/completions", {**talk, "model": "auto"}),
+        ("/v1/chat/completions", {**talk, "model": "claude", "stream": True}),
+        ("/v1/messages", {**talk, "model": "claude"}),
+        ("/v1/chat/completions", {**talk, "tools": [tool], "messages": [*talk["messages"], *worked]}),
         ("/v1/completions", {"model": "able", "prompt": f"Keep {SAID}", "max_tokens": 48}),
+        ("/v1/completions", {"model": "able", "prompt": f"Keep {SAID}", "max_tokens": 48, "stream": True}),
         ("/v1/embeddings", {"model": "able", "input": [f"Keep {SAID}"]}),
     ]
     request_id = ""
     for path, body in calls:
-        for more in ({}, {"idempotency-key": str(uuid.UUID(int=len(path + str(body))))}):
+        for more in ({}, {"idempotency-key": str(uuid.uuid4())}):
             first, again = (client.post(path, json=body, headers=more) for _ in range(2))
             assert (first.status_code, again.status_code) == (200, 200), first.text
             assert ("idempotent-replayed" in again.headers) == bool(more)
             request_id = request_id or first.headers["x-request-id"]
     assert client.post("/v1/moderations", json={"input": f"Keep {SAID}"}).status_code == 200
-    assert client.post("/v1/messages/count_tokens", json=calls[2][1]).status_code == 200
+    for model in ("able", "claude"):
+        assert client.post("/v1/messages/count_tokens", json={**talk, "model": model}).status_code == 200
+    assert client.post("/v1/route", json={**talk, "model": "auto"}).status_code == 200
     for odd in (b'{"model": "able", "messages": "' + SAID.encode(), b'{"model": "' + SAID.encode() + b'"}'):
         assert client.post("/v1/chat/completions", content=odd).status_code == 400
     client.post("/v1/chat/completions", json={**talk, "model": SAID})

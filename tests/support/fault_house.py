@@ -200,6 +200,10 @@ providers:
     endpoints: [{{region: here, base_url: '{upstream_url}'}}]
     timeouts: {{connect: 5s, first_token: 10s, between_tokens: 10s, total: 25s}}
     breaker: {{min_requests: 1000000}}  # parts of the load are meant to fail upstream, each call of them
+  anthropic:
+    format: anthropic
+    api_keys: [sk-upstream]
+    endpoints: [{{region: here, base_url: '{upstream_url.removesuffix("/v1")}'}}]
 models:
 {models}
 """
