@@ -51,10 +51,14 @@ Level = Literal["block", "flag", "off"]
 
 
 class TeamSafety(Struct, frozen=True, kw_only=True):
-    """A team's own levels. ``None``: the house's."""
+    """A team's own levels. ``None``: the house's; ``levels``: of a group of rules or a category."""
 
     input: Level | None = None
     output: Level | None = None
+    levels: Mapping[str, Level] = {}
+
+    def __hash__(self) -> int:
+        return hash((self.input, self.output, *sorted(self.levels.items())))
 
 
 class AbuseSettings(Struct, frozen=True, kw_only=True):

@@ -19,8 +19,8 @@ from gateway.callbacks.addresses import Network
 from gateway.callbacks.guard import Guard
 from gateway.callbacks.urls import BadUrl, read_url
 from gateway.durations import read_duration
-from gateway.safety.policy import loosens
-from gateway.settings import Safety, TeamSafety
+from gateway.safety.policy import NAMES, loosens
+from gateway.settings import Level, Safety, TeamSafety
 from protocol.errors import BadRequest
 
 MOST_DOLLARS = 1_000_000_000
@@ -32,8 +32,12 @@ NO_LIMITS = Limits()
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
-class SafetyInput(TeamSafety, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A team's own safety levels; what is left out is the house's."""
+class SafetyInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A team's own safety levels. Absent: as it is; null: the house's; ``levels`` are changed one by one."""
+
+    input: Level | UnsetType | None = UNSET
+    output: Level | UnsetType | None = UNSET
+    levels: dict[str, Level | None] | UnsetType | None = UNSET
 
 
 class LimitsInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,9 +137,33 @@ async def with_checked_webhook(wanted: Webhooked, allow: Sequence[Network]) -> W
 
 def check_safety(wanted: SafetyInput | UnsetType | None, house: Safety) -> None:
     """Refuse a policy that the house does not allow a team. Raises BadRequest."""
-    if isinstance(wanted, SafetyInput) and (stage := loosens(wanted, house)) is not None:
-        right = f"'{getattr(house, stage)}' or stricter, unless safety.teams_may_loosen says otherwise"
-        raise _invalid(f"safety.{stage}", f"is looser than the house's: it must be {right}")
+    if not isinstance(wanted, SafetyInput):
+        return
+    said = apply_safety(wanted)
+    if said is not None and (looser := loosens(said, house)) is not None:
+        right = f"'{looser[1]}' or stricter, unless safety.teams_may_loosen says otherwise"
+        raise _invalid(f"safety.{looser[0]}", f"is looser than the house's: it must be {right}")
+
+
+def apply_safety(wanted: SafetyInput | None, before: TeamSafety | None = None) -> TeamSafety | None:
+    """Return ``before`` with what ``wanted`` says; None where nothing is left of it. Raises BadRequest."""
+    if wanted is None:
+        return None
+    before = before or TeamSafety()
+    levels: dict[str, Level] = {} if wanted.levels is None else dict(before.levels)
+    for name, level in wanted.levels.items() if isinstance(wanted.levels, dict) else ():
+        if name not in NAMES:
+            raise _invalid(f"safety.levels.{name[:40]}", f"is no group or category; known are {', '.join(NAMES)}")
+        if level is None:
+            levels.pop(name, None)
+        else:
+            levels[name] = level
+    after = TeamSafety(
+        input=before.input if wanted.input is UNSET else wanted.input,
+        output=before.output if wanted.output is UNSET else wanted.output,
+        levels=levels,
+    )
+    return None if after == TeamSafety() else after
 
 
 def check_weight(weight: float) -> float:

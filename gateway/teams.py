@@ -25,6 +25,7 @@ from gateway.team_inputs import (
     NewTeam,
     TeamPatch,
     apply_limits,
+    apply_safety,
     check_id,
     check_models,
     check_name,
@@ -55,7 +56,7 @@ async def create_team(
         "weight": check_weight(new.weight),
         "allowed_models": check_models(new.allowed_models, models),
         "allow_smaller": new.allow_smaller,
-        "safety": new.safety,
+        "safety": apply_safety(new.safety),
         "limits": apply_limits(new.limits),
         "webhook_url": check_webhook_url(new.webhook_url),
     }
@@ -166,7 +167,7 @@ def _changes(patch: TeamPatch, before: Mapping[Any, Any], models: Collection[str
     if patch.allow_smaller is not UNSET:
         changes["allow_smaller"] = patch.allow_smaller
     if patch.safety is not UNSET:
-        changes["safety"] = patch.safety
+        changes["safety"] = apply_safety(patch.safety, _safety(before["safety"]))
     if patch.limits is not UNSET:
         changes["limits"] = apply_limits(patch.limits, read_limits(before["limits"]))
     if patch.webhook_url is not UNSET:
@@ -189,17 +190,21 @@ def _record(row: Mapping[Any, Any]) -> TeamRecord:
 
 
 def _team(row: Mapping[Any, Any]) -> Team:
-    allowed, safety = row["allowed_models"], row["safety"]
+    allowed = row["allowed_models"]
     return Team(
         id=row["id"],
         name=row["name"],
         weight=row["weight"],
         allowed_models=None if allowed is None else frozenset(allowed),
         allow_smaller=row["allow_smaller"],
-        safety=None if safety is None else msgspec.convert(safety, TeamSafety),
+        safety=_safety(row["safety"]),
         limits=read_limits(row["limits"]),
         is_suspended=row["suspended_at"] is not None,
     )
+
+
+def _safety(stored: Any) -> TeamSafety | None:
+    return None if stored is None else msgspec.convert(stored, TeamSafety)
 
 
 _NOTIFY = text("SELECT pg_notify(:channel, :payload)")

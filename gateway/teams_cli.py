@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, UnsetType
 
 from gateway.admin_views import team_view
 from gateway.command_line import (
@@ -23,7 +24,7 @@ from gateway.command_line import (
     show,
     whoever_acts,
 )
-from gateway.settings import Settings
+from gateway.settings import Level, Settings
 from gateway.team_inputs import (
     LimitsInput,
     NewTeam,
@@ -38,6 +39,7 @@ from protocol.errors import ServiceError
 
 teams_app = typer.Typer(no_args_is_help=True, help="Teams: who may call, which models, how much.")
 
+LEVELS: Mapping[str, Level | None] = {"block": "block", "flag": "flag", "off": "off", "none": None}
 COLUMNS = ("id", "name", "weight", "allowed_models", "suspended", "limits", "created_at")
 
 TeamId = Annotated[str, typer.Argument(metavar="ID", help="The team's id")]
@@ -46,7 +48,13 @@ Weight = Annotated[float | None, typer.Option(help="Its share where teams compet
 Models = Annotated[str | None, typer.Option(help="What it may use: names with commas between, or all")]
 Smaller = Annotated[bool | None, typer.Option("--allow-smaller/--no-smaller", help="Smaller models under overload")]
 Webhook = Annotated[str | None, typer.Option(metavar="URL", help="Where its events go, or none")]
-Level = Annotated[str | None, typer.Option(metavar="block|flag|off", help="Stricter than the house's safety")]
+LevelOption = Annotated[
+    str | None, typer.Option(metavar="block|flag|off|none", help="Stricter than the house's safety; none: as it has it")
+]
+Levels = Annotated[
+    list[str] | None,
+    typer.Option("--safety-level", metavar="NAME=LEVEL", help="Of a group or category"),
+]
 
 
 @teams_app.command("create")
@@ -56,8 +64,9 @@ def create(
     weight: Weight = None,
     models: Models = None,
     allow_smaller: Smaller = None,
-    safety_input: Level = None,
-    safety_output: Level = None,
+    safety_input: LevelOption = None,
+    safety_output: LevelOption = None,
+    safety_level: Levels = None,
     webhook_url: Webhook = None,
     requests_per_minute: Count = None,
     tokens_per_minute: Count = None,
@@ -76,7 +85,7 @@ def create(
         weight=1.0 if weight is None else weight,
         allowed_models=None if allowed is UNSET else allowed,
         allow_smaller=allow_smaller is not False,
-        safety=_safety(safety_input, safety_output),
+        safety=_safety(safety_input, safety_output, safety_level),
         limits=read_limits(locals()),
         webhook_url=None if webhook_url == "none" else webhook_url,
     )
@@ -94,8 +103,9 @@ def change(
     weight: Weight = None,
     models: Models = None,
     allow_smaller: Smaller = None,
-    safety_input: Level = None,
-    safety_output: Level = None,
+    safety_input: LevelOption = None,
+    safety_output: LevelOption = None,
+    safety_level: Levels = None,
     webhook_url: Webhook = None,
     requests_per_minute: Count = None,
     tokens_per_minute: Count = None,
@@ -113,7 +123,7 @@ def change(
         weight=UNSET if weight is None else weight,
         allowed_models=_models(models),
         allow_smaller=UNSET if allow_smaller is None else allow_smaller,
-        safety=UNSET if safety_input is safety_output is None else _safety(safety_input, safety_output),
+        safety=_safety(safety_input, safety_output, safety_level) or UNSET,
         limits=read_limits(locals()),
         webhook_url=UNSET if webhook_url is None else None if webhook_url == "none" else webhook_url,
         suspended=UNSET if suspended is None else suspended,
@@ -162,10 +172,18 @@ def _models(said: str | None) -> list[str] | UnsetType | None:
     return None if said == "all" else [name for name in (part.strip() for part in said.split(",")) if name]
 
 
-def _safety(input: str | None, output: str | None) -> SafetyInput | None:
-    if input is output is None:
+def _safety(input: str | None, output: str | None, levels: list[str] | None) -> SafetyInput | None:
+    if input is None and output is None and not levels:
         return None
-    for said in (input, output):
-        if said not in (None, "block", "flag", "off"):
-            fail(f"--safety-input and --safety-output are block, flag or off, not {said!r}")
-    return structs.replace(SafetyInput(), **{k: v for k, v in (("input", input), ("output", output)) if v is not None})
+    named = dict(said.rpartition("=")[::2] for said in levels or ())
+    return SafetyInput(
+        input=UNSET if input is None else _level("--safety-input", input),
+        output=UNSET if output is None else _level("--safety-output", output),
+        levels={name: _level("--safety-level", said) for name, said in named.items()} if named else UNSET,
+    )
+
+
+def _level(option: str, said: str) -> Level | None:
+    if said not in LEVELS:
+        fail(f"{option} takes block, flag, off or none, not {said!r}")
+    return LEVELS[said]

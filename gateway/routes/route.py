@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,47 +18,55 @@ from gateway.routes.chat import check_chat
 from gateway.routes.completions import check_completion
 from gateway.routes.embeddings import check_embeddings
 from gateway.routes.inference import call_of, require, services_of
+from gateway.routes.messages import check_message
 from gateway.services import Services
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.decoding import decode_with_extra
 from protocol.embeddings import EmbeddingRequest
+from protocol.messages import MessagesRequest
 from router import Catalog, Route, Tier, choose_route
 from router.fitting import needs_of, shortcomings
 from router.order import expected_usage
 from router.targets import HEALTHY, TargetHealth
 
-# Which request a body is, told by the field that only one kind has.
-KINDS: Mapping[str, tuple[type[Struct], str]] = {
-    "messages": (ChatRequest, "chat.completions"),
-    "prompt": (CompletionRequest, "completions"),
-    "input": (EmbeddingRequest, "embeddings"),
+# Which request a body is, told by the field that only one kind has; and what checks it.
+KINDS: Mapping[str, tuple[type[Struct], str, Callable[[Any], None]]] = {
+    "messages": (ChatRequest, "chat.completions", check_chat),
+    "prompt": (CompletionRequest, "completions", check_completion),
+    "input": (EmbeddingRequest, "embeddings", check_embeddings),
 }
 
 
 @post("/v1/route", guards=[team_guard], status_code=200, summary="Explain where a request would go")
 async def explain_route(request: Request[Any, Any, Any]) -> dict[str, Any]:
-    """Take the body and headers of a chat completion, completion or embedding, and say which targets it would meet.
+    """Take the body and headers of a chat completion, completion, embedding or (``anthropic-version``) message, and
+    say which targets it would meet.
 
-    What would be refused is refused here in the same words.
+    What the router would refuse is refused here in the same words; limits and the content policy are not asked.
     """
     services = services_of(request)
     body = await request.body()
-    fields, _ = decode_with_extra(body, _Fields)
-    kinds = [name for name in KINDS if getattr(fields, name) is not msgspec.UNSET]
-    require(len(kinds) == 1, "messages", "Give the body of a request: one of 'messages', 'prompt' and 'input'.")
-    kind, endpoint = KINDS[kinds[0]]
-    asked, extra = decode_with_extra(body, kind)
+    asked, extra, endpoint = _read(body, is_anthropic="anthropic-version" in request.headers)
     call = call_of(request, asked, extra, endpoint, len(body))
-    if isinstance(asked, ChatRequest):
-        check_chat(asked)
-    elif isinstance(asked, CompletionRequest):
-        check_completion(asked)
-    elif isinstance(asked, EmbeddingRequest):
-        check_embeddings(asked)
     health = services.health()
     route = choose_route(call.request, call.wish, services.catalog, health, services.complexity)
     return route_view(services, call, route, health)
+
+
+def _read(body: bytes, *, is_anthropic: bool) -> tuple[Any, dict[str, Any], str]:
+    """Return the request in a body, its fields unknown to us, and the endpoint it is for. Raises BadRequest."""
+    fields, _ = decode_with_extra(body, _Fields)
+    kinds = [name for name in KINDS if getattr(fields, name) is not msgspec.UNSET]
+    require(len(kinds) == 1, "messages", "Give the body of a request: one of 'messages', 'prompt' and 'input'.")
+    if is_anthropic and kinds == ["messages"]:
+        message, extra = decode_with_extra(body, MessagesRequest)
+        check_message(message)
+        return message.as_chat(), extra, "messages"
+    kind, endpoint, check = KINDS[kinds[0]]
+    asked, extra = decode_with_extra(body, kind)
+    check(asked)
+    return asked, extra, endpoint
 
 
 class _Fields(Struct, frozen=True):

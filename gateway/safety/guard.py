@@ -100,18 +100,19 @@ class Guard:
 
         A long text is looked at in slices, with turns for others between.
         """
-        found: dict[str, Finding] = {}
+        found: set[Finding] = set()
         for text in texts_of(request, extra, native):
-            async for piece in _slices(text):
-                for finding in self.rule_findings(piece):
-                    found.setdefault(finding.name, finding)
+            found.update(await self._rules_on(text))
         if ids := ids_of(request):  # some are long numbers, and nobody's card
-            async for piece in _slices(ids):
-                named = (finding for finding in self.rule_findings(piece) if finding.group in ("secrets", "deny"))
-                found |= {finding.name: finding for finding in named}
+            found.update(one for one in await self._rules_on(ids) if one.group in ("secrets", "deny"))
         if is_unreadable(request):
-            found[UNREADABLE.name] = UNREADABLE
-        return list(found.values())
+            found.add(UNREADABLE)
+        return sorted(found)
+
+    async def _rules_on(self, text: str) -> Iterable[Finding]:
+        if len(text) <= SLICE:
+            return self.rule_findings(visible(text))
+        return [finding async for piece in _slices(text) for finding in self.rule_findings(piece)]
 
     def rule_findings(self, text: str) -> list[Finding]:
         """Return what the rules find in a text of a few thousand characters, and in what it hides; from memory if it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from time import perf_counter
 from typing import Protocol, TypeVar
 
@@ -13,6 +14,8 @@ from gateway.safety.findings import Finding
 from gateway.safety.guard import Guard
 from gateway.safety.policy import Policy
 from gateway.safety.texts import judged_texts
+
+HEAD_START = 0.005  # seconds that the classifier leaves to calls on their way out; no model answers as fast
 
 
 class Open(Protocol):
@@ -39,6 +42,7 @@ class InputCheck:
         self._call = call
         self._policy = policy
         self._leash: asyncio.Timeout | None = None  # on the call while it waits for its upstream
+        self._is_due = asyncio.Event()  # its answer waits for the verdict
 
     async def beside(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
         """Apply the rules, then ``send`` the call and judge it meanwhile; return its answer once the verdict is there.
@@ -51,6 +55,7 @@ class InputCheck:
         self._apply(await self._guard.find_by_form(call.request, call.extra, call.native))
         judging = asyncio.create_task(self._judge())
         if call.is_batch_item:  # nobody waits for its first token, and what is not sent costs nothing
+            self._is_due.set()
             await judging
             if self.violation is not None:
                 raise self.violation
@@ -66,6 +71,7 @@ class InputCheck:
         finally:
             self._leash = None
         answered = perf_counter()
+        self._is_due.set()
         try:
             await judging
         except BaseException:
@@ -79,6 +85,9 @@ class InputCheck:
         texts = judged_texts(self._call.request)
         asking = asyncio.create_task(guard.checker.check(texts)) if guard.checker.is_on and texts else None
         try:
+            with suppress(TimeoutError):  # calls that come together are all sent first
+                async with asyncio.timeout(HEAD_START):
+                    await self._is_due.wait()
             found = await guard.judge(texts)
             if asking is not None:
                 found += await asking

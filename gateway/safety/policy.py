@@ -26,21 +26,29 @@ ONLY_FLAGGED = frozenset({"contacts", "self-harm", "self-harm/intent", "self-har
 
 
 class Policy(Struct, frozen=True):
-    """What holds for one team."""
+    """What holds for one team. ``own``: its own levels, which may not go below ``floor``, where there is one."""
 
     input: Level = "off"
     output: Level = "off"
     levels: Mapping[str, Level] = {}
+    own: Mapping[str, Level] = {}
+    floor: Policy | None = None
 
     def level(self, stage: Stage, finding: Finding) -> Level:
         """Return what ``finding`` meets."""
         usual = self.input if stage == "input" else self.output
         if usual == "off":
             return "off"
-        for name in (finding.name, finding.group):
-            if (own := self.levels.get(name)) is not None:
-                return own
+        if (own := _said(self.own, finding)) is not None:
+            return own if self.floor is None else _stricter(own, self.floor.level(stage, finding))
+        if (said := _said(self.levels, finding)) is not None:
+            return said
         return "flag" if finding.group in ONLY_FLAGGED or finding.name in ONLY_FLAGGED else usual
+
+    @property
+    def may_block_answers(self) -> bool:
+        """Whether anything that an answer holds can be blocked."""
+        return "block" in (self.output, *self.levels.values(), *self.own.values())
 
     def verdict(self, stage: Stage, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
         """Return the findings that are blocked, and those that are flagged."""
@@ -62,21 +70,39 @@ def policy_of(house: Safety, team: TeamSafety | None) -> Policy:
         _joined(house.input, own.input, house.teams_may_loosen),
         _joined(house.output, own.output, house.teams_may_loosen),
         house.levels,
+        own.levels,
+        None if house.teams_may_loosen else Policy(house.input, house.output, house.levels),
     )
 
 
-def loosens(team: TeamSafety, house: Safety) -> Stage | None:
-    """Return the stage in which a team's levels are looser than the house allows, if there is one."""
+def loosens(team: TeamSafety, house: Safety) -> tuple[str, Level] | None:
+    """Return which of a team's levels is looser than the house allows, and what the house has; None where none is."""
     if house.teams_may_loosen:
         return None
-    if team.input is not None and STRICTNESS[team.input] < STRICTNESS[house.input]:
-        return "input"
-    if team.output is not None and STRICTNESS[team.output] < STRICTNESS[house.output]:
-        return "output"
+    stages: tuple[Stage, ...] = ("input", "output")
+    for stage in stages:
+        own, least = getattr(team, stage), getattr(house, stage)
+        if own is not None and _stricter(own, least) != own:
+            return stage, least
+    floor = Policy(house.input, house.output, house.levels)
+    for name, level in team.levels.items():
+        for stage in stages:
+            least = floor.level(stage, Finding(name, name))
+            if _stricter(level, least) != level:
+                return f"levels.{name}", least
     return None
 
 
 def _joined(house: Level, own: Level | None, may_loosen: bool) -> Level:
     if own is None:
         return house
-    return own if may_loosen else max(house, own, key=STRICTNESS.__getitem__)
+    return own if may_loosen else _stricter(house, own)
+
+
+def _stricter(one: Level, other: Level) -> Level:
+    return max(one, other, key=STRICTNESS.__getitem__)
+
+
+def _said(levels: Mapping[str, Level], finding: Finding) -> Level | None:
+    own = levels.get(finding.name)
+    return levels.get(finding.group) if own is None else own

@@ -159,6 +159,24 @@ def test_named_models_are_explained_too(client: httpx.Client, body: dict[str, An
     assert (told["reason"], told["model_used"], told["small_suffices"]) == (reason, model, None)
 
 
+def test_a_message_in_anthropics_dialect_is_explained(client: httpx.Client) -> None:
+    """Told by the header that its clients send; it goes where the explanation says."""
+    used = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": EASY}]},
+        {"role": "assistant", "content": [used]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "Paris"}]},
+    ]
+    body = {"model": "auto", "max_tokens": 9, "system": "Be kind.", "messages": turns}
+    for quality, model in (("0", "small"), ("1", "large")):
+        headers = {"anthropic-version": "2023-06-01", "x-quality": quality}
+        told = client.post("/v1/route", json=body, headers=headers).raise_for_status().json()
+        answer = client.post("/v1/messages", json=body, headers=headers).raise_for_status()
+
+        assert told["model_used"] == answer.headers["x-model-used"] == model
+        assert f"{told['small_suffices']:.4f}" == answer.headers["x-route-score"]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [

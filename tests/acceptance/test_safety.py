@@ -209,6 +209,29 @@ def test_a_team_may_be_stricter_and_not_looser(strict: House) -> None:
     assert equal.status_code == 201
 
 
+def test_a_team_may_block_what_others_may_say(strict: House) -> None:
+    """Its levels are changed one by one, hold from the next call on, for it alone, and go again."""
+    key, other = key_with(strict, "careful"), key_with(strict, "careless")
+    letter = {"model": "small", "messages": [user("Please send the report to a.b@example.com by Monday.")]}
+    with strict.client(strict.admin_key) as admin, strict.client(key) as client, strict.client(other) as neighbour:
+
+        def change(safety: dict[str, Any]) -> dict[str, Any]:
+            return dict(admin.patch("/admin/teams/careful", json={"safety": safety}).json())
+
+        first = change({"levels": {"contacts": "block", "deny": "block"}, "output": "block"})
+        refused = [one.post("/v1/chat/completions", json=letter) for one in (client, neighbour)]
+        second = change({"levels": {"deny": None}, "output": None})
+        wrong = [change({"levels": {"secrets": "flag"}}), change({"levels": {"spam": "block"}})]
+        third = change({"levels": None})
+        passed = client.post("/v1/chat/completions", json=letter)
+
+    assert first["safety"] == {"input": None, "output": "block", "levels": {"contacts": "block", "deny": "block"}}
+    assert [answer.status_code for answer in refused] == [400, 200] and "email" in refused[0].text
+    assert second["safety"] == {"input": None, "output": None, "levels": {"contacts": "block"}}
+    assert [one["error"]["param"] for one in wrong] == ["safety.levels.secrets", "safety.levels.spam"]
+    assert (third["safety"], passed.status_code) == (None, 200)
+
+
 def test_a_verdict_before_the_answer_ends_the_call_at_its_upstream(
     strict: House, upstream: ScriptedUpstream, moderator: Moderator
 ) -> None:

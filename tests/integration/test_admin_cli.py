@@ -75,6 +75,18 @@ def test_team_is_made_changed_and_shown() -> None:
     assert (team["limits"]["usd_per_day"], team["limits"]["requests_per_minute"]) == (None, 60)
 
 
+def test_a_team_keeps_the_safety_that_is_not_named() -> None:
+    """Levels are set one by one; `none` takes one away."""
+    tollgate("teams", "create", "strict", "--safety-input", "block", "--safety-level", "contacts=block")
+    tollgate("teams", "set", "strict", "--safety-output", "flag", "--safety-level", "harm=flag")
+    before = as_json("teams", "show", "strict")["safety"]
+    tollgate("teams", "set", "strict", "--safety-input", "none", "--safety-level", "contacts=none")
+
+    assert before == {"input": "block", "output": "flag", "levels": {"contacts": "block", "harm": "flag"}}
+    after = as_json("teams", "show", "strict")["safety"]
+    assert after == {"input": None, "output": "flag", "levels": {"harm": "flag"}}
+
+
 def test_team_can_be_suspended_and_let_in_again() -> None:
     """`--suspend` shuts a team out, `--resume` lets it in."""
     tollgate("teams", "create", "paused")
@@ -188,6 +200,8 @@ def test_example_sets_ten_teams_up(config: Path, monkeypatch: pytest.MonkeyPatch
         (("teams", "create", "x", "--webhook-url", "https://10.0.0.1/"), "a private address"),
         (("teams", "set", "nobody", "--webhook-url", "ftp://x"), "must begin with https://"),
         (("teams", "set", "nobody", "--weight", "1"), "no team 'nobody'"),
+        (("teams", "set", "nobody", "--safety-level", "spam=block"), "is no group or category"),
+        (("teams", "set", "nobody", "--safety-level", "contacts=maybe"), "takes block, flag, off or none"),
         (("teams", "set", "nobody"), "nothing to change"),
         (("keys", "create", "--team", "nobody"), "no team 'nobody'"),
         (("keys", "create", "--team", "x", "--expires", "someday"), "expected a day"),

@@ -39,7 +39,9 @@ def test_a_team_that_loosens_is_told_where() -> None:
 
     assert loosens(TeamSafety(), house) is None
     assert loosens(TeamSafety(input="block"), house) is None
-    assert loosens(TeamSafety(output="flag"), house) == "output"
+    assert loosens(TeamSafety(output="flag"), house) == ("output", "block")
+    assert loosens(TeamSafety(levels={"secrets": "block", "contacts": "block"}), house) is None
+    assert loosens(TeamSafety(levels={"secrets": "flag"}), house) == ("levels.secrets", "block")
     assert loosens(TeamSafety(input="off"), Safety(input="block", teams_may_loosen=True)) is None
 
 
@@ -52,3 +54,25 @@ def test_a_group_or_a_category_may_have_a_level_of_its_own() -> None:
     )
     assert Policy("flag", levels={"secrets": "block"}).verdict("input", [SECRET]) == ([SECRET], [])
     assert Policy("off", "block", {"secrets": "block"}).verdict("input", [SECRET]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("house", "team", "secret", "email"),
+    [
+        (Safety(input="flag"), TeamSafety(levels={"contacts": "block"}), "flag", "block"),
+        (Safety(input="flag"), TeamSafety(input="block", levels={"secrets": "flag"}), "flag", "flag"),
+        (Safety(input="block"), TeamSafety(levels={"secrets": "off", "email": "block"}), "block", "block"),
+        (Safety(input="block", teams_may_loosen=True), TeamSafety(levels={"secrets": "off"}), "off", "flag"),
+        (Safety(input="off"), TeamSafety(levels={"secrets": "block"}), "off", "off"),
+        (Safety(input="off"), TeamSafety(input="flag", levels={"contacts": "off"}), "flag", "off"),
+        (Safety(input="flag", levels={"contacts": "block"}), TeamSafety(input="block"), "block", "block"),
+    ],
+)
+def test_a_team_has_levels_of_its_own_for_groups_and_categories(
+    house: Safety, team: TeamSafety, secret: Level, email: Level
+) -> None:
+    """Where its stage is on, and never below what the house would do, unless that lets it."""
+    policy = policy_of(house, team)
+
+    assert (policy.level("input", SECRET), policy.level("input", EMAIL)) == (secret, email)
+    assert len({team, TeamSafety(input=team.input, levels=dict(team.levels))}) == 1  # policies are found by it
