@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
-from operator import add
 
 import torch
 from torch import Tensor
 
 from gpu_backend.engine.plan import UNKNOWN, SequenceStep, StepPlan
-from gpu_backend.kernels.grouping import AttentionGroup, Grouping, by_shape, integers
+from gpu_backend.engine.upload import integers
+from gpu_backend.kernels.grouping import AttentionGroup, Grouping, by_shape
 from gpu_backend.kernels.layout import PagedLayout, PagedLayouts
+from gpu_backend.kernels.side_by_side import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Batch:
     token_ids: Tensor  # (tokens,)
     positions: Tensor  # (tokens,)
     slots: Tensor  # (tokens,): block · block_size + offset
-    groups: tuple[AttentionGroup | PagedLayout, ...]  # groups on the CPU, layouts on a GPU
+    groups: tuple[Part | AttentionGroup | PagedLayout, ...]  # layouts on a GPU
     fresh_blocks: Tensor | None  # partly written in this step, and never before by their owner
     samplers: tuple[SequenceStep, ...]  # sequences that get a next token
     sample_rows: Tensor | None  # the rows of each one's last known token and guesses; None: all rows, in order
@@ -37,26 +38,39 @@ class Batch:
 def build_batch(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch.device) -> Batch:
     """Lay a plan out for the device."""
     query_lens = [len(step.token_ids) for step in plan.sequences]
-    order = by_shape(query_lens, [step.start + count for step, count in zip(plan.sequences, query_lens, strict=True)])
+    starts = [step.start for step in plan.sequences]
+    copies = grouping.side_by_side if isinstance(grouping, Grouping) else None
+    order: list[int] = []
+    if copies is not None:
+        owners = [step.sequence_id for step in plan.sequences]
+        order += copies.arrange(owners, starts, query_lens, [step.block_table for step in plan.sequences])
+    num_copied = len(order)
+    if num_copied < len(query_lens):
+        copied = set(order)
+        order += [index for index in by_shape(query_lens, starts) if index not in copied]
     steps = [plan.sequences[i] for i in order]
     query_lens = [query_lens[i] for i in order]
-    size = grouping.block_size
+    starts = [starts[i] for i in order]
+    tables = [step.block_table for step in steps]
     token_ids = list(chain.from_iterable([step.token_ids for step in steps]))
-    starts = [step.start for step in steps]
-    positions = integers(list(chain.from_iterable(map(range, starts, map(add, starts, query_lens)))), device)
-    reads_whole_blocks = isinstance(grouping, Grouping)  # kernels read no further than is written
-    fresh = [step.block_table[-1] for step in steps if reads_whole_blocks and _ends_in_fresh_block(step, size)]
+    places, slots, fresh = _places(starts, query_lens, tables, grouping.block_size)
+    fresh = fresh if isinstance(grouping, Grouping) else []  # kernels read no further than is written
     samplers = [step for step in steps if step.samples]
+    columns = token_ids, places, slots, [step.row for step in samplers], fresh
+    on_device = integers(list(chain(*columns)), device).split(list(map(len, columns)))
+    parts = copies.parts if copies is not None else []
+    for part in parts:
+        part.slots = on_device[2][part.rows]
     placed = list(zip(steps, accumulate(query_lens, initial=0), strict=False))  # with the first row of each
     return Batch(
         steps=tuple(steps),
-        token_ids=integers(token_ids, device),  # those that are unknown are put in their places before any is read
-        positions=positions,
-        slots=integers(list(chain.from_iterable([_slots(step, size) for step in steps])), device),
-        groups=grouping.groups(query_lens, positions, [step.block_table for step in steps]),
-        fresh_blocks=integers(fresh, device) if fresh else None,
+        token_ids=on_device[0],  # those that are unknown are put in their places before any is read
+        positions=on_device[1],
+        slots=on_device[2],
+        groups=(*parts, *grouping.groups(query_lens[num_copied:], on_device[1], tables[num_copied:], num_copied)),
+        fresh_blocks=on_device[4] if fresh else None,
         samplers=tuple(samplers),
-        sampled_to=integers([step.row for step in samplers], device),
+        sampled_to=on_device[3],
         unknown=_unknown(placed, device) if UNKNOWN in token_ids else None,
         sample_rows=None if len(samplers) == len(token_ids) else _sample_rows(placed, len(token_ids), device),
         poolers=tuple([(step, slice(row, row + len(step.token_ids))) for step, row in placed if step.pools]),
@@ -88,19 +102,25 @@ def token_by_token(batch: Batch) -> Iterator[Batch]:
         )
 
 
-def _slots(step: SequenceStep, block_size: int) -> Sequence[int]:
-    """Return where each token's key and value go, block by block."""
-    start, end = step.start, step.start + len(step.token_ids)
-    if end - start == 1:
-        return (step.block_table[start // block_size] * block_size + start % block_size,)
-    slots: list[int] = []
-    for index in range(start // block_size, -(-end // block_size)):
-        base = (step.block_table[index] - index) * block_size
-        slots += range(base + max(start, index * block_size), base + min(end, (index + 1) * block_size))
-    return slots
+def _places(
+    starts: list[int], query_lens: list[int], tables: list[tuple[int, ...]], size: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Return each token's position and slot, and the blocks that are first written here, but not filled.
 
-
-def _ends_in_fresh_block(step: SequenceStep, block_size: int) -> bool:
-    """Whether the last block is first written in this step, but not filled: its tail holds another's leftovers."""
-    end = step.start + len(step.token_ids)
-    return end % block_size != 0 and end // block_size * block_size >= step.start
+    The tail of such a block holds another's leftovers.
+    """
+    if sum(query_lens) == len(starts):  # as in most steps: a token each, in the last block of the table
+        slots = [table[-1] * size + start % size for start, table in zip(starts, tables, strict=True)]
+        return starts, slots, [slot // size for slot in slots if slot % size == 0] if size > 1 else []
+    positions: list[int] = []
+    slots = []
+    fresh: list[int] = []
+    for start, count, table in zip(starts, query_lens, tables, strict=True):
+        end = start + count
+        positions += range(start, end)
+        for index in range(start // size, -(-end // size)):
+            base = (table[index] - index) * size
+            slots += range(base + max(start, index * size), base + min(end, (index + 1) * size))
+        if end % size and end // size * size >= start:
+            fresh.append(table[-1])
+    return positions, slots, fresh

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -124,7 +124,7 @@ class DeviceStep:
         plan, batch = self._plan, self._batch
         tokens, logprobs, failed = self._gained()
         failed |= self._not_finite()
-        if retracted := [step for step in batch.samplers if step.num_proposed and step.sequence_id in failed]:
+        if failed and (retracted := [s for s in batch.samplers if s.num_proposed and s.sequence_id in failed]):
             self._retract(retracted)
             failed -= {step.sequence_id for step in retracted}
             for step in retracted:
@@ -133,7 +133,7 @@ class DeviceStep:
         guessed = any(step.num_proposed for step in batch.samplers)
         return StepResult(
             step=plan.step,
-            token_ids=tuple(token for id_ in samplers for token in tokens[id_]),
+            token_ids=tuple(chain.from_iterable([tokens[id_] for id_ in samplers])),
             logprobs=tuple(logprob for id_ in samplers for logprob in logprobs[id_]) if any(logprobs.values()) else (),
             counts=tuple(len(tokens[id_]) for id_ in samplers) if guessed else (),
             failed=frozenset(failed),
@@ -158,7 +158,9 @@ class DeviceStep:
         if self._logprobs is None and len(sampled) == len(self._batch.samplers):  # as nearly always: one token each
             ids = [step.sequence_id for step in self._batch.samplers]
             tokens = {id_: (token,) for id_, token in zip(ids, sampled, strict=True)}
-            return tokens, logprobs, {id_ for id_, is_usable in zip(ids, usable, strict=True) if not is_usable}
+            if not all(usable):
+                failed = {id_ for id_, is_usable in zip(ids, usable, strict=True) if not is_usable}
+            return tokens, logprobs, failed
         reports = iter(self._logprobs.read() if self._logprobs is not None else ())
         first = 0
         for step in self._batch.samplers:

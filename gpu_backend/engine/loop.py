@@ -208,7 +208,7 @@ class EngineLoop:
         events: list[Event] = []
         now = self._clock()
         # None in place of those that have ended since this was planned.
-        owners = [self.scheduler.running(step.sequence_id) for step in plan.sequences]
+        owners = list(map(self.scheduler.running, [step.sequence_id for step in plan.sequences]))
         gains = result.counts or (1,) * len(result.token_ids)
         sizes = [step.num_tokens for step in plan.sequences]
         num_staying, gained = sum(sizes), sum(gains)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from gpu_backend.engine.ceilings import Ceilings, measure_ceilings
+from gpu_backend.engine.cost import plan_work
 from gpu_backend.engine.plan import SequenceStep
 from gpu_backend.models.config import ModelConfig
 from gpu_backend.models.layers import Decoder
@@ -42,17 +43,18 @@ class Roofline:
 
     def least_seconds(self, steps: Sequence[SequenceStep]) -> float:
         """Return the least time of a step that computes these."""
-        reading, multiplying = self._weights, 0.0
-        for step in steps:
-            count = len(step.token_ids)
-            multiplying += count * self._token
-            if step.samples:
-                multiplying += (step.num_proposed + 1) * self._logits
-            for window, key, pair in self._layers:
-                seen = min(step.start, window - 1) if window else step.start
+        work = plan_work(steps)
+        sampled = sum([step.num_proposed + 1 for step in steps if step.samples])
+        reading, multiplying = self._weights, work.tokens * self._token + sampled * self._logits
+        for window, key, pair in self._layers:
+            if not window:
+                reading += work.context * key
+                multiplying += work.pairs * pair
+                continue
+            for step in steps:
+                seen, count = min(step.start, window - 1), len(step.token_ids)
                 reading += (seen + count) * key
-                among_themselves = 1 if window else (count + 1) / 2  # at least
-                multiplying += count * (seen + among_themselves) * pair
+                multiplying += count * (seen + 1) * pair  # at least
         return max(reading, multiplying)
 
 

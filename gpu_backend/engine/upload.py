@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -14,3 +15,10 @@ def upload(
     """Return ``values`` on the device, in pinned memory on the way, without waiting for the device."""
     tensor = torch.as_tensor(values, dtype=dtype)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def integers(values: Sequence[int], device: torch.device) -> Tensor:
+    """Return an int64 tensor; several times faster than ``torch.tensor`` for a long list."""
+    if not values:
+        return torch.empty(0, dtype=torch.long, device=device)
+    return upload(torch.frombuffer(array("q", values), dtype=torch.long), device, torch.long)

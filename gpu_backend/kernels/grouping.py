@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -11,12 +10,14 @@ from itertools import chain, groupby
 import torch
 from torch import Tensor
 
-from gpu_backend.engine.upload import upload
+from gpu_backend.engine.upload import integers
+from gpu_backend.kernels.side_by_side import SideBySide
 
 # A group may be padded by a quarter, or by about as much work as another call costs.
 WASTE_SHARE = 0.25
 DECODES_WASTE_SHARE = 1.0  # with one query each nothing but the mask is padded
 WASTE_ALLOWED = 64  # query rows × blocks
+COPIED_SHARE = 0.5  # of the cache: as many tokens at most are kept side by side, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class Grouping:
         self._null_block = null_block
         self._device = device
         self._batch_invariant = batch_invariant
+        # A window's queries see few blocks, and where nothing is grouped, nothing is multiplied side by side.
+        plain = window == 0 and not batch_invariant
+        tokens = int(COPIED_SHARE * null_block) * block_size
+        self.side_by_side = SideBySide(tokens, null_block, block_size, dtype) if plain else None
         # The mask of position p is the window of this row that begins p + 1 before the first -inf.
         self._reach = -(-max_model_len // block_size) * block_size
         self._stair = torch.zeros(2 * self._reach, device=device, dtype=dtype)
@@ -68,13 +73,18 @@ class Grouping:
             self._window_stair[: max(0, self._reach - window)] = -torch.inf
 
     def groups(
-        self, query_lens: Sequence[int], positions: Tensor, block_tables: Sequence[Sequence[int]]
+        self,
+        query_lens: Sequence[int],
+        positions: Tensor,
+        block_tables: Sequence[Sequence[int]],
+        first_row: int = 0,
     ) -> tuple[AttentionGroup, ...]:
         """Group sequences in their given order, which ``by_shape`` makes a good one.
 
-        ``positions`` (tokens,) are those of all queries; a block table covers its sequence up to the last of them.
+        ``positions`` (tokens,) are those of all the step's queries, of which theirs begin at ``first_row``; a block
+        table covers its sequence up to the last of them.
         """
-        groups, row, first = [], 0, 0
+        groups, row, first = [], first_row, 0
         if self._batch_invariant:
             block_tables = self._cut(positions.tolist(), query_lens, block_tables)
             return tuple(self._group(row, (1,), positions, (table,)) for row, table in enumerate(block_tables))
@@ -137,13 +147,6 @@ def by_shape(query_lens: Sequence[int], context_lens: Sequence[int]) -> list[int
     """Return the order of sequences in which neighbours are of similar shape: short queries first."""
     shapes = list(zip(query_lens, context_lens, strict=True))
     return sorted(range(len(shapes)), key=shapes.__getitem__)
-
-
-def integers(values: Sequence[int], device: torch.device) -> Tensor:
-    """Return an int64 tensor; several times faster than ``torch.tensor`` for a long list."""
-    if not values:
-        return torch.empty(0, dtype=torch.long, device=device)
-    return upload(torch.frombuffer(array("q", values), dtype=torch.long), device, torch.long)
 
 
 def _group_ends(query_lens: Sequence[int], block_tables: Sequence[Sequence[int]]) -> list[int]:

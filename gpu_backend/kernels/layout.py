@@ -81,13 +81,18 @@ class PagedLayouts:
         self._split_tokens = split_tokens
 
     def groups(
-        self, query_lens: Sequence[int], positions: Tensor, block_tables: Sequence[Sequence[int]]
+        self,
+        query_lens: Sequence[int],
+        positions: Tensor,
+        block_tables: Sequence[Sequence[int]],
+        first_row: int = 0,
     ) -> tuple[PagedLayout, ...]:
         """Lay out sequences that are sorted by query length: with one query each, with a few, and with many.
 
-        ``positions`` (tokens,) are those of all queries; a block table covers its sequence up to the last of them.
+        ``positions`` (tokens,) are those of all the step's queries, of which theirs begin at ``first_row``; a block
+        table covers its sequence up to the last of them.
         """
-        layouts, row, first = [], 0, 0
+        layouts, row, first = [], first_row, 0
         for most in (1, self._few, max(query_lens, default=0)):
             last = bisect_right(query_lens, most)
             if first < last:

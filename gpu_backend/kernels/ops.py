@@ -14,6 +14,7 @@ from gpu_backend.kernels import reference
 from gpu_backend.kernels.grouping import AttentionGroup
 from gpu_backend.kernels.layout import PagedLayout
 from gpu_backend.kernels.quantized_kv import FP8, KvScales
+from gpu_backend.kernels.side_by_side import Part
 from gpu_backend.kernels.wishes import Wishes
 
 COMPILERS = 8  # kernels that are compiled at once
@@ -73,14 +74,15 @@ def norm_rope_store(
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
-    parts: Sequence[AttentionGroup | PagedLayout],
+    parts: Sequence[Part | AttentionGroup | PagedLayout],
     scale: float,
     window: int = 0,
     kv_scales: KvScales | None = None,
 ) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
-    ``parts`` say where the sequences lie; Triton takes layouts, plain torch groups, and layouts of one query each.
+    ``parts`` say where the sequences lie; Triton takes layouts, plain torch all three,
+    but of layouts only those of one query length.
     """
     if not uses_triton(query.device):
         return reference.paged_attention(query, kv_cache, parts, scale, window, kv_scales)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from gpu_backend.kernels.grouping import AttentionGroup
 from gpu_backend.kernels.layout import PagedLayout
 from gpu_backend.kernels.quantized_kv import KvScales, load_kv, quantize_kv
+from gpu_backend.kernels.side_by_side import Part
 
 MOST_HEADS_AT_ONCE = 4  # key heads, in decodes
 FLOATS_AT_ONCE = 2**18  # of keys and values, in decodes: about what a core's second cache holds
@@ -90,7 +91,7 @@ def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> Non
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
-    groups: Sequence[AttentionGroup | PagedLayout],
+    groups: Sequence[Part | AttentionGroup | PagedLayout],
     scale: float,
     window: int = 0,
     kv_scales: KvScales | None = None,
@@ -102,6 +103,9 @@ def paged_attention(
     """
     out = torch.empty_like(query)
     for group in groups:
+        if isinstance(group, Part):
+            _attend_side_by_side(query, kv_cache, kv_scales, group, scale, out)
+            continue
         if isinstance(group, PagedLayout):
             _attend_padded(query, kv_cache, kv_scales, group, scale, window, out)
             continue
@@ -144,6 +148,16 @@ def _attend_padded(
     out[layout.rows] = attended.reshape(-1, heads, head_dim)
 
 
+def _attend_side_by_side(
+    query: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, part: Part, scale: float, out: Tensor
+) -> None:
+    """One query each, of sequences whose keys and values are kept side by side."""
+    key, value = part.keys_and_values(kv_cache, kv_scales)
+    shape = len(key), key.shape[2], -1, query.shape[2]
+    q, its = query[part.rows].view(shape), out[part.rows].view(shape)
+    its.copy_(_attend(q, key, value, None if part.mask is None else part.mask[..., : part.longest], scale))
+
+
 def _attend_one_each(
     query: Tensor,
     kv_cache: Tensor,
@@ -157,18 +171,15 @@ def _attend_one_each(
 
     Some sequences at a time, so that what was gathered is still in the processor's cache when it is used.
     """
-    _, heads, head_dim = query.shape
-    kv_heads = kv_cache.shape[3]
-    q = query[group.rows].view(group.num_sequences, kv_heads, heads // kv_heads, head_dim)
-    attend = _attend_all_heads if kv_heads <= MOST_HEADS_AT_ONCE else _attend_head_by_head
+    shape = group.num_sequences, kv_cache.shape[3], -1, query.shape[2]
+    q, its = query[group.rows].view(shape), out[group.rows].view(shape)
     tables = group.block_tables.view(group.num_sequences, -1)
     parts = _parts(group.widths, FLOATS_AT_ONCE // kv_cache[0].numel())
     room = kv_cache.new_empty(max((stop - start) * width for start, stop, width in parts), *kv_cache.shape[1:])
-    gathered = (
-        _gather(kv_cache, kv_scales, tables[start:stop, :width], query.dtype, room) for start, stop, width in parts
-    )
-    masks = [mask[start:stop, ..., : width * kv_cache.shape[1]] for start, stop, width in parts]
-    out[group.rows] = attend(q, gathered, masks, scale).reshape(-1, heads, head_dim)
+    for start, stop, width in parts:
+        kv = _gather(kv_cache, kv_scales, tables[start:stop, :width], query.dtype, room)
+        visible = mask[start:stop, ..., : kv.shape[1]]
+        its[start:stop] = _attend(q[start:stop], kv[:, :, 0], kv[:, :, 1], visible, scale)
 
 
 @lru_cache(maxsize=4)  # all layers of a step ask for the same
@@ -185,31 +196,22 @@ def _parts(widths: tuple[int, ...], most: int) -> list[tuple[int, int, int]]:
     return [*parts, (start, len(widths), widest)]
 
 
-def _attend_all_heads(q: Tensor, gathered: Iterable[Tensor], masks: Sequence[Tensor], scale: float) -> Tensor:
-    """One product for all heads of a sequence: each query has zeros where the keys of other heads than its own lie.
-
-    That multiplies more, but reads keys and values as they lie; for few heads it is the faster way.
-    """
+def _attend(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Let ``q`` (sequences, kv_heads, sharing, head_dim) look at keys and values (sequences, context, kv_heads, …)."""
     count, kv_heads, sharing, head_dim = q.shape
+    if kv_heads > MOST_HEADS_AT_ONCE:
+        return F.scaled_dot_product_attention(
+            q, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, scale=scale
+        )
+    # One product for all heads: each query has zeros where the keys of other heads than its own lie. That multiplies
+    # more, but reads keys and values as they lie; for few heads it is the faster way.
     spread = q.new_zeros(count, kv_heads, sharing, kv_heads, head_dim)
-    spread.diagonal(dim1=1, dim2=3).copy_((q * scale).permute(0, 2, 3, 1))
-    attended = torch.empty_like(spread)
-    rows, sums = spread.view(count, kv_heads * sharing, -1), attended.view(count, kv_heads * sharing, -1)
-    first = 0
-    for kv, mask in zip(gathered, masks, strict=True):
-        some = slice(first, first := first + len(kv))
-        key, value = kv.flatten(3).unbind(2)
-        scores = torch.bmm(rows[some], key.transpose(1, 2)).add_(mask[:, 0])
-        torch.bmm(scores.softmax(-1), value, out=sums[some])
+    torch.mul(q.permute(0, 2, 3, 1), scale, out=spread.diagonal(dim1=1, dim2=3))
+    scores = torch.bmm(spread.view(count, kv_heads * sharing, -1), key.flatten(2).transpose(1, 2))
+    if mask is not None:
+        scores += mask[:, 0]
+    attended = torch.bmm(scores.softmax(-1), value.flatten(2)).view(spread.shape)
     return attended.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
-
-
-def _attend_head_by_head(q: Tensor, gathered: Iterable[Tensor], masks: Sequence[Tensor], scale: float) -> Tensor:
-    attended = []
-    for some, kv, mask in zip(q.split([len(mask) for mask in masks]), gathered, masks, strict=True):
-        key, value = kv.transpose(1, 3).unbind(2)
-        attended.append(F.scaled_dot_product_attention(some, key, value, attn_mask=mask, scale=scale))
-    return torch.cat(attended)
 
 
 def _attend_several_each(
