@@ -38,7 +38,7 @@ class EngineConfig:
     num_kv_blocks: int | None = None  # None: from the two sizes below
     gpu_memory_share: float = 0.9  # of the device's memory, weights included
     host_kv_bytes: int = 0  # of host memory, for cached blocks that the device has no room for
-    cpu_kv_bytes: int = 256 * 1024 * 1024  # most that the KV cache takes on the CPU; copies of decodes take up to half more
+    cpu_kv_bytes: int = 256 * 1024 * 1024  # most for the CPU's KV cache; copies of decodes take up to half more
     max_batch_tier_tokens: int | None = None  # tokens of prompts and replies of batch work in one step; None: all
     max_waiting: int = 4096  # requests of a tier in the queue; one tenant's are at most as many as still fit
     interactive_headroom: float = 0.1  # of the KV blocks: batch work is not let into them
