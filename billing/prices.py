@@ -77,9 +77,10 @@ def cost_of(usage: Usage, price: Price, *, batch: bool = False, at: float | None
     prompt, output = max(0, usage.input_tokens), max(0, usage.output_tokens)
     rates = rates_for(prompt, price) if price.steps else price
     per_million = prompt * rates.input + output * rates.output + price.request * MILLION
-    if cached := min(max(0, usage.cached_input_tokens), prompt):
+    if usage.cached_input_tokens or usage.cache_write_tokens:
+        cached = min(max(0, usage.cached_input_tokens), prompt)
         per_million += cached * (0 if rates.cached_input is None else rates.cached_input - rates.input)
-    if written := min(max(0, usage.cache_write_tokens), prompt - cached):
+        written = min(max(0, usage.cache_write_tokens), prompt - cached)
         per_million += written * (0 if rates.cache_write is None else rates.cache_write - rates.input)
     if rates.reasoning is not None and usage.reasoning_tokens:
         per_million += min(max(0, usage.reasoning_tokens), output) * (rates.reasoning - rates.output)

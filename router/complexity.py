@@ -17,7 +17,7 @@ from router.form import FORM_LIMIT
 
 WEIGHTS = "complexity.npz"
 MANIFEST = "complexity.json"  # {"sha256": of the weights, "format": FORMAT, …}
-FORMAT = 3  # of the weights and of the features that they were fitted on
+FORMAT = 4  # of the weights and of the features that they were fitted on
 MOST_KNOWN = 8192  # scores that are remembered, some 100 bytes each
 _WEIGHTS = (1 + np.log(np.maximum(1, np.arange(1.5 * (HEAD + TAIL))))).astype(np.float32)  # of what is there so often
 WARM_UP = ("Warm up, please.", "Which of the following is 12?\nA. ten\nB. 12\nAnswer:")
@@ -26,9 +26,9 @@ WARM_UP = ("Warm up, please.", "Which of the following is 12?\nA. ten\nB. 12\nAn
 class Complexity:
     """The fitted model, ready to score.
 
-    Two linear heads on words and form say whether a strong model is right and whether a weak one is, two more say it
-    by words alone; small trees on the form alone say by how much the strong one does better. The gaps of the heads,
-    the trees and the weak head are weighed, and one logistic step turns their sum into a calibrated probability.
+    Two linear heads on words and form say how likely a strong model is right and a weak one; small trees on the form
+    alone say by how much the strong one does better. The gap of the heads and the trees are weighed, and one logistic
+    step turns their sum into a calibrated probability.
     """
 
     def __init__(self, weights: Arrays) -> None:
@@ -39,8 +39,7 @@ class Complexity:
         mean, scale = weights["mean"].astype(np.float64), weights["scale"].astype(np.float64)
         self._least, self._most = mean - FORM_LIMIT * scale, mean + FORM_LIMIT * scale  # (form features,)
         self._form = weights["form"] / scale[:, None]  # (form features, two heads)
-        bias, by_form = weights["bias"].astype(np.float64), mean @ self._form
-        self._bias, self._bias_of_words = bias[:2] - by_form, bias[2:].tolist()
+        self._bias = weights["bias"] - mean @ self._form
         self._trees = Trees(weights)
         self._known: dict[int, float] = {}  # scores by the hash of the text: no word of it is kept
         self._joint = [float(value) for value in weights["joint"]]  # as ``score`` names it
@@ -76,19 +75,16 @@ class Complexity:
     def score(self, text: str) -> float:
         """Return ``small_suffices`` of a text as ``features.text_of`` reads it from a request."""
         buckets, counts, form = read_text(text)
-        strong, weak = (np.minimum(np.maximum(form, self._least), self._most) @ self._form + self._bias).tolist()
-        strong_words, weak_words = self._bias_of_words
+        strong, weak = (np.minimum(np.maximum(form, self._least), self._most).dot(self._form) + self._bias).tolist()
         if len(buckets):
             weight = _WEIGHTS.take(counts, mode="clip")
             rows = self._words.take(buckets, axis=0)
-            norm = math.sqrt(weight * weight @ rows[:, 0])
-            heads = (weight @ rows[:, 1:]).tolist()
-            strong, weak = strong + heads[0] / norm, weak + heads[1] / norm
-            strong_words, weak_words = strong_words + heads[2] / norm, weak_words + heads[3] / norm
-        by_gap, by_gain, by_weak, by_words, intercept = self._joint
-        gap, gap_of_words = _sigmoid(strong) - _sigmoid(weak), _sigmoid(strong_words) - _sigmoid(weak_words)
-        gain = self._trees.gain(form)
-        return _sigmoid(by_gap * gap + by_gain * gain + by_weak * weak + by_words * gap_of_words + intercept)
+            norm = math.sqrt((weight * weight).dot(rows[:, 0]))
+            by_strong, by_weak = weight.dot(rows[:, 1:]).tolist()
+            strong, weak = strong + by_strong / norm, weak + by_weak / norm
+        by_gap, by_gain, intercept = self._joint
+        gap, gain = _sigmoid(strong) - _sigmoid(weak), self._trees.gain(form)
+        return _sigmoid(by_gap * gap + by_gain * gain + intercept)
 
 
 class Trees:
@@ -98,8 +94,11 @@ class Trees:
     def __init__(self, weights: Arrays) -> None:
         feature, threshold = weights["tree_feature"], weights["tree_threshold"]  # (trees, inner nodes)
         trees, inner = feature.shape
-        self._feature = np.ascontiguousarray(feature.T, np.intp)  # (inner nodes, trees)
-        self._threshold = np.ascontiguousarray(_rounded_down(threshold).T)
+        # Eight answers to a tree, the last of them always no; in a row, so that they pack into a byte for each tree.
+        self._feature = np.zeros((trees, 8), np.intp)
+        self._feature[:, :inner] = feature
+        self._threshold = np.full((trees, 8), np.inf, np.float32)
+        self._threshold[:, :inner] = _rounded_down(threshold)
         self._first = np.arange(trees) * 256  # where each tree's part of the table begins
         # Node n leads to 2n + 1 (at or below its threshold) and 2n + 2; the first node's answer is the highest bit.
         goes_right = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)  # (numbers, bits)
@@ -111,7 +110,7 @@ class Trees:
     def gain(self, form: npt.NDArray[np.float64]) -> float:
         """Return the sum of the leaves that the form falls into: how much better a strong model is expected to be."""
         goes_right = form.astype(np.float32).take(self._feature) > self._threshold
-        return float(self._leaf.take(np.packbits(goes_right, axis=0)[0] + self._first).sum())
+        return float(np.add.reduce(self._leaf.take(np.packbits(goes_right) + self._first)))
 
 
 def _rounded_down(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:

@@ -50,8 +50,8 @@ def bounded(text: str) -> str:
 class Reading(NamedTuple):
     """What one text looks like to the model."""
 
-    buckets: npt.NDArray[np.uint32]  # (hit buckets,), rising, each once
-    counts: npt.NDArray[np.int64]  # (hit buckets,), how many words and pairs of neighbours fell into each
+    buckets: npt.NDArray[np.intp]  # (hit buckets,), rising, each once
+    counts: npt.NDArray[np.intp]  # (hit buckets,), how many words and pairs of neighbours fell into each
     form: npt.NDArray[np.float64]  # (form features,)
 
 
@@ -63,14 +63,15 @@ def read_text(text: str) -> Reading:
     return Reading(*_counted(_hits(words)), form_of(data, lower, words))
 
 
-def _hits(words: list[bytes]) -> npt.NDArray[np.uint32]:
+def _hits(words: list[bytes]) -> npt.NDArray[np.intp]:
     # A pair's checksum is that of its words written as one: the second goes on where the first ended.
     singles = list(map(crc32, words))
-    hits = np.fromiter(chain(singles, map(crc32, words[1:], singles)), np.uint32, max(0, 2 * len(words) - 1))
-    return hits & np.uint32(BUCKETS - 1)
+    hits = np.fromiter(chain(singles, map(crc32, words[1:], singles)), np.intp, max(0, 2 * len(words) - 1))
+    hits &= BUCKETS - 1
+    return hits
 
 
-def _counted(hits: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+def _counted(hits: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     # What numpy.unique does, without its fixed costs: a short prompt has tens of words.
     hits.sort()
     is_first = np.empty(len(hits) + 1, np.bool_)

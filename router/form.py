@@ -51,7 +51,23 @@ _CHARACTERS = {
     "quotes": b"\"'",
     "foreign": _FOREIGN,
 }
-_KIND_OF_BYTE = np.array([[float(byte in kind) for kind in _CHARACTERS.values()] for byte in range(256)])
+
+
+def _classes() -> tuple[bytes, npt.NDArray[np.float64]]:
+    """Return a table that writes each byte as its class, above those of words, and the kinds of all classes.
+
+    The kinds (classes, kinds of characters and of words) are counted in one step for both.
+    """
+    kinds_of_byte = [tuple(float(byte in kind) for kind in _CHARACTERS.values()) for byte in range(256)]
+    classes = list(dict.fromkeys(kinds_of_byte))
+    words, characters = lexicon.KINDS_OF_CLASS, np.array(classes)
+    kinds = np.zeros((len(words) + len(characters), len(_CHARACTERS) + len(lexicon.NAMES)))
+    kinds[: len(words), len(_CHARACTERS) :] = words
+    kinds[len(words) :, : len(_CHARACTERS)] = characters
+    return bytes(len(words) + classes.index(kinds) for kinds in kinds_of_byte), kinds
+
+
+_CLASS_OF_BYTE, _KINDS_OF_CLASS = _classes()
 
 FORM_NAMES = (
     *_CHARACTERS,
@@ -94,11 +110,12 @@ def words_of(lower: bytes) -> list[bytes]:
 def form_of(data: bytes, lower: bytes, words: list[bytes]) -> npt.NDArray[np.float64]:
     """Return the numbers of ``FORM_NAMES`` for a text, the same in lower case, and its words."""
     size, count = max(1, len(data)), max(1, len(words))
-    characters = np.bincount(np.frombuffer(data, np.uint8), minlength=256) @ _KIND_OF_BYTE / size
-    kinds = lexicon.kinds_of(words)
+    classes = np.frombuffer(lexicon.classes_of(words) + data.translate(_CLASS_OF_BYTE), np.uint8)
+    kinds = np.bincount(classes, minlength=len(_KINDS_OF_CLASS)) @ _KINDS_OF_CLASS
+    characters, kinds = kinds[: len(_CHARACTERS)], kinds[len(_CHARACTERS) :]
     lines = data.count(b"\n") + 1
     layout = _layout(data, lower, words, size, count, lines, kinds[_NUMBERS])
-    return np.concatenate((characters, kinds / count, (*layout, *_options(lower, size, lines))))
+    return np.concatenate((characters / size, kinds / count, (*layout, *_options(lower, size, lines))))
 
 
 def _layout(

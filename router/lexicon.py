@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 KINDS = {
     "negations": b"not except never least incorrect false without cannot neither nor no none",
@@ -76,9 +75,10 @@ class _Classes(dict[bytes, int]):
 
 
 _CLASSES = _Classes()
+_class_of = _CLASSES.__getitem__
+KINDS_OF_CLASS = _CLASSES.belongs  # (classes, names), 1 where the words of a class are of a kind
 
 
-def kinds_of(words: list[bytes]) -> npt.NDArray[np.float64]:
-    """Return how many of the words are of each of ``NAMES``."""
-    rows = np.fromiter(map(_CLASSES.__getitem__, words), np.intp, len(words))
-    return np.bincount(rows, minlength=len(_CLASSES.belongs)) @ _CLASSES.belongs
+def classes_of(words: list[bytes]) -> bytes:
+    """Return the class of each word, in a byte."""
+    return bytes(map(_class_of, words))

@@ -49,6 +49,9 @@ def by_cost(
         targets: list[Target] = []
         for model in equal:
             targets += by_preference(model, catalog, health)
+        if len(targets) == 1:
+            ordered += targets
+            continue
         for tied in _soonest_first(targets, health):
             ordered += tied if len(equal) == 1 else _in_turn(tied, share)
     return ordered

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_matrix, hstack  # type: ignore[import-untyped]
+from sklearn.decomposition import TruncatedSVD
 from sklearn.ensemble import GradientBoostingRegressor
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
@@ -16,19 +16,18 @@ from sklearn.preprocessing import StandardScaler
 
 from router.artifact import write_artifact
 from router.complexity import FORMAT, MANIFEST, WEIGHTS
-from router.features import BUCKETS
 from router.form import FORM_LIMIT
 from router.training.dataset import Outcomes
 
 SEED = 20260
 FOLDS = 3  # of the joint step
 REGULARISATION = 0.05  # scikit-learn's C
-REGULARISATION_OF_WORDS = 0.5  # the same for the heads that read nothing but words
-FORM_SHARE = 0.3  # of a standard deviation: how much a form feature weighs beside the words, before regularisation
+TOPICS = 32  # directions in which prompts differ most by their words
+SHARE = 0.3  # of a standard deviation: what a topic or a form feature counts, before regularisation
 OTHER_PAIRS = 0.1  # what a row of another pair of models weighs: it teaches other tasks, and knows other models
 OTHER_PAIRS_CALIBRATED = 0.5  # the same in the last step, which learns how often a small model suffices at all
 EVEN = 0.5  # 0: each row counts alike; 1: each subject does, however many rows it has
-MIX = (-1.0, -0.5, 0.3, -0.3)  # of gap, gain, weak head and the gap by words alone, each in standard deviations
+MIX = (-1.0, -0.5)  # of the heads' gap and the trees' gain, each in standard deviations
 DEPTH = 3
 TREES: dict[str, Any] = {
     "n_estimators": 80,
@@ -44,15 +43,17 @@ Floats = npt.NDArray[np.float64]
 
 
 class FittedComplexity:
-    """The model as scikit-learn has it: heads on words and form, trees on form, and a joint step fitted out of fold."""
+    """The model as scikit-learn has it: heads on topics and form, trees on form, and a joint step fitted out of fold.
+
+    A topic is a weighted sum of words, so that the heads are linear in words and served so.
+    """
 
     def __init__(self) -> None:
         self.tfidf = TfidfTransformer(sublinear_tf=True)
+        self.topics = TruncatedSVD(TOPICS, n_iter=4, random_state=SEED)
         self.scaler = StandardScaler()
         self.strong = LogisticRegression(C=REGULARISATION, max_iter=2000)
         self.weak = LogisticRegression(C=REGULARISATION, max_iter=2000)
-        self.strong_words = LogisticRegression(C=REGULARISATION_OF_WORDS, max_iter=2000)
-        self.weak_words = LogisticRegression(C=REGULARISATION_OF_WORDS, max_iter=2000)
         self.trees = GradientBoostingRegressor(**TREES)
         self.blend = StandardScaler()
         self.calibration = LogisticRegression()
@@ -60,7 +61,8 @@ class FittedComplexity:
     def fit(self, outcomes: Outcomes) -> FittedComplexity:
         """Fit all on all rows, and the joint step on what parts fitted on other rows say of each row."""
         weight = np.where(outcomes.is_main_pair, 1.0, OTHER_PAIRS)
-        self.tfidf.fit(outcomes.counts)
+        topics = self.topics.fit_transform(self.tfidf.fit_transform(outcomes.counts))
+        self.topic_share = SHARE / topics.std(axis=0).mean()  # one for all, so that a larger one counts more
         self.scaler.fit(outcomes.form, sample_weight=weight)
         signals = np.zeros((len(outcomes), len(MIX)))
         kind = np.char.add(outcomes.benchmark, outcomes.suffices.astype(str))
@@ -80,18 +82,16 @@ class FittedComplexity:
     def weights(self) -> dict[str, npt.NDArray]:
         """Return what serving needs, named as ``router.complexity.Complexity`` reads it."""
         heads = np.vstack([self.strong.coef_, self.weak.coef_]).T
-        of_words = np.vstack([self.strong_words.coef_, self.weak_words.coef_]).T
-        models = (self.strong, self.weak, self.strong_words, self.weak_words)
         joint = self.calibration.coef_[0, 0] * np.array(MIX) / self.blend.scale_
         intercept = self.calibration.intercept_[0] - joint @ self.blend.mean_
         feature, threshold, leaf, start = _trees_of(self.trees)
         arrays = {
             "idf": self.tfidf.idf_,
-            "words": np.hstack([heads[:BUCKETS], of_words]),
-            "form": heads[BUCKETS:] * FORM_SHARE,
+            "words": self.topic_share * self.topics.components_.T @ heads[:TOPICS],
+            "form": heads[TOPICS:] * SHARE,
             "mean": self.scaler.mean_,
             "scale": self.scaler.scale_,
-            "bias": np.array([model.intercept_[0] for model in models]),
+            "bias": np.concatenate([self.strong.intercept_, self.weak.intercept_]),
             "tree_leaf": leaf,
             "joint": np.append(joint, intercept + joint[1] * start),
         }
@@ -101,31 +101,25 @@ class FittedComplexity:
     def _fit_parts(self, outcomes: Outcomes) -> None:
         _, subject, rows = np.unique(outcomes.domain, return_inverse=True, return_counts=True)
         weight = np.where(outcomes.is_main_pair, 1.0, OTHER_PAIRS) * (rows.mean() / rows[subject]) ** EVEN
-        features, words = self._features(outcomes), self.tfidf.transform(outcomes.counts)
-        for model, read, right in (
-            (self.strong, features, outcomes.strong),
-            (self.weak, features, outcomes.weak),
-            (self.strong_words, words, outcomes.strong),
-            (self.weak_words, words, outcomes.weak),
-        ):
-            model.fit(read, right > 0.5, sample_weight=weight)
+        features = self._features(outcomes)
+        self.strong.fit(features, outcomes.strong > 0.5, sample_weight=weight)
+        self.weak.fit(features, outcomes.weak > 0.5, sample_weight=weight)
         self.trees.fit(outcomes.form, outcomes.gain, sample_weight=weight)
 
     def _signals(self, outcomes: Outcomes) -> Floats:
-        """Return what ``MIX`` weighs, (rows, 4): the gap is that of the chances of strong and weak to be right."""
-        features, words = self._features(outcomes), self.tfidf.transform(outcomes.counts)
+        """Return what ``MIX`` weighs, (rows, 2): the gap is that of the chances of strong and weak to be right."""
+        features = self._features(outcomes)
         gap = self.strong.predict_proba(features)[:, 1] - self.weak.predict_proba(features)[:, 1]
-        by_words = self.strong_words.predict_proba(words)[:, 1] - self.weak_words.predict_proba(words)[:, 1]
-        gain, weak = self.trees.predict(outcomes.form), self.weak.decision_function(features)
-        return np.column_stack([gap, gain, weak, by_words])
+        return np.column_stack([gap, self.trees.predict(outcomes.form)])
 
     def _blended(self, signals: Floats) -> Floats:
         # Fixed weights: those fitted at home served worse abroad.
         return self.blend.transform(signals) @ np.array(MIX)[:, None]
 
-    def _features(self, outcomes: Outcomes) -> csr_matrix:
-        standard = np.clip(self.scaler.transform(outcomes.form), -FORM_LIMIT, FORM_LIMIT) * FORM_SHARE
-        return hstack([self.tfidf.transform(outcomes.counts), standard], format="csr")
+    def _features(self, outcomes: Outcomes) -> Floats:
+        topics = self.topics.transform(self.tfidf.transform(outcomes.counts)) * self.topic_share
+        form = np.clip(self.scaler.transform(outcomes.form), -FORM_LIMIT, FORM_LIMIT) * SHARE
+        return np.hstack([topics, form])
 
 
 def _trees_of(model: GradientBoostingRegressor) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray, float]:
