@@ -274,6 +274,7 @@ def test_a_signal_during_the_start_is_heard(gateway: Reloadable, text: Callable[
     deadline = time.monotonic() + 60
     while not is_held(gateway.service.pid, SIGHUP):
         assert time.monotonic() < deadline
+        time.sleep(0.01)
     gateway.config.write_text(text(price="{input: 9, output: 9}"))
     os.kill(gateway.service.pid, SIGHUP)
     gateway.service.wait_until_ready()
