@@ -14,6 +14,7 @@ import typer
 
 from gateway.collector import put_off_collecting, spare_what_stays
 from gateway.config_paths import CONFIG_VARIABLE, find_config
+from gateway.lean_imports import import_leanly
 
 if TYPE_CHECKING:
     from gateway.settings import Settings
@@ -38,6 +39,7 @@ def main() -> None:
     # The commands of administrators bring the database along: they are left out where another command is meant.
     if not (len(sys.argv) > 1 and sys.argv[1] in {command.name for command in app.registered_commands}):
         put_off_collecting()
+        import_leanly()
         _add_admin_commands()
         spare_what_stays()
     app()
@@ -79,6 +81,7 @@ def serve(
     except OSError as exc:
         _fail(f"{host}:{port} cannot be had: {exc.strerror}")
     if workers == 1:
+        import_leanly()
         raise typer.Exit(serving.serve(path, settings, listener, is_shared=fd is not None))
     raise typer.Exit(serving.serve_with_workers(path, listener, workers, settings))
 
@@ -100,6 +103,7 @@ def work(
     settings = _load(path)
     if check:
         raise typer.Exit(int(not is_working(settings)))
+    import_leanly()
     from gateway.worker import run_worker
 
     raise typer.Exit(run_worker(path, settings, concurrency))
