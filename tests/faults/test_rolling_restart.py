@@ -25,7 +25,7 @@ from tests.support.house import make_team
 from tests.support.ports import free_port
 from tests.support.scripted_upstream import ScriptedUpstream
 
-CLIENTS = 24
+CLIENTS = 12
 TOKENS, PACE = 8, 0.03  # a call of a quarter of a second
 
 

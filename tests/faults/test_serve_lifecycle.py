@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from gateway.config_file import load_settings
+from gateway.listening import open_socket
 from gateway.processes import descendants_of, is_running
 from tests.support.config_text import write_config
 from tests.support.house import make_team
@@ -29,6 +30,7 @@ from tests.support.scripted_upstream import ScriptedUpstream
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
 TOKENS, PACE = 20, 0.1  # a stream of two seconds
+ONE_PROCESS = pytest.param(1, marks=pytest.mark.soak)  # a rolling restart shows the same of one process
 QUESTION = {"model": "small", "messages": [{"role": "user", "content": "Slowly."}]}
 
 
@@ -116,7 +118,7 @@ def serve(
         gateway.process.wait()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [ONE_PROCESS, 2])
 def test_streams_end_before_it_does(serve: Callable[..., Gateway], upstream: ScriptedUpstream, workers: int) -> None:
     """SIGTERM in the middle of a stream: the client gets all of it, new ones are refused, then all processes end."""
     gateway = serve(workers)
@@ -137,14 +139,14 @@ def test_streams_end_before_it_does(serve: Callable[..., Gateway], upstream: Scr
     assert not any(map(is_running, pids))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [ONE_PROCESS, 2])
 def test_it_says_so_before_it_ends(serve: Callable[..., Gateway], workers: int) -> None:
     """SIGTERM: not ready at once, alive all the same; whoever has a connection is answered and asked to close it."""
-    gateway = serve(workers, lame_duck="3s")
+    gateway = serve(workers, lame_duck="6s")
     with httpx.Client(base_url=gateway.url, headers=gateway.auth, timeout=30) as kept:
         before = [kept.get("/v1/models").headers.get("connection") for _ in range(2)]
         gateway.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 4
         while (ready := httpx.get(f"{gateway.url}/health/ready", timeout=5)).status_code == 200:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -228,12 +230,13 @@ def test_a_worker_that_dies_is_replaced_and_all_die_with_their_parent(serve: Cal
     assert not any(map(is_running, pids))
 
 
-def test_a_taken_port_is_said_in_a_line(serve: Callable[..., Gateway], tmp_path: Path) -> None:
-    """The second gateway on a port ends with status 1 and names it."""
-    gateway = serve(1)
-    port = gateway.url.rpartition(":")[2]
-    command = [str(TOLLGATE), "serve", "--config", str(tmp_path / "tollgate.yaml"), "--port", port]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+@pytest.mark.usefixtures("serve")  # for its configuration
+def test_a_taken_port_is_said_in_a_line(tmp_path: Path) -> None:
+    """A gateway on a port where one listens already ends with status 1 and names it."""
+    with open_socket("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        command = [str(TOLLGATE), "serve", "--config", str(tmp_path / "tollgate.yaml"), "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 1
     assert port in done.stderr and "Traceback" not in done.stderr
