@@ -124,7 +124,7 @@ def test_idle_engine_reports_once_a_second_and_costs_nothing(engine: EngineProce
 
     elapsed, after = time.monotonic() - started, process.cpu_times()
     assert all(isinstance(event, LoadReport) for event in reports)
-    assert 0.9 < elapsed < 4
+    assert 0.9 < elapsed < 10
     assert (after.user - before.user) + (after.system - before.system) < 0.1
 
 
