@@ -170,7 +170,7 @@ def test_penalised_tokens_equal_transformers(llama: Path, prompts: list[tuple[in
         assert answers[str(index), 0].token_ids == out[0].tolist()[len(prompt) :]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.soak), 0.9])
 def test_penalties_depend_on_the_tokens_so_far_alone(
     llama: Path, prompts: list[tuple[int, ...]], temperature: float
 ) -> None:
