@@ -46,14 +46,12 @@ def by_cost(
     """
     ordered: list[Target] = []
     for equal in _ties([(cost_of(usage, model.price, batch=batch), model) for model in models], SAME_COST):
-        targets: list[Target] = []
-        for model in equal:
-            targets += by_preference(model, catalog, health)
-        if len(targets) == 1:
-            ordered += targets
+        if len(equal) == 1:
+            ordered += by_preference(equal[0], catalog, health)
             continue
+        targets = [target for model in equal for target in by_preference(model, catalog, health)]
         for tied in _soonest_first(targets, health):
-            ordered += tied if len(equal) == 1 else _in_turn(tied, share)
+            ordered += _in_turn(tied, share)
     return ordered
 
 

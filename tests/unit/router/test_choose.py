@@ -199,6 +199,20 @@ def test_the_cheaper_leads_and_batch_prices_count() -> None:
     ]
 
 
+def test_a_model_alone_at_its_cost_keeps_the_order_of_its_endpoints() -> None:
+    """An automatic route goes over them as a named one does: regions as configured, replicas by queue."""
+    known = catalog(model("far", "us-eu"), model("own", "own", dollars="2.00"), small=("far", "own"))
+    us, _, first, _ = (target.key for target in known.targets())
+    health = {us: TargetHealth(first_token_ms=900), first: TargetHealth(queue_depth=3)}
+
+    assert names(choose_route(chat(), Wish(), known, health, easy).targets) == [
+        "far@us",
+        "far@eu",
+        "own@gpu-1",
+        "own@gpu-0",
+    ]
+
+
 def test_among_equal_costs_the_sooner_first_token_leads() -> None:
     """A difference of cost within five per cent is outweighed by the predicted first token."""
     known = catalog(model("a", dollars="1.00"), model("b", dollars="1.04"), small=("a", "b"))
