@@ -3,6 +3,7 @@
 #
 #   python -m benchmarks.compile_ahead               prints the table
 #   python -m benchmarks.compile_ahead --out FOLDER  writes it to kernels-sm90-triton-VERSION.md there, too
+#   python -m benchmarks.compile_ahead --lengths     how many kernels of attention a start compiles, and what comes anew
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gpu_backend.kernels import fused, logprobs, paged_attention, quantized_linear, sampling
-from gpu_backend.kernels.layout import MAX_SPLITS
+from gpu_backend.kernels.layout import MAX_SPLITS, PagedLayout, PagedLayouts
 
 TARGET = GPUTarget("cuda", 90, 32)
 MOST_SHARED = 227 * 1024  # bytes that one program may have, compute capability 9.0
@@ -55,7 +57,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_ahead")
     parser.add_argument("--out", type=Path, help="folder for the table, in Markdown")
     parser.add_argument("--only", default="", metavar="WORD", help="variants whose name has the word")
+    parser.add_argument("--lengths", action="store_true", help="what batches of other sizes and lengths compile anew")
     arguments = parser.parse_args()
+    if arguments.lengths:
+        return compile_lengths()
     lines = [
         f"Compiled for compute capability 9.0 by Triton {triton.__version__}, without a GPU: registers and spilled "
         "bytes of a thread, shared memory of a program, and how many programs a multiprocessor holds at once.",
@@ -75,6 +80,54 @@ def main() -> int:
         table = arguments.out / f"kernels-sm90-triton-{triton.__version__}.md"
         table.write_text("\n".join(lines) + "\n")
     return int(failed)
+
+
+def compile_lengths() -> int:
+    """Compile attention as a start does, at Llama-3.1-8B's shape; return 1 if any batch would compile more."""
+    names: list[str] = []
+
+    def note(*, repr: str, **_: Any) -> None:
+        names.append(repr)
+
+    def shaped(sequences: int, blocks: int, queries: int) -> PagedLayout:
+        starts = torch.arange(sequences + 1, dtype=torch.int32) * queries
+        table = torch.zeros((sequences, blocks), dtype=torch.int32)
+        return layouts.place(slice(0, sequences * queries), table, starts[1:], starts, queries)
+
+    triton.runtime.driver.set_active(_NoDevice())
+    triton.knobs.runtime.jit_post_compile_hook = note
+    layouts = PagedLayouts(16, 32, 8, torch.device("cpu"), 132)
+    batches = [
+        shaped(*sizes) for sizes in ((3, 7, 1), (250, 64, 1), (1, 4096, 1), (5, 33, 13), (2, 600, 700), (9, 9, 5))
+    ]
+    cache = torch.zeros((8, 16, 2, 8, 128), dtype=torch.bfloat16)
+    counts = []
+    for some in (list(layouts.samples()), batches):
+        before = len(names)
+        for layout in some:
+            query = torch.zeros((layout.rows.stop, 32, 128), dtype=torch.bfloat16)
+            launch = paged_attention.only_compile
+            paged_attention.paged_attention(query, cache, layout, 1.0, launch=launch)
+        counts.append(len(names) - before)
+    splits = sorted({layout.num_splits for layout in batches})
+    print(
+        f"Triton {triton.__version__}: a start compiles {counts[0]} kernels of attention; {len(batches)} batches of other"
+    )
+    print(f"sizes, lengths and parts ({', '.join(map(str, splits))}) compile {counts[1]} more")
+    return int(counts[1] > 0)
+
+
+class _NoDevice:
+    """What Triton asks of a driver to compile for a device that is not there."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGET
 
 
 def compile_variant(variant: Variant) -> Resources:

@@ -173,9 +173,9 @@ def paced(bench: Bench, tiny: bool) -> Iterator[Row]:
 
 
 def precision(bench: Bench, tiny: bool) -> Iterator[Row]:
-    """One reply, and 64, at every precision: bytes, the time of a step, and the share of it that they must be read in.
+    """One reply, and 64, at every precision: bytes, and the time of a step.
 
-    The error of each is on the demo model: `benchmarks.precision`.
+    Shares are of a step of decodes, by the bytes that this precision reads. Errors: `benchmarks.precision`.
     """
     model = "tiny" if tiny else MODEL
     sizes, given, asked = ((1, 2), 12, 6) if tiny else ((1, 64), 128, 128)
@@ -199,12 +199,13 @@ def _precision(
         drive(loop, requests, bench.budget(ROW_SECONDS))
         run = drive(loop, requests, bench.budget(ROW_SECONDS))
         step = (run.seconds - run.first_all) / (asked - 1)
-        least = (weights + size * kv * (given + asked / 2)) / bench.measured.bandwidth
-        yield _row(
+        read = weights + size * kv * (given + asked / 2)
+        row = _row(
             bench, model, f"{name}, batch {size}", requests, run,
             weights_gb=weights / 1e9, kv_bytes_per_token=kv, decode_ms_per_step=1e3 * step,
-            share_of_bandwidth_for_own_bytes=least / step,
         )  # fmt: skip
+        datasheet = None if bench.datasheet is None else read / bench.datasheet.bandwidth / step
+        yield replace(row, share_of_measured=read / bench.measured.bandwidth / step, share_of_datasheet=datasheet)
 
 
 def invariant(bench: Bench, tiny: bool) -> Iterator[Row]:

@@ -64,7 +64,7 @@ def parts(tiny: bool) -> Iterator[Part]:
         Part(group, "benchmarks.engine", group) for pair in zip(ours, peers, strict=True) for group in pair
     ]
     yield from others
-    yield Part("profile", "benchmarks.profile")
+    yield Part("profile", "benchmarks.step_profile")
     yield Part("kernels", "benchmarks.kernels")
     yield last
 

@@ -27,8 +27,10 @@ from torch import Tensor
 
 from benchmarks.engine import SWEPT, measure_ceilings
 from benchmarks.engine_table import RESULTS, write_whole
-from benchmarks.roofline import SHAPES, TINY_SHAPES, Ceilings
+from benchmarks.roofline import DATASHEETS, SHAPES, TINY_SHAPES, Ceilings
 from gpu_backend.models.config import ModelConfig, parse_model_config
+
+Both = tuple[Ceilings, Ceilings | None]  # as measured, and as the vendor states them
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a case took. The share is of the ceiling that binds it: the larger of both least times over the time."""
+    """What a case took. Shares are of the ceiling that binds it: the larger of both least times over the time."""
 
     kernel: str
     shape: str
@@ -52,6 +54,7 @@ class Row:
     gigabytes_per_second: float
     teraflops: float
     share_of_measured: float
+    share_of_datasheet: float | None = None
     note: str = ""  # why there are no numbers
 
 
@@ -72,8 +75,9 @@ def main() -> int:
     device = torch.device("cpu" if arguments.tiny else "cuda")
     name = "tiny on the CPU" if arguments.tiny else torch.cuda.get_device_name(device)
     measured = measure_ceilings(device, small=arguments.tiny)
+    ceilings = measured, DATASHEETS.get(name)
     rows = []
-    for row in _rows(TINY_SHAPES if arguments.tiny else SHAPES, arguments.only, measured, device, deadline):
+    for row in _rows(TINY_SHAPES if arguments.tiny else SHAPES, arguments.only, ceilings, device, deadline):
         rows.append(row)
         print(_line(row), flush=True)
         _write(name, measured, rows, arguments.out)
@@ -81,30 +85,30 @@ def main() -> int:
 
 
 def _rows(
-    shapes: dict[str, dict[str, Any]], only: str, measured: Ceilings, device: torch.device, deadline: float
+    shapes: dict[str, dict[str, Any]], only: str, ceilings: Both, device: torch.device, deadline: float
 ) -> Iterator[Row]:
     """Measure case by case; one that raises is told of, and is no reason to lose the others."""
     for model, config in sorted(shapes.items(), key=lambda shape: shape[0] != SWEPT):
         for kind in (_attention, _between_products, _products, _sampling):
             here = f"{model}: {kind.__name__.strip('_').replace('_', ' ')}"
             if time.monotonic() > deadline:
-                yield Row("left out: no time", here, 0.0, 0.0, 0.0, 0.0, "left out: no time")
+                yield Row("left out: no time", here, 0.0, 0.0, 0.0, 0.0, note="left out: no time")
                 continue
             try:
                 for case in kind(model, parse_model_config(config), device, device.type == "cpu"):
                     if only in case.kernel and time.monotonic() < deadline:
-                        yield _guarded(case, measured, device)
+                        yield _guarded(case, ceilings, device)
             except Exception as error:  # in making a case
                 traceback.print_exc()
-                yield Row("failed", here, 0.0, 0.0, 0.0, 0.0, f"failed: {type(error).__name__}: {error}"[:200])
+                yield Row("failed", here, 0.0, 0.0, 0.0, 0.0, note=f"failed: {type(error).__name__}: {error}"[:200])
 
 
-def _guarded(case: Case, measured: Ceilings, device: torch.device) -> Row:
+def _guarded(case: Case, ceilings: Both, device: torch.device) -> Row:
     try:
-        return _measure(case, measured, device)
+        return _measure(case, ceilings, device)
     except Exception as error:
         traceback.print_exc()
-        return Row(case.kernel, case.shape, 0.0, 0.0, 0.0, 0.0, f"failed: {type(error).__name__}: {error}"[:200])
+        return Row(case.kernel, case.shape, 0.0, 0.0, 0.0, 0.0, note=f"failed: {type(error).__name__}: {error}"[:200])
 
 
 def _attention(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:
@@ -251,16 +255,19 @@ def _dtype(tiny: bool) -> torch.dtype:
     return torch.float16 if tiny else torch.bfloat16  # the interpreter does not multiply bfloat16
 
 
-def _measure(case: Case, measured: Ceilings, device: torch.device) -> Row:
+def _measure(case: Case, ceilings: Both, device: torch.device) -> Row:
     seconds = _seconds(case.run, device)
-    least = max(case.bytes / measured.bandwidth, case.flops / measured.flops)
+    measured, datasheet = (
+        max(case.bytes / some.bandwidth, case.flops / some.flops) / seconds if some else None for some in ceilings
+    )
     return Row(
         case.kernel,
         case.shape,
         seconds * 1e6,
         case.bytes / seconds / 1e9,
         case.flops / seconds / 1e12,
-        least / seconds,
+        measured or 0.0,
+        datasheet,
     )
 
 
@@ -290,10 +297,11 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 
 def _line(row: Row) -> str:
     if row.note:
-        return f"| {row.kernel} | {row.shape} | – | – | – | {row.note} |"
+        return f"| {row.kernel} | {row.shape} | – | – | – | – | {row.note} |"
+    of_datasheet = "–" if row.share_of_datasheet is None else f"{row.share_of_datasheet:.1%}"
     return (
         f"| {row.kernel} | {row.shape} | {row.microseconds:,.1f} | {row.gigabytes_per_second:,.0f} "
-        f"| {row.teraflops:,.1f} | {row.share_of_measured:.1%} |"
+        f"| {row.teraflops:,.1f} | {row.share_of_measured:.1%} | {of_datasheet} |"
     )
 
 
@@ -303,8 +311,8 @@ def _write(name: str, measured: Ceilings, rows: list[Row], folder: Path) -> None
     table = [
         f"# Kernels on {name}, {now:%Y-%m-%d}",
         f"\ntorch {torch.__version__}, bf16. Measured ceilings: {ceilings}.\n",
-        "| kernel | shape | µs | GB/s | TFLOP/s | of the measured ceiling |",
-        "| --- | --- | --: | --: | --: | --: |",
+        "| kernel | shape | µs | GB/s | TFLOP/s | of the measured ceiling | of the datasheet's |",
+        "| --- | --- | --: | --: | --: | --: | --: |",
         *map(_line, rows),
     ]
     folder.mkdir(parents=True, exist_ok=True)

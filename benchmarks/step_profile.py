@@ -1,8 +1,8 @@
 # Where the device's time goes in a step of decodes, kernel by kernel: what to look at first where a goal is missed.
 #
-#   python -m benchmarks.profile           needs a CUDA device; writes results/profile-DEVICE-DATE.{json,md}
-#   python -m benchmarks.profile --tiny    a tiny shape on the CPU, to --out FOLDER
-#   python -m benchmarks.profile --seconds 60    no batch that would begin later
+#   python -m benchmarks.step_profile           needs a CUDA device; writes results/profile-DEVICE-DATE.{json,md}
+#   python -m benchmarks.step_profile --tiny    a tiny shape on the CPU, to --out FOLDER
+#   python -m benchmarks.step_profile --seconds 60    no batch that would begin later
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Share:
 
 def main() -> int:
     """Profile every batch; print and write what came, as it comes. Return 1 if one failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.profile")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.step_profile")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape on the CPU, to see that all of this runs")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no batch begins later")
     parser.add_argument("--out", type=Path, default=RESULTS)
