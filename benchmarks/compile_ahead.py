@@ -110,10 +110,9 @@ def compile_lengths() -> int:
             paged_attention.paged_attention(query, cache, layout, 1.0, launch=launch)
         counts.append(len(names) - before)
     splits = sorted({layout.num_splits for layout in batches})
-    print(
-        f"Triton {triton.__version__}: a start compiles {counts[0]} kernels of attention; {len(batches)} batches of other"
-    )
-    print(f"sizes, lengths and parts ({', '.join(map(str, splits))}) compile {counts[1]} more")
+    print(f"Triton {triton.__version__}: a start compiles {counts[0]} kernels of attention.")
+    parts = ", ".join(map(str, splits))
+    print(f"{len(batches)} batches of other sizes, lengths and parts ({parts}) compile {counts[1]} more.")
     return int(counts[1] > 0)
 
 
