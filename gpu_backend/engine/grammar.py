@@ -33,7 +33,8 @@ STEP_FUEL = 20_000
 ROW_ITEMS, STEP_ITEMS = 1_000, 10_000  # of its parser: an object with 240 properties that may be missing needs fewer
 # Some take long all the same: they are found out by the time that they take, and end themselves.
 SLOW_BATCH = 0.05  # seconds of one step's masks, after which is looked whose they are
-SLOW_MASK = 0.05  # seconds of computing for one mask
+SLOW_MASK = 0.01  # seconds of computing for one mask; its replies may be many
+SLOW_FIRST_MASK = 0.05  # the same, where nothing is known yet of the grammar's words
 TOO_SLOW = "its masks take too long to compute; make it simpler"
 MASK_THREADS = min(8, os.cpu_count() or 1)
 COMPILERS = 2  # threads; the library lets go of the interpreter while it compiles
@@ -156,7 +157,7 @@ class GrammarCompiler:
         if matcher.is_error():
             raise BadGrammar(_reason(matcher.get_error()))
         problem, seconds = _try_mask(matcher)  # it tells of what allows nothing
-        if problem or seconds > SLOW_MASK:
+        if problem or seconds > SLOW_FIRST_MASK:
             raise BadGrammar(problem or TOO_SLOW)
         return Constraint(matcher, Rules(maker))
 
