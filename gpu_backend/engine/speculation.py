@@ -23,7 +23,7 @@ from gpu_backend.engine.step_times import StepTimes
 
 MEASURED_EVERY = 16  # steps without guesses; their times are known, but may change
 RETRIED_EVERY = 128  # steps, whatever was found to take too long
-REST = 128  # steps with guesses, after which one without says what they save
+REST = 32  # steps with guesses, after which one without says what they save
 
 
 @dataclass(frozen=True, slots=True)
