@@ -25,7 +25,7 @@ from gateway.safety.features import (
     words_of,
 )
 from gateway.safety.findings import Finding
-from gateway.safety.hidden import hidden
+from gateway.safety.hidden import hidden, with_letters
 from gateway.safety.plain import plain
 from router.artifact import read_artifact
 
@@ -133,7 +133,10 @@ def _weighed(rows: Floats, scale: Floats, at_least: float) -> Floats:
 def readings(text: str) -> list[str]:
     """Return the windows in which a text is read: as its reader sees it, and what is hidden in it."""
     shown = plain(text)
-    return [window for one in (shown, *hidden(shown)) for window in windows(" ".join(one.lower().split()))]
+    said = [shown, *hidden(shown)]
+    if (lettered := with_letters(shown)) is not shown:
+        said.append(lettered)
+    return [window for one in said for window in windows(" ".join(one.lower().split()))]
 
 
 def scores_of(logits: Floats) -> dict[str, float]:

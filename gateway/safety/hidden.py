@@ -48,7 +48,9 @@ def _readings(text: str) -> Iterator[str]:
         cut = [token for token in tokens if len(token) > len(_UNCUT)]
         runs = " ".join(cut)
         yield from _spelt(runs, _SPELT_TIGHT)
-        yield from (_JOINTS.sub("", match.group()) for match in _GROUPS.finditer(runs) if _CODED.search(match.group()))
+        groups = (match.group() for match in _GROUPS.finditer(runs))
+        if joined := "\n".join(_JOINTS.sub("", group) for group in groups if _CODED.search(group)):
+            yield joined
         yield from _decoded(runs)
         if _MIXED.search(runs) and (unbroken := _BROKEN.sub("", text)) != text:
             yield from _decoded(unbroken)
@@ -59,7 +61,8 @@ def _readings(text: str) -> Iterator[str]:
     for said in (_unescaped(text), _SEAM.sub("", text)):
         if said is not text and said != text:
             yield said
-    yield from (said for match in _NUMBERS.finditer(text) for said in _numbered(match.group()))
+    if numbered := "\n".join(said for match in _NUMBERS.finditer(text) for said in _numbered(match.group())):
+        yield numbered
     if " gur " in text or " naq " in text:
         yield codecs.encode(text, "rot13")
     if " eht " in text or " dna " in text:
@@ -162,23 +165,29 @@ _GROUPS = re.compile(
 
 
 def _regrouped(tokens: list[str], lengths: bytes) -> Iterator[str]:
-    """Yield what neighbours of one length come to when they are joined."""
+    """Yield what neighbours of one length come to when they are joined, each row on a line: decoys are no readings."""
     if len(lengths) < 2:
         return
     differ = int.from_bytes(lengths[1:]) ^ int.from_bytes(lengths[:-1])
     same = _SAME_TWO if len(lengths.translate(None, _NOT_LONGER)) > 1 else _SAME
+    spelt: list[str] = []
+    rows: list[str] = []
+    longer: list[str] = []  # the same with what comes after a row, which may be what was left over
     for match in same.finditer(differ.to_bytes(len(lengths) - 1)):
         size, (first, last) = lengths[match.start()], match.span()
         if last - first + 1 < (ALIKE if size < LONG else 3 if size < LONGER else 2):
             continue
         if size <= 4:  # a letter, perhaps in quotes; the first and the last may have a bracket more
-            yield from _spelt(" ".join(tokens[max(0, first - 1) : last + 2]), _SPELT)
+            spelt += _spelt(" ".join(tokens[max(0, first - 1) : last + 2]), _SPELT)
         if size > 1:
-            bare = [token.strip(_QUOTES) for token in tokens[first : last + 2]]  # the last one: what was left over
-            joined = "".join(bare[: last + 1 - first])
-            if _CODED.search(joined):
-                yield joined
-                yield joined + bare[-1]
+            bare = [token.strip(_QUOTES) for token in tokens[first : last + 2]]
+            row = "".join(bare[: last + 1 - first])
+            if _CODED.search(row):
+                rows.append(row)
+                longer.append(row + bare[-1])
+    for lines in (spelt, rows, longer):
+        if lines:
+            yield "\n".join(lines)
 
 
 def _spelt(text: str, spelling: re.Pattern[str]) -> Iterator[str]:
