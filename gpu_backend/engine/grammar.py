@@ -33,7 +33,7 @@ STEP_FUEL = 20_000
 ROW_ITEMS, STEP_ITEMS = 1_000, 10_000  # of its parser: an object with 240 properties that may be missing needs fewer
 # Some take long all the same: they are found out by the time that they take, and end themselves.
 SLOW_BATCH = 0.05  # seconds of one step's masks, after which is looked whose they are
-SLOW_MASK = 0.01  # seconds of computing for one mask; its replies may be many
+SLOW_MASK = 0.01  # seconds of computing for one mask, or one token; its replies may be many
 SLOW_FIRST_MASK = 0.05  # the same, where nothing is known yet of the grammar's words
 TOO_SLOW = "its masks take too long to compute; make it simpler"
 MASK_THREADS = min(8, os.cpu_count() or 1)
@@ -70,7 +70,10 @@ class Constraint:
         """Take the reply's next tokens; return what is wrong, after which the constraint is of no use."""
         if self.rules.are_slow:
             return TOO_SLOW
-        if self._matcher.consume_tokens(list(token_ids)):
+        started = time.thread_time()
+        follows = self._matcher.consume_tokens(list(token_ids))
+        self.rules.are_slow |= time.thread_time() - started > SLOW_MASK * max(1, len(token_ids))
+        if follows:
             return None
         return _reason(self._matcher.get_error()) or "a token does not follow the grammar"
 
