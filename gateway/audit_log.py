@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.tables import audit_log
@@ -66,3 +66,17 @@ async def list_acts(
     if before is not None:
         query = query.where(audit_log.c.id < before)
     return [AuditEntry(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def purge_outcomes(connection: AsyncConnection, keep: float) -> int:
+    """Delete what the safety checks found more than ``keep`` seconds ago; return how many. What admins did stays."""
+    return (await connection.execute(PURGE, {"keep": timedelta(seconds=keep)})).rowcount
+
+
+PURGE = text("""
+    DELETE FROM audit_log WHERE id IN (
+        SELECT id FROM audit_log
+        WHERE created_at < clock_timestamp() - CAST(:keep AS interval) AND starts_with(action, 'safety.')
+        ORDER BY created_at LIMIT 5000
+    )
+""")

@@ -22,6 +22,7 @@ from gateway.batch.shapes import ENDPOINTS
 from gateway.errors import (
     CallTakenOver,
     ContentPolicyViolation,
+    Forbidden,
     Overloaded,
     UpstreamBusy,
     UpstreamFull,
@@ -83,6 +84,8 @@ def read_item(services: Services, caller: Caller, claim: Claim, request_id: str)
     endpoint, kind = ENDPOINTS[claim.endpoint]
     asked, extra = decode_with_extra(claim.body, kind)
     options = read_options({}, extra)
+    if options.team_id is not None and options.team_id != caller.team.id:
+        raise Forbidden("The request names another team than the batch's own.", param="team_id")
     if getattr(asked, "stream", None):
         raise BadRequest("A request of a batch cannot be streamed. Leave 'stream' out.", param="stream")
     refuse_unpriced(extra)

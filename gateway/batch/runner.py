@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from gateway.access import Caller
+from gateway.audit_log import purge_outcomes
 from gateway.background import stop_all
 from gateway.batch.checking import check_next_input
 from gateway.batch.claims import (
@@ -300,6 +301,8 @@ class BatchRunner:
             await purge_files(connection)
         async with self._database.begin() as connection:
             await purge_items(connection, self._services.settings.retention.batch_files)
+        async with self._database.begin() as connection:
+            await purge_outcomes(connection, self._services.settings.retention.usage)
 
 
 async def _all_of(tasks: set[asyncio.Task[None]]) -> None:

@@ -98,18 +98,20 @@ def test_a_batch_is_answered_in_order_and_paid_once(client: httpx.Client) -> Non
     requests = [{"custom_id": f"q{number}", "body": chat(f"Question {number}?")} for number in range(40)]
     requests += [chat("A bare one."), {"custom_id": "hot", "body": chat("Too hot.", temperature=9)}]
     requests += [{"custom_id": "endless", "body": chat("For ever.", max_tokens=10**399)}]
+    requests += [{"custom_id": "whose", "body": chat("Another's.", team_id="another")}]
 
     made = client.post("/v1/batch", json={"requests": requests})
     batch = ended(client, made.json()["batch_id"])
     results = lines_of(client.get(f"/v1/batch/{batch['batch_id']}/results").raise_for_status().text)
 
-    assert made.status_code == 202 and made.json()["request_counts"]["total"] == 43
+    assert made.status_code == 202 and made.json()["request_counts"]["total"] == 44
     assert batch["status"] == "completed"
-    assert batch["request_counts"] == {"total": 43, "completed": 41, "failed": 2}
-    assert [line["custom_id"] for line in results] == [f"q{number}" for number in range(40)] + ["41", "hot", "endless"]
+    assert batch["request_counts"] == {"total": 44, "completed": 41, "failed": 3}
+    asked = [*(f"q{number}" for number in range(40)), "41", "hot", "endless", "whose"]
+    assert [line["custom_id"] for line in results] == asked
     assert {line["response"]["status_code"] for line in results[:41]} == {200}
     refused = [(line["response"]["status_code"], line["response"]["body"]["error"]["param"]) for line in results[41:]]
-    assert refused == [(400, "temperature"), (400, "max_tokens")]
+    assert refused == [(400, "temperature"), (400, "max_tokens"), (403, "team_id")]
     usages = [line["response"]["body"]["usage"] for line in results[:41]]
     assert batch["usage"]["output_tokens"] == sum(usage["completion_tokens"] for usage in usages)
     assert round(batch["usage"]["cost_usd"] * 10**9) == sum(round(float(u["cost_usd"]) * 10**9) for u in usages)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from decimal import Decimal
 
 import asyncpg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.holds import Limits
 from gateway.access import ACCESS_CHANNEL
-from gateway.audit_log import Act, list_acts
+from gateway.audit_log import Act, list_acts, purge_outcomes
 from gateway.database import Database
 from gateway.errors import Conflict
 from gateway.keys import key_digest
+from gateway.tables import audit_log
 from gateway.team_inputs import LimitsInput, NewKey, NewTeam, Rotation, SafetyInput, TeamPatch
 from gateway.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
 from gateway.teams import create_team, find_caller, get_team, list_teams, update_team
@@ -68,6 +70,22 @@ async def test_created_team_is_found_as_it_was_made(connection: AsyncConnection)
     assert team.allowed_models == {"a", "b"}
     assert team.limits == Limits(requests_per_minute=60, nanousd_per_day=12_000_000_001)
     assert not team.is_suspended
+
+
+async def test_what_safety_found_goes_when_its_time_is_over_and_what_admins_did_stays(
+    connection: AsyncConnection,
+) -> None:
+    """Calls that are flagged are many; acts are few."""
+    await create_team(connection, NewTeam(id="search"), ADMIN)
+    row = {"actor": "system", "action": "safety.input_flagged"}
+    await connection.execute(insert(audit_log), [row, row])
+    newest = select(func.max(audit_log.c.id)).scalar_subquery()
+    old = update(audit_log).where(audit_log.c.id != newest).values(created_at=func.now() - timedelta(days=9))
+    await connection.execute(old)
+
+    assert await purge_outcomes(connection, 10 * 86400.0) == 0
+    assert await purge_outcomes(connection, 8 * 86400.0) == 1
+    assert [entry.action for entry in await list_acts(connection)] == ["safety.input_flagged", "team.created"]
 
 
 async def test_team_id_is_taken_once(connection: AsyncConnection) -> None:
