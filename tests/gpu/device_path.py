@@ -32,7 +32,7 @@ GUESSES_PAY = StepCost(fixed=1.0, weights=0.0, token=0.0, context=0.0, pair=0.0)
 
 def decodes(setting: Setting) -> str:
     """Drawn and greedy replies, their steps overlapping, wait once a step, for its result."""
-    card, loop = _compare(setting, [_ask(1, 7, temperature=0.9), _ask(2, 7)])
+    card, loop = _compare(setting, [_ask(1, 7, temperature=0.9), _ask(2, 7, given=12)])
     require(card.replays > 4, f"only {card.replays} replays")
     cleared = [name for name in card.launches if "index_fill" in name]
     require(not cleared, f"{cleared}: kernels read no further than is written, and each layer's is a launch of its own")
