@@ -62,7 +62,7 @@ class Complexity:
         The newest scores are remembered, because a thread that wavers has its earlier turns judged with every turn.
         """
         text = text_of(request)
-        name = hash(text)
+        name = hash((text, len(text)))  # one of another width may have the same bytes, and so the same hash
         score = self._known.get(name)
         if score is None:
             if len(self._known) >= MOST_KNOWN:

@@ -117,7 +117,7 @@ class Guard:
     def rule_findings(self, text: str) -> list[Finding]:
         """Return what the rules find in a text of a few thousand characters, and in what it hides; from memory if it
         was looked at before."""
-        key = hash(text)
+        key = hash((text, len(text)))  # one of another width may have the same bytes, and so the same hash
         known = self._found.get(key)
         if known is None:
             shown = plain(text)
@@ -162,7 +162,7 @@ class Guard:
 
     def logits(self, window: str) -> Floats:
         """Return the classifier's logits of a window, from memory if it was judged before."""
-        key = hash(window)
+        key = hash((window, len(window)))
         known = self._known.get(key)
         if known is None:
             known = self._classifier.logits(window)

@@ -112,6 +112,17 @@ def test_a_secret_leaves_by_no_route(
     assert (row["status"], float(row["cost_usd"])) == ("blocked", 0)
 
 
+def test_no_text_stands_in_for_another_with_the_same_bytes(strict: House) -> None:
+    """What was looked at is remembered by its hash, and Python gives these two the same one."""
+    secret = "AKIAJ7Q2M5N3P6R4S2T7"
+    other = secret.encode().decode("utf-16-le")
+    assert hash(other) == hash(secret)
+    with strict.client() as client:
+        answers = [client.post(CALLS[0][0], json=CALLS[0][1] | {"messages": [user(said)]}) for said in (other, secret)]
+
+    assert [answer.status_code for answer in answers] == [200, 400]
+
+
 def test_an_attack_is_refused_whole_and_streamed(strict: House) -> None:
     """The classifier's verdict comes before the first token: both hear 400."""
     with OpenAI(base_url=strict.url + "/v1", api_key=strict.team_key, max_retries=0) as client:
