@@ -2,7 +2,7 @@
 # of OpenAI's moderation API. Fitted with scikit-learn (training/), served from exported weights with numpy.
 #
 # Texts repeat their words: what the runs of bytes inside a word come to is worked out once, and found again by the hash
-# of the word, so that a text costs one look-up a word and one product.
+# of what stands between two spaces, so that a text costs one look-up a word and one product.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.safety.features import (
     read_runs,
     read_words,
     windows,
-    words_of,
+    words_in,
 )
 from gateway.safety.findings import Finding
 from gateway.safety.hidden import hidden, with_letters
@@ -33,7 +33,8 @@ WEIGHTS = "safety.npz"
 MANIFEST = "safety.json"  # {"sha256": of the weights, "format": FORMAT, …}
 FORMAT = 3  # of the weights and of the features that they were fitted on
 FLAGGED = 0.5  # a score from here on is a finding: the operating point that the model card tells of
-REMEMBERED = 1 << 15  # words whose runs are known; at least as many as a window can have
+REMEMBERED = 1 << 15  # words whose runs are known; at least as many as a window can have, and less than 1 << 16
+LONG = 64  # bytes: what is longer between two spaces is remembered by its words alone
 
 # What the columns of the weights stand for. "any": whether a text is of any of the categories after it.
 KINDS = (
@@ -55,7 +56,10 @@ class Classifier:
         self._runs = _table(weights["run_idf"], weights["runs"])  # (run buckets + 1, heads of runs + 1)
         self._bias = weights["bias"].astype(np.float32)  # (heads,), the operating points taken off
         self._log = np.log(np.arange(4 * LONGEST, dtype=np.float32).clip(1)) + 1  # of how often a feature comes
-        self._place: dict[int, int] = {}  # of a word in ``_known``, by its hash: what was said is not kept
+        # Where each word stands in ``_known``, and where those stand that are between two spaces, two bytes each. By
+        # hashes, since what was said is not kept; of bytes, since texts of another width may share theirs.
+        self._place: dict[int, bytes] = {}
+        self._words_known = 0
         self._hashes = np.zeros(REMEMBERED, np.uint32)
         self._known = np.zeros((REMEMBERED, len(OF_RUNS) + 1), np.float32)  # sums of ``_runs`` over a word's runs
         self._places(weights["common"].tobytes().split())
@@ -78,7 +82,7 @@ class Classifier:
 
     def logits(self, window: str) -> Floats:
         """Return the logit of every head for one of a text's ``readings``: above 0 is a finding."""
-        places = self._places(words_of(window))
+        places = self._places(window.encode("utf-8", "replace").split())
         found = self._bias.copy()
         buckets, counts = read_words(self._hashes.take(places))
         found[:ANY] += _weighed(self._words.take(buckets, axis=0), self._log.take(counts), WORDS_AT_LEAST)
@@ -86,31 +90,42 @@ class Classifier:
         found[ANY:] += _weighed(self._known.take(distinct, axis=0), self._log.take(counts), RUNS_AT_LEAST)
         # The head "any" knows best whether there is something, the others know what it is.
         kinds = found[ANY + 1 :]
-        kinds += found[ANY] - kinds.max()
+        kinds += found[ANY] - np.maximum.reduce(kinds)
         return found
 
-    def _places(self, words: list[bytes]) -> npt.NDArray[np.intp]:
-        """Return where each word stands in ``_known``."""
+    def _places(self, pieces: list[bytes]) -> npt.NDArray[np.intp]:
+        """Return where each word of a text, split at its spaces, stands in ``_known``."""
         place = self._place
         try:
-            return np.fromiter(map(place.__getitem__, map(hash, words)), np.intp, len(words))
+            places = b"".join(map(place.__getitem__, map(hash, pieces)))
         except KeyError:
-            self._learn({hash(word): word for word in words})
-        return np.fromiter(map(place.__getitem__, map(hash, words)), np.intp, len(words))
+            pieces = [part for piece in pieces for part in ((piece,) if len(piece) <= LONG else words_in(piece))]
+            self._learn(pieces)
+            places = b"".join(map(place.__getitem__, map(hash, pieces)))
+        return np.frombuffer(places, np.uint16).astype(np.intp)
 
-    def _learn(self, words: dict[int, bytes]) -> None:
-        place = self._place
-        fresh = [word for word in words if word not in place]
-        if len(place) + len(fresh) > REMEMBERED:
+    def _learn(self, pieces: list[bytes]) -> None:
+        place, first = self._place, self._words_known
+        fresh = {key: piece for key, piece in zip(map(hash, pieces), pieces, strict=True) if key not in place}
+        unheard = {key: word for word in words_in(b" ".join(fresh.values())) if (key := hash(word)) not in place}
+        end = first + len(unheard)
+        if first and (end > REMEMBERED or len(place) + len(fresh) > 2 * REMEMBERED):
             place.clear()
-            fresh = list(words)
-        spelt = [words[word] for word in fresh]
-        runs = read_runs(spelt)
-        known = self._runs.take(runs.buckets, axis=0).sum(axis=0)  # (places, heads of runs + 1)
-        first, end = len(place), len(place) + len(fresh)
-        self._known[first:end] = np.add.reduceat(known, runs.starts, axis=0)
-        self._hashes[first:end] = hashes_of(spelt)
-        place.update(zip(fresh, range(first, end), strict=True))
+            self._words_known = 0
+            self._learn(pieces)
+            return
+        if unheard:
+            words = list(unheard.values())
+            runs = read_runs(words)
+            known = self._runs.take(runs.buckets, axis=0).sum(axis=0)  # (places, heads of runs + 1)
+            self._known[first:end] = np.add.reduceat(known, runs.starts, axis=0)
+            self._hashes[first:end] = hashes_of(words)
+            places = np.arange(first, end, dtype=np.uint16).tobytes()
+            place.update(zip(unheard, map(bytes, zip(places[::2], places[1::2], strict=True)), strict=True))
+            self._words_known = end
+        for key, piece in fresh.items():
+            if key not in place:
+                place[key] = b"".join([place[hash(word)] for word in words_in(piece)])
 
 
 def _table(idf: npt.NDArray, weights: npt.NDArray) -> Floats:
@@ -125,9 +140,10 @@ def _table(idf: npt.NDArray, weights: npt.NDArray) -> Floats:
 
 def _weighed(rows: Floats, scale: Floats, at_least: float) -> Floats:
     """Return the heads' sums over features, each scaled, divided by the reading's length."""
-    length = math.hypot(at_least, math.sqrt((scale * scale) @ rows[:, -1]))
-    sums: Floats = scale @ rows[:, :-1]
-    return sums / np.float32(length)
+    length = math.hypot(at_least, math.sqrt((scale * scale).dot(rows[:, -1])))
+    sums: Floats = scale.dot(rows)[:-1]
+    sums *= np.float32(1 / length)
+    return sums
 
 
 def readings(text: str) -> list[str]:
@@ -136,7 +152,12 @@ def readings(text: str) -> list[str]:
     said = [shown, *hidden(shown)]
     if (lettered := with_letters(shown)) is not shown:
         said.append(lettered)
-    return [window for one in said for window in windows(" ".join(one.lower().split()))]
+    return [window for one in said for window in windows(_evened(one.lower()))]
+
+
+def _evened(text: str) -> str:
+    # Where one window holds it all, the words are the same.
+    return text if len(text) <= LONGEST and text.isascii() else " ".join(text.split())
 
 
 def scores_of(logits: Floats) -> dict[str, float]:

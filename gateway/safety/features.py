@@ -51,7 +51,12 @@ class Runs(NamedTuple):
 
 def words_of(text: str) -> list[bytes]:
     """Return the words of a plain, lower-case text of at most ``LONGEST`` characters, in order."""
-    return _WORD.findall(text.encode("utf-8", "replace"))
+    return words_in(text.encode("utf-8", "replace"))
+
+
+def words_in(data: bytes) -> list[bytes]:
+    """Return the words of a plain, lower-case text in UTF-8, in order. Space parts them as it does for bytes.split."""
+    return _WORD.findall(data)
 
 
 def hashes_of(words: Sequence[bytes]) -> npt.NDArray[np.uint32]:

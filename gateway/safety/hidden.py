@@ -9,6 +9,7 @@ import codecs
 import html
 import re
 from collections.abc import Iterator
+from itertools import compress
 from urllib.parse import unquote
 
 from gateway.safety.plain import plain
@@ -19,6 +20,7 @@ LEAST = 15  # characters of an encoding that are worth decoding
 ALIKE = 5  # words in a row of one length: they are groups of something
 LONG, LONGER = 8, 12  # characters of words of which three and two are enough
 LEET = 4  # words with digits for letters, in a text that is written so
+DIGITS = 16  # in the shortest list of numbers that is read
 PRINTABLE = 0.9  # share of a decoded text that makes it one
 
 
@@ -37,16 +39,16 @@ def hidden(text: str) -> list[str]:
 
 def with_letters(text: str) -> str:
     """Return a text with letters in place of the digits that stand for some, if it is wr1tt3n so."""
-    return text.translate(_LEET_LETTERS) if len(_LEET.findall(text)) >= LEET else text
+    if _count(text, _LEET_SIGNS) < LEET or len(_LEET.findall(text)) < LEET:
+        return text
+    return text.translate(_LEET_LETTERS)
 
 
 def _readings(text: str) -> Iterator[str]:
     tokens = text.split()
     lengths = _lengths_of(tokens)
     yield from _regrouped(tokens, lengths)
-    if lengths.translate(None, _UNCUT):
-        cut = [token for token in tokens if len(token) > len(_UNCUT)]
-        runs = " ".join(cut)
+    if runs := " ".join(compress(tokens, lengths.translate(_IS_CUT))):
         yield from _spelt(runs, _SPELT_TIGHT)
         groups = (match.group() for match in _GROUPS.finditer(runs))
         if joined := "\n".join(_JOINTS.sub("", group) for group in groups if _CODED.search(group)):
@@ -58,11 +60,13 @@ def _readings(text: str) -> Iterator[str]:
             yield codecs.encode(runs, "rot13")
         if any(map(runs.__contains__, _BACKWARDS)):
             yield runs[::-1]
-    for said in (_unescaped(text), _SEAM.sub("", text)):
-        if said is not text and said != text:
-            yield said
-    if numbered := "\n".join(said for match in _NUMBERS.finditer(text) for said in _numbered(match.group())):
-        yield numbered
+    if any(map(text.__contains__, _ESCAPES)) and (said := _unescaped(text)) != text:
+        yield said
+    if any(map(text.__contains__, _SEAMS)) and (said := _SEAM.sub("", text)) != text:
+        yield said
+    if not text.isascii() or _count(text, _DIGITS) >= DIGITS:
+        if numbered := "\n".join(said for match in _NUMBERS.finditer(text) for said in _numbered(match.group())):
+            yield numbered
     if " gur " in text or " naq " in text:
         yield codecs.encode(text, "rot13")
     if " eht " in text or " dna " in text:
@@ -70,11 +74,15 @@ def _readings(text: str) -> Iterator[str]:
 
 
 def _lengths_of(tokens: list[str]) -> bytes:
-    lengths = list(map(len, tokens))
     try:
-        return bytes(lengths)
+        return bytes(map(len, tokens))
     except ValueError:
-        return bytes([min(length, 255) for length in lengths])
+        return bytes([min(len(token), 255) for token in tokens])
+
+
+def _count(text: str, signs: bytes) -> int:
+    """Return how many characters of a text are among the ASCII ones of which ``signs`` has all others."""
+    return len(text.encode("utf-8", "replace").translate(None, signs))
 
 
 # Runs of base64 and hexadecimal.
@@ -87,7 +95,7 @@ _URL_SAFE = str.maketrans("-_", "+/")
 _TEXT_BYTES = bytes([9, 10, 13, *range(32, 127)])
 _STRETCH = re.compile(rb"[\t\n\r -~]{12,}")  # by chance in one of some 100,000 random runs
 _MIXED = re.compile(r"(?<![^\s\"'`])[A-Za-z+/_-]{0,15}[0-9][A-Za-z0-9+/_-]{14}")  # a line of a run has a digit early on
-_UNCUT = bytes(range(11))  # lengths of words that are too short to be cut by signs
+_IS_CUT = bytes(length > 11 for length in range(256))  # by length: words that signs may cut
 
 
 def _decoded(text: str) -> Iterator[str]:
@@ -198,6 +206,10 @@ def _spelt(text: str, spelling: re.Pattern[str]) -> Iterator[str]:
 
 # Escapes, numbers, and letters for letters.
 
+_ESCAPES = ("\\", "%", "=", "&", "U+", "0x")  # one stands in every text that _unescaped changes
+_SEAMS = ("<", "**", "`", "\\", "'", '"')
+_DIGITS = bytes(set(range(256)) - set(b"0123456789"))
+
 # Patterns that begin with the sign they look for, so that a text without it is passed over quickly.
 _ESCAPE = re.compile(  # a text that stands inside another one has its backslashes doubled
     r"[\\%=U0](?:(?<=\\)\\{0,3}(?:u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,6})\}|x([0-9a-fA-F]{2})|U([0-9a-fA-F]{8}))"
@@ -214,6 +226,7 @@ _SEAM = re.compile(
 _ROTATED = ("NXVN", "NFVN", "fx-", "tuc_")
 _BACKWARDS = ("AIKA", "AISA", "-ks", "_phg")
 _LEET = re.compile(r"[013457@$](?<=[A-Za-z].)[A-Za-z]")
+_LEET_SIGNS = bytes(set(range(256)) - set(b"013457@$"))
 _LEET_LETTERS = str.maketrans("013457@$", "oieastas")
 
 

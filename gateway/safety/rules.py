@@ -17,12 +17,15 @@ from gateway.safety.plain import plain
 Group = Literal["secrets", "personal_data", "contacts", "deny"]
 
 
+Marks = tuple[tuple[str, tuple[str, ...]], ...]  # each sign with the marks that have it
+
+
 class Rule(NamedTuple):
     """One thing to find. ``marks``: one of these stands in every text that has it."""
 
     name: str
     group: Group
-    marks: tuple[str, ...]
+    marks: Marks
     pattern: re.Pattern[str]
     is_real: Callable[[str], bool] = lambda found: True
 
@@ -30,8 +33,8 @@ class Rule(NamedTuple):
 def find_by_rules(text: str, rules: Iterable[Rule]) -> Iterator[Finding]:
     """Yield what ``rules`` find in a plain text, each rule once."""
     for rule in rules:
-        for mark in rule.marks:
-            if mark in text:
+        for sign, marks in rule.marks:
+            if sign in text and any(map(text.__contains__, marks)):
                 if any(rule.is_real(match.group()) for match in rule.pattern.finditer(text)):
                     yield Finding(rule.name, rule.group)
                 break
@@ -47,7 +50,7 @@ def foldings(text: str) -> set[str]:
     """Return ``text`` without case, runs of space and look-alikes. What a letter looks like may hang on its case, so
     there are two ways."""
     if text.isascii():
-        return {" ".join(text.casefold().split())}
+        return {" ".join(text.lower().split())}
     return {" ".join(one.split()) for one in (plain(text).casefold(), plain(text.casefold()))}
 
 
@@ -148,11 +151,22 @@ _IBAN_LENGTHS = {country: int(length) for country, length in re.findall(r"([A-Z]
 _DATE = re.compile(r"(?:19|20)\d\d[-./ ]|\d{1,2}[-./ ]\d{1,2}[-./ ](?:19|20)\d\d")
 
 
+_USUAL = "zjqxkvbKSACyTPwgfmpcu.-dlhrsinaote "  # signs that texts often have, the rarer ones first
+
+
+def _marks(*marks: str) -> Marks:
+    """Group marks by their rarest sign: to look for one sign takes a tenth of the time of a mark."""
+    by_sign: dict[str, list[str]] = {}
+    for mark in marks:
+        by_sign.setdefault(min(mark, key=_USUAL.find), []).append(mark)
+    return tuple((sign, tuple(its)) for sign, its in by_sign.items())
+
+
 def _secret(name: str, marks: str, pattern: str, is_real: Callable[[str], bool] = lambda found: True) -> Rule:
-    return Rule(name, "secrets", tuple(marks.split()), re.compile(pattern), is_real)
+    return Rule(name, "secrets", _marks(*marks.split()), re.compile(pattern), is_real)
 
 
-_DIGITS = tuple("0123456789")
+_DIGITS = _marks(*"0123456789")
 # A row of digits, spaces and hyphens, or four groups with another sign between.
 _CARD_LIKE = (
     r"(?<![\d.])\d(?:[ -]{0,2}\d){11,31}(?!\d)|(?<!\d)(?<!\d[._/,\n])\d{4}([._/,\n])\d{4}\1\d{4}\1\d{4}(?!\1?\d)"
@@ -176,8 +190,8 @@ RULES = (
     _secret("sendgrid_key", "SG.", _B + r"SG\.[\w-]{16,32}\.[\w-]{16}"),
     _secret("twilio_key", "SK AC", _B + r"(?:SK|AC)[0-9a-f]{32}(?![0-9a-f])"),
     _secret("telegram_token", ":AA", r"(?<!\d)\d{8,10}:AA[\w-]{33}"),
-    _secret("digitalocean_token", "do", r"do[opr]_v1_[0-9a-f]{32}"),
-    _secret("shopify_token", "shp", r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"),
+    _secret("digitalocean_token", "doo_v1_ dop_v1_ dor_v1_", r"do[opr]_v1_[0-9a-f]{32}"),
+    _secret("shopify_token", "shpat_ shpca_ shppa_ shpss_", r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"),
     _secret("databricks_token", "dapi", _B + r"dapi[0-9a-f]{32}"),
     _secret("azure_key", "AccountKey=", r"AccountKey=[A-Za-z0-9+/=]{40}"),
     _secret("jwt", "eyJ", _B + r"eyJ[\w-]{8,300}\.eyJ[\w-]{8}"),
@@ -215,11 +229,11 @@ RULES = (
         is_iban,
     ),
     Rule("us_ssn", "personal_data", _DIGITS, re.compile(r"(?<![\d-])\d{3}([-. ])\d{2}\1\d{4}(?![\d-])"), is_us_ssn),
-    Rule("email", "contacts", ("@",), re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}")),
+    Rule("email", "contacts", _marks("@"), re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}")),
     Rule(
         "email",
         "contacts",
-        tuple(a + at + b for at in ("at", "AT", "@") for a, b in ("()", "[]", "{}", "<>")),
+        _marks(*(a + at + b for at in ("at", "AT", "@") for a, b in ("()", "[]", "{}", "<>"))),
         re.compile(
             r"[\w.+-]{1,64} ?[\[({<](?:at|AT|@)[\])}>] ?[\w-]{1,63}"
             r"(?: ?(?:\.|[\[({<](?:dot|DOT|\.)[\])}>]) ?[\w-]{1,63}){1,8}"
