@@ -64,9 +64,9 @@ def _readings(text: str) -> Iterator[str]:
         yield said
     if any(map(text.__contains__, _SEAMS)) and (said := _SEAM.sub("", text)) != text:
         yield said
-    if not text.isascii() or _count(text, _DIGITS) >= DIGITS:
-        if numbered := "\n".join(said for match in _NUMBERS.finditer(text) for said in _numbered(match.group())):
-            yield numbered
+    lists = _NUMBERS.finditer(text) if not text.isascii() or _count(text, _DIGITS) >= DIGITS else ()
+    if numbered := "\n".join(said for match in lists for said in _numbered(match.group())):
+        yield numbered
     if " gur " in text or " naq " in text:
         yield codecs.encode(text, "rot13")
     if " eht " in text or " dna " in text:

@@ -229,7 +229,12 @@ RULES = (
         is_iban,
     ),
     Rule("us_ssn", "personal_data", _DIGITS, re.compile(r"(?<![\d-])\d{3}([-. ])\d{2}\1\d{4}(?![\d-])"), is_us_ssn),
-    Rule("email", "contacts", _marks("@"), re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}")),
+    Rule(
+        "email",
+        "contacts",
+        _marks("@"),
+        re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}"),
+    ),
     Rule(
         "email",
         "contacts",
