@@ -27,9 +27,11 @@ RUNS_AT_LEAST = 25.0
 # Over lower-case UTF-8: words (bytes of other scripts count as letters), numbers, and signs one by one. A word is cut
 # where it is longer than any language's.
 _WORD = re.compile(rb"[a-z\x80-\xff]{1,40}|[0-9]{1,40}|[^\sa-z0-9\x80-\xff]")
-_NEXT = np.uint32(2654435761)  # Knuth's multiplicative hash: the order of words matters
-_MIX = np.uint32(0x9E3779B1)
-_FNV = np.uint32(16777619)
+# Arrays of one number, which numpy takes faster than numbers.
+_NEXT = np.array(2654435761, np.uint32)  # Knuth's multiplicative hash: the order of words matters
+_MIX = np.array(0x9E3779B1, np.uint32)
+_FNV = np.array(16777619, np.uint32)
+_TO_BUCKET = np.array(32 - BITS, np.uint32)
 _SPACE = 32
 
 Number = TypeVar("Number", np.uint32, np.intp)
@@ -72,7 +74,7 @@ def read_words(singles: npt.NDArray[np.uint32]) -> Reading:
     triples ^= singles[2:]
     hits = np.concatenate((singles, pairs, triples))
     hits *= _MIX
-    hits >>= np.uint32(32 - BITS)
+    hits >>= _TO_BUCKET
     return Reading(*counted(hits))
 
 
