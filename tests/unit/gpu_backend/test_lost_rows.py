@@ -39,7 +39,7 @@ def test_kernel_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> No
 
     for name in ("_attention", "_between_products", "_products", "_sampling"):
         monkeypatch.setattr(kernels, name, cases)
-    ceilings = Ceilings(1e9, 1e9)
+    ceilings = Ceilings(1e9, 1e9), None
     rows = list(kernels._rows({"tiny": TINY_SHAPES["tiny"]}, "", ceilings, CPU, float("inf")))
     late = list(kernels._rows({"tiny": TINY_SHAPES["tiny"]}, "", ceilings, CPU, 0.0))
 
