@@ -204,7 +204,8 @@ def timed(way: Way, load: Sequence[Request]) -> tuple[float, Replies]:
 def measure(ways: dict[str, Way], load: Sequence[Request], rounds: int) -> tuple[dict[str, list[float]], int]:
     """Return the CPU seconds of each round, and how many replies all ways agreed on.
 
-    In each round another way goes first. Random weights have ties that rounding decides, so a reply may differ in the end; more than a few is an error.
+    In each round another way goes first. Random weights have ties that rounding decides, so a reply may differ in the
+    end; more than a few is an error.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     order = list(ways)

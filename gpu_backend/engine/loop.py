@@ -229,7 +229,17 @@ class EngineLoop:
         pooled = iter(result.pooled)
         scored = iter(result.scored)
         counts = iter(gains)
+        more = result.counts or result.logprobs or result.pooled or result.scored or result.failed
+        is_plain = not more and self.scheduler.speculator is None
         for step, sequence, size in zip(plan.sequences, owners, sizes, strict=True):
+            if is_plain and sequence is not None and sequence.first_token is not None and sequence.constraint is None:
+                # As most are: another token of a reply, and nothing else. What follows comes to the same.
+                sequence.gpu_seconds += gpu_seconds_per_token * size
+                if step.samples:
+                    events.append(self._accept_token(sequence, step, next(tokens)))
+                else:  # computed again after it gave way
+                    self.scheduler.advance(sequence, step.start + len(step.token_ids))
+                continue
             gain = next(counts) if step.samples else 0
             new = (next(tokens),) if gain == 1 else tuple(islice(tokens, gain))
             new_logprobs = tuple(islice(logprobs, gain)) if result.logprobs else ()
@@ -253,6 +263,21 @@ class EngineLoop:
             else:
                 self.scheduler.advance(sequence, step.start + len(step.token_ids))
         return events
+
+    def _accept_token(self, sequence: Sequence, step: SequenceStep, token: int) -> Event:
+        sequence.num_awaited -= 1
+        reason = sequence.append(token)
+        self.scheduler.advance(sequence, step.start + len(step.token_ids))
+        return NewTokens(
+            sequence.request_id,
+            sequence.reply_index,
+            (token,),
+            (),
+            reason,
+            sequence.cached_tokens or 0,
+            sequence.gpu_seconds,
+            self._leave(sequence) if reason else None,
+        )
 
     def _accept_tokens(
         self,

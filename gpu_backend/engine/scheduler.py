@@ -223,6 +223,7 @@ class Scheduler:
         sampling = sequence.sampling
         samples = end == len(sequence.token_ids) + sequence.num_awaited and not sequence.pools
         looks_back = samples and sampling.penalises_reply
+        scores = sampling.prompt_logprobs is not None and sequence.unscored_from is not None
         token_ids = (UNKNOWN,) if sequence.num_awaited else tuple(sequence.token_ids[start:end])
         sequence.num_computed = end
         sequence.num_awaited += samples
@@ -238,7 +239,7 @@ class Scheduler:
             sequence.num_prompt,
             array("i", sequence.prompt_token_ids).tobytes() if looks_back and sampling.penalises_prompt else b"",
             sequence.generated() if looks_back else b"",
-            () if sequence.unscored_from is None else sequence.prompt_token_ids[start + 1 : end + 1],
+            sequence.prompt_token_ids[start + 1 : end + 1] if scores else (),
             sequence.constraint if samples else None,
             row=sequence.row,
         )
