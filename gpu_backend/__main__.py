@@ -95,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     cost = "JSON with what a step takes here, or auto: measured at the start; without it nothing is predicted"
     add("--step-cost", metavar="FILE|auto", help=cost)
     add("--batch-patience", type=float, default=engine.batch_patience, metavar="S", help="after it batch work may pass")
+    gives = "after it the tenant that holds most gives a reply's place to one who waits; inf for never"
+    add("--interactive-patience", type=float, default=engine.interactive_patience, metavar="S", help=gives)
     lead = "tokens of service a tenant may be ahead and go next, for what it has cached; a step's if not given"
     add("--cached-lead", type=int, metavar="N", help=lead)
     add("--max-model-len", type=int, metavar="N", help="prompt and reply together; what the model allows if not given")
@@ -145,6 +147,7 @@ def _settings(
         load_format=options.load_format,
         max_batch_tier_tokens=options.max_batch_tier_tokens,
         batch_patience=options.batch_patience,
+        interactive_patience=options.interactive_patience,
         cached_lead=options.cached_lead,
         step_cost=read_step_cost(Path(options.step_cost)) if options.step_cost not in (None, "auto") else None,
         measures_step_cost=options.step_cost == "auto",

@@ -47,6 +47,7 @@ class EngineConfig:
     measures_step_cost: bool = False  # at the start, which takes some seconds, in place of ``step_cost``
     cached_lead: int | None = None  # tokens of service a tenant may be ahead and go next; None: max_num_batched_tokens
     batch_patience: float = 30.0  # seconds without a batch admission, after which interactive work lets one pass
+    interactive_patience: float = 2.0  # seconds, after which who holds most gives a reply's place to who waits
     prefix_caching: bool = True  # False: only the replies of one request share blocks
     protected_cache_share: float = 0.25  # of the KV blocks: what tenants have cached there, no other's work takes
     shared_prefixes: tuple[tuple[int, ...], ...] = ()  # token ids of prompts' beginnings that all tenants may share
@@ -94,6 +95,10 @@ class EngineConfig:
             raise ValueError(f"step_stretch is {self.step_stretch}; it is at least 1")
         if not self.batch_patience >= 0:
             raise ValueError(f"batch_patience is {self.batch_patience}; it is a number of seconds from 0 up")
+        if not self.interactive_patience > 0:
+            raise ValueError(
+                f"interactive_patience is {self.interactive_patience}; it is a number of seconds above 0, inf for never"
+            )
         if not 0 < self.gpu_memory_share <= 1:
             raise ValueError(f"gpu_memory_share is {self.gpu_memory_share}; it is a share between 0 and 1")
         if self.host_kv_bytes < 0:

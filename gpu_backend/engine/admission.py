@@ -11,10 +11,12 @@ from gpu_backend.engine.blocks import BlockManager
 from gpu_backend.engine.fairness import FairQueue
 from gpu_backend.engine.forecast import LengthForecast, highest_use, remaining_tokens
 from gpu_backend.engine.sequence import Sequence
+from gpu_backend.engine.turns import Turns
 
 TIERS = ("interactive", "batch")  # in the order in which they are served
 SPREAD = 0.4  # of the forecast for one reply, as a share of the room; many replies make up for each other
 MOST_MARGIN = 0.1  # of the room, kept free for forecasts that fail
+LOOKS = 16  # at what tenants hold, within one patience
 
 
 class Admission:
@@ -22,7 +24,8 @@ class Admission:
 
     A preempted sequence waits before all newcomers of its tier, in the order of the first admissions. When nobody of
     the batch tier was admitted for ``batch_patience`` seconds, the next of them passes interactive work, and gives way
-    no more.
+    no more. Who has waited for ``interactive_patience`` seconds while another tenant held more goes before all, and
+    replies of that tenant make room.
     """
 
     def __init__(self, config: EngineConfig, blocks: BlockManager, clock: Callable[[], float]) -> None:
@@ -32,6 +35,10 @@ class Admission:
         self._clock = clock
         self._patience = config.batch_patience
         self._max_seqs = config.max_num_seqs
+        self._caps_batch = config.max_batch_tier_tokens is not None
+        self._turns = Turns(config, blocks)
+        self._favoured: Sequence | None = None  # goes next, for it has waited
+        self._look_again = 0.0  # when to see whether anybody has
         self._max_waiting = config.max_waiting
         self._headroom = int(config.interactive_headroom * blocks.num_blocks)
         self._refused: Sequence | None = None  # found no room, and nobody has left since
@@ -59,11 +66,14 @@ class Admission:
 
     def put_back(self, sequence: Sequence) -> None:
         """Let a preempted sequence wait at its place."""
+        sequence.since, sequence.came_by_patience = self._clock(), False
         self.queues[sequence.tier].put_back(sequence)
         self._reconsider()
 
     def remove(self, sequence: Sequence) -> None:
         """Let a waiting sequence go."""
+        if sequence is self._favoured:
+            self._favoured = None
         self.queues[sequence.tier].remove(sequence)
 
     def leave(self, sequence: Sequence) -> None:
@@ -73,20 +83,26 @@ class Admission:
         if sequence.num_generated and not sequence.pools:
             self.forecast.learn(sequence.num_generated)
 
-    def next(self, lets_batch_in: bool = True) -> Sequence | None:
+    def next(self, running: Collection[Sequence], lets_batch_in: bool = True) -> Sequence | None:
         """Return who goes next, or None if nobody waits. Call ``charge`` first.
 
         Batch work that is not let in, for its tier has what it may have, keeps nobody waiting.
         """
+        if self._favoured is not None:
+            return self._favoured
+        aged = self._aged(self._clock()) if lets_batch_in else None
+        if aged is not None:
+            return aged
         interactive, batch = self.queues.values()
-        if not lets_batch_in:
-            return interactive.head()
-        oldest = batch.first()
-        if oldest is not None:
-            oldest.is_aged = self._clock() - max(oldest.arrived, self._batch_admitted) >= self._patience
-            if oldest.is_aged:
-                return oldest
-        return interactive.head() or batch.head()
+        head = interactive.head()
+        if head is None:
+            return batch.head() if lets_batch_in else None
+        if head.made_room and (newcomer := interactive.newcomer()) is not None:
+            shares = self._turns.shares(running)
+            blocks = self._blocks.blocks_for(len(newcomer.token_ids))
+            if newcomer.tenant != head.tenant and shares.of(newcomer, 1, blocks) <= shares.of(head):
+                return newcomer  # what was won for its tenant stays with it while it holds less
+        return head
 
     def before(self, tier: str) -> list[Sequence]:
         """Return everybody who goes before a newcomer of that tier."""
@@ -108,8 +124,11 @@ class Admission:
     def is_room_for(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
         """Whether all who run and this one will fit to their ends, by the forecast; anybody fits alone.
 
-        For interactive work, batch work is no obstacle; batch work leaves the headroom free.
+        For interactive work, batch work is no obstacle; batch work leaves the headroom free. Who has waited for those
+        who run needs no forecast: if they do not fit to their ends, they do not without it.
         """
+        if sequence is self._favoured:
+            return True
         blocks = self._blocks
         yields = _yields(sequence)
         room = blocks.num_blocks - (self._headroom if yields else 0)
@@ -141,12 +160,48 @@ class Admission:
             self._places += 1
             sequence.place = self._places
             queue.charge_prompt(sequence, sequence.remaining)
+        now = self._clock()
+        sequence.since, sequence.num_let_in, sequence.made_room = now, len(sequence.token_ids), False
+        if sequence is self._favoured:
+            self._favoured = None
+            sequence.came_by_patience = True
+            self._turns.note(sequence.tenant, now)
         if sequence.tier == "batch":
-            self._batch_admitted = self._clock()
+            self._batch_admitted = now
 
-    def who_gives_way(self, running: Iterable[Sequence]) -> Sequence:
-        """Choose who loses its blocks: batch work before interactive work, the latest admitted before the earlier."""
-        return max(running, key=lambda sequence: (_yields(sequence), sequence.place))
+    def who_gives_way(self, running: Collection[Sequence]) -> Sequence:
+        """Choose who loses its blocks: batch work before interactive work, the latest admitted before the earlier.
+
+        Where that one had waited for others, it is the latest of the tenant that holds most.
+        """
+        latest = max(running, key=lambda sequence: (_yields(sequence), sequence.place))
+        if not latest.came_by_patience or _yields(latest):
+            return latest
+        shares = self._turns.shares(running)
+        return max(running, key=lambda sequence: (shares.of(sequence), sequence.place))
+
+    def who_makes_room(self, running: Collection[Sequence]) -> list[Sequence]:
+        """Return who leaves for somebody who has waited long enough and now goes next; often nobody."""
+        if not any(map(len, self.queues.values())):
+            return []
+        now = self._clock()
+        if self._favoured is None and now < self._look_again:
+            return []
+        before, self._favoured = self._favoured, None
+        self.charge(running)
+        for sequence in self._impatient(running, now):
+            is_batch = sequence.tier == "batch"
+            free = [] if is_batch else sorted(filter(_yields, running), key=lambda s: s.place, reverse=True)
+            bound = [s for s in running if is_batch or not _yields(s)]
+            leaving = self._turns.make_room(sequence, free, bound, now)
+            if leaving is None or not (leaving or self.lacks_room or sequence is before):
+                continue  # or it gets in as it is
+            self._favoured = sequence
+            if self.was_refused(sequence):
+                self._refused = None
+            return leaving
+        self._look_again = now + self._turns.patience / LOOKS
+        return []
 
     def who_yields(self, running: Iterable[Sequence]) -> list[Sequence]:
         """Return batch work that must leave so that the interactive request that goes next has room; none if it cannot.
@@ -173,6 +228,25 @@ class Admission:
         everyone = list(admitted)
         for tier, queue in self.queues.items():
             queue.check(sequence for sequence in everyone if sequence.tier == tier)
+
+    def _impatient(self, running: Collection[Sequence], now: float) -> list[Sequence]:
+        """Return those who may go next and have waited for their patience: aged batch work, then the longest first."""
+        interactive = self.queues["interactive"]
+        newcomer = interactive.newcomer()
+        waiting = [*interactive.returning(), *([newcomer] if newcomer else [])]
+        impatient = sorted((s for s in waiting if now - s.since >= self._turns.patience), key=lambda s: s.since)
+        aged = self._aged(now)
+        if aged is None or (self._caps_batch and any(s.tier == "batch" for s in running)):
+            return impatient
+        return [aged, *impatient]
+
+    def _aged(self, now: float) -> Sequence | None:
+        """Return the next of the batch tier, if it passes interactive work."""
+        oldest = self.queues["batch"].first()
+        if oldest is None:
+            return None
+        oldest.is_aged = now - max(oldest.arrived, self._batch_admitted) >= self._patience
+        return oldest if oldest.is_aged else None
 
     def _reconsider(self) -> None:
         self._refused = None

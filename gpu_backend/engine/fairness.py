@@ -116,20 +116,28 @@ class FairQueue:
 
     def first(self) -> Sequence | None:
         """Return whose turn it is, whatever is cached, or None if nobody waits."""
-        if self._returning:
-            return self._returning[0]
+        return self._returning[0] if self._returning else self.newcomer()
+
+    def newcomer(self) -> Sequence | None:
+        """Return the newcomer whose turn it would be if nobody had been preempted, whatever is cached."""
         account = self._least_served()
         return account.line[0] if account else None
+
+    def returning(self) -> list[Sequence]:
+        """Return the first of each tenant of those who were preempted."""
+        return list({sequence.tenant: sequence for sequence in reversed(self._returning)}.values())
 
     def reconsider(self) -> None:
         """Look at the next call of ``head`` who goes next: what is cached has changed, or who waits."""
         self._choice = None
 
     def pop(self, sequence: Sequence, most_tokens: int) -> None:
-        """Take the head or the first out. A newcomer may generate ``most_tokens``; call ``charge_prompt`` for it."""
-        if self._returning:
-            first = self._returning.pop(0)
-            assert first is sequence, "somebody else goes next"
+        """Take one out who was preempted, or the newcomer whose turn it is, nearly.
+
+        A newcomer may generate ``most_tokens``; call ``charge_prompt`` for it.
+        """
+        if sequence.place:
+            self._returning.remove(sequence)
             return
         least, account = self._least_served(), self._accounts[sequence.tenant]
         assert least and self._may_go(account, least), "somebody else goes next"

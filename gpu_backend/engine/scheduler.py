@@ -44,6 +44,7 @@ class Scheduler:
         self.speculator = speculator
         self.admission = Admission(config, blocks, clock)
         self.num_preemptions = 0
+        self.num_made_room = 0  # preemptions for somebody who had waited for long
         self.num_swaps = 0  # preemptions by a copy to host memory
         self.prompt_tokens_seen = 0
         self.prompt_tokens_found = 0
@@ -116,9 +117,13 @@ class Scheduler:
         that somebody must give way first, and is to be asked for again when all tokens are known.
         """
         yielding = self.admission.who_yields(self._running.values())
-        if yielding and not may_preempt:
+        leaving = yielding or self.admission.who_makes_room(self._running.values())
+        if leaving and not may_preempt:
             return None
-        for sequence in yielding:
+        for sequence in leaving:
+            if not yielding:
+                sequence.made_room = True
+                self.num_made_room += 1
             self._preempt(sequence)
         preemptions = self.num_preemptions
         block_size = self.blocks.block_size
@@ -345,7 +350,7 @@ class Scheduler:
     def _next_to_admit(self, budget: StepBudget) -> Sequence | None:
         """Return who is to be tried next, if there is a slot and some budget left."""
         lets_in = len(self._running) < self._max_seqs and budget.allows("interactive")
-        sequence = self.admission.next(budget.admits_batch) if lets_in else None
+        sequence = self.admission.next(self._running.values(), budget.admits_batch) if lets_in else None
         if sequence and not self.admission.was_refused(sequence):
             return sequence
         return None

@@ -57,6 +57,10 @@ class Sequence:
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
     place: int = 0  # in the order of first admissions; 0 before it
     is_aged: bool = False  # batch work that waited so long that it gives way no more
+    since: float = 0.0  # clock reading since when it waits, or runs
+    num_let_in: int = 0  # tokens it had when it last got blocks
+    came_by_patience: bool = False  # it runs because it had waited, past those who went before it
+    made_room: bool = False  # it waits because it gave way to such a one
     num_charged: int = 0  # tokens up to which its tenant's account is charged
     promised: int = 0  # tokens that it may still generate, as its tenant's account has it
     followers: list[Sequence] = field(default_factory=list)  # replies that wait to share this one's prompt
@@ -74,6 +78,7 @@ class Sequence:
     def __post_init__(self) -> None:
         if not self.token_ids:
             self.token_ids = list(self.prompt_token_ids)
+        self.since = self.arrived
 
     @property
     def num_prompt(self) -> int:

@@ -261,6 +261,10 @@ class _EngineCollector:
         yield self._count(
             "vllm:num_preemptions", "Replies that lost their blocks.", load.counters.get("preemptions", 0.0)
         )
+        made_room = load.counters.get("made_room", 0.0)
+        yield self._count(
+            "tollgate_engine_made_room", "Of these, for a tenant that held less and had waited.", made_room
+        )
         yield self._count("tollgate_engine_swaps", "Of these, copied to host memory.", load.counters.get("swaps", 0.0))
         if "drafts" in load.counters:
             yield from self._speculation(load.counters)

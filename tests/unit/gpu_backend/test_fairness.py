@@ -202,20 +202,32 @@ tenants = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(tenants, st.integers(1, 6), st.integers(24, 80), st.integers(0, 30), st.sampled_from([0, 20, 200, None]))
+@given(
+    tenants,
+    st.integers(1, 6),
+    st.integers(24, 80),
+    st.integers(0, 30),
+    st.sampled_from([0, 20, 200, None]),
+    st.sampled_from([0.1, 0.5, 2.0]),
+)
 def test_service_gap_stays_within_the_derived_bound(
     loads: list[tuple[float, int, int, int, bool, int]],
     max_num_seqs: int,
     num_blocks: int,
     spare: int,
     lead: int | None,
+    patience: float,
 ) -> None:
-    """Whatever tenants ask, and however short blocks are: any two with requests waiting are served alike.
+    """Whatever tenants ask, however short blocks are, whoever makes room: any two with requests waiting are served alike.
 
     Counters drift apart by no more than ``bound``, and the service over any interval by no more than twice that.
     """
     target = replica(
-        num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_seqs + spare + 1, cached_lead=lead
+        num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + spare + 1,
+        cached_lead=lead,
+        interactive_patience=patience,
     )
     ledger = Ledger(target)
     for tenth in range(21):
