@@ -218,7 +218,7 @@ def test_service_gap_stays_within_the_derived_bound(
     lead: int | None,
     patience: float,
 ) -> None:
-    """Whatever tenants ask, however short blocks are, whoever makes room: any two with requests waiting are served alike.
+    """Whatever tenants ask, however short blocks are, whoever makes room: any two who wait are served alike.
 
     Counters drift apart by no more than ``bound``, and the service over any interval by no more than twice that.
     """
