@@ -15,12 +15,19 @@ from msgspec import Struct
 
 from gateway.safety.classifier import KINDS
 from gateway.safety.training.ordinary import ordinary_prompts
+from gateway.safety.training.work import work_texts
+from gateway.safety.training.work_judged import judged_texts
+from gateway.safety.training.written import written_prompts
 
 # What a text is: an attack on a model, a request for harm, a harmless request that looks like one, an everyday prompt,
 # and a text to moderate that breaks OpenAI's content policy or keeps it.
 Task = Literal["attack", "harm", "benign", "everyday", "breaks", "keeps"]
 
 COLUMNS = {"S": 0, "H": 1, "HR": 2, "V": 3, "SH": 4, "S3": 5, "H2": 6, "V2": 7}  # of the moderation set, in KINDS
+WRITTEN = "written"  # the source of prompts written for this project, beside short everyday ones
+WORK = "work"  # the source of everyday text of work that is fitted
+OURS = (WRITTEN, WORK)
+JUDGED_WORK = "work, "  # begins the sources of such text that is not
 JUDGED_ONLY = "NC"  # in a licence: rows that no shipped weights may be fitted on
 
 
@@ -51,7 +58,7 @@ class Examples(Struct, frozen=True):
 
 def read_examples(folder: Path) -> Examples:
     """Read ``safety/`` and ``routing/`` of the data folder: gzipped CSV files, as their names there say."""
-    rows = list(_requests(folder)) + list(_moderation(folder)) + list(_everyday(folder))
+    rows = [*_requests(folder), *_moderation(folder), *_everyday(folder), *_ours(folder)]
     return Examples(
         [row[0] for row in rows],
         np.array([row[1] for row in rows]),
@@ -87,6 +94,16 @@ def _everyday(folder: Path) -> Iterator[Row]:
             yield row["prompt"], "everyday", row["domain"], UNKNOWN, True
     for prompt in ordinary_prompts():
         yield prompt, "everyday", "ordinary", UNKNOWN, True
+
+
+def _ours(folder: Path) -> Iterator[Row]:
+    tasks: dict[str, Task] = {"harm": "harm", "everyday": "everyday"}
+    for prompt, task in written_prompts():
+        yield prompt, tasks[task], WRITTEN, UNKNOWN, True
+    for text, _ in work_texts():
+        yield text, "everyday", WORK, UNKNOWN, True
+    for text, kind in judged_texts(folder):
+        yield text, "everyday", JUDGED_WORK + kind, UNKNOWN, False
 
 
 def _read(path: Path) -> Iterator[dict[str, str]]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sklearn.metrics import average_precision_score
 
 from gateway.safety.classifier import HEADS
-from gateway.safety.training.dataset import Examples, Task, read_examples
+from gateway.safety.training.dataset import JUDGED_WORK, OURS, WRITTEN, Examples, Task, read_examples
 from gateway.safety.training.fit import FittedSafety, Floats, held_out_logits, operating_points
 from gateway.safety.training.windows import Windows, windows_of
 
@@ -34,7 +34,9 @@ def main() -> None:
     arguments = parser.parse_args()
     examples = read_examples(arguments.data)
     windows = windows_of(examples.texts)
-    print("\n".join(report_lines(examples, held_out_logits(examples, windows))), flush=True)
+    logits = held_out_logits(examples, windows)
+    theirs = ~np.isin(examples.source, OURS)  # what we wrote to be fitted proves nothing
+    print("\n".join(report_lines(examples.take(theirs), logits[theirs])), flush=True)
     if arguments.strangers:
         for line in stranger_lines(examples, windows):
             print(line, flush=True)
@@ -47,11 +49,14 @@ def report_lines(examples: Examples, logits: Floats) -> Iterator[str]:
     scores = above[:, :3].max(axis=1)
     chosen_on = (examples.task == "benign") & ~examples.is_judged
     threshold = float(np.quantile(scores[chosen_on], 1 - HARD_FLAGGED))
+    judging = (examples.task == "benign") & examples.is_judged
+    exact = float(np.quantile(scores[judging], 1 - HARD_FLAGGED))
     yield "| found where 5 % of hard benign prompts are flagged | rows | share [95 %] | at 0.5 | chosen on |"
     yield "|---|---|---|---|---|"
     wanted: tuple[Task, ...] = ("attack", "harm")
     for task in wanted:
         yield _row(f"{task}, mean over sources", examples, scores, examples.task == task, threshold)
+        yield _row(f"{task}, where 5 % of the judging ones are", examples, scores, examples.task == task, exact)
         for source in np.unique(examples.source[examples.task == task]):
             chosen = (examples.task == task) & (examples.source == source)
             yield _row(f"{task}: {source}", examples, scores, chosen, threshold)
@@ -64,7 +69,11 @@ def report_lines(examples: Examples, logits: Floats) -> Iterator[str]:
     fitted = everyday & examples.may_be_fitted & ~written
     yield _row("everyday, fitted sources", examples, scores, fitted, threshold, pooled=True)
     yield _row("everyday, short ones of our own", examples, scores, written, threshold)
-    yield _row("everyday, a source never fitted", examples, scores, everyday & ~examples.may_be_fitted, threshold)
+    work = np.char.startswith(examples.source, JUDGED_WORK)
+    unseen = everyday & ~examples.may_be_fitted & ~work
+    yield _row("everyday, a source never fitted", examples, scores, unseen, threshold)
+    for source in np.unique(examples.source[work]):
+        yield _row(f"everyday {source}", examples, scores, examples.source == source, threshold)
     for kept in ("breaks", "keeps"):
         chosen = (examples.task == kept) & (examples.source == "openai_moderation")
         yield _row(f"openai_moderation, {kept} the policy", examples, scores, chosen, threshold)
@@ -84,7 +93,7 @@ def stranger_lines(examples: Examples, windows: Windows) -> Iterator[str]:
     yield "|---|---|---|"
     wanted: tuple[Task, ...] = ("attack", "harm")
     for task in wanted:
-        for source in np.unique(examples.source[examples.task == task]):
+        for source in np.unique(examples.source[(examples.task == task) & (examples.source != WRITTEN)]):
             kin = {source, KIN.get(source, source), *(one for one, other in KIN.items() if other == source)}
             hidden = (examples.task == task) & np.isin(examples.source, sorted(kin))
             judged = (examples.task == task) & (examples.source == source)

@@ -16,7 +16,7 @@ from sklearn.model_selection import StratifiedKFold
 
 from gateway.safety.classifier import FORMAT, HEADS, KINDS, MANIFEST, OF_RUNS, OF_WORDS, WEIGHTS
 from gateway.safety.features import RUNS_AT_LEAST, WORDS_AT_LEAST
-from gateway.safety.training.dataset import Examples, Task, read_examples
+from gateway.safety.training.dataset import OURS, WRITTEN, Examples, Task, read_examples
 from gateway.safety.training.windows import Windows, windows_of
 from router.artifact import write_artifact
 
@@ -41,8 +41,10 @@ ASKED: dict[str, tuple[Task, tuple[Task, ...]]] = {
     "harm": ("harm", ("benign", "everyday", "keeps")),
     "any": ("breaks", ("keeps", "benign", "everyday")),
 }
+# What was written for this project and says nothing about what a head is to find.
+NOT_SHOWN = {"attack": (WRITTEN,), "any": OURS}
 # The share of hard benign prompts that each head may flag; together they flag about 5 %.
-MAY_FLAG = {"attack": 0.040, "harm": 0.012, "any": 0.002}
+MAY_FLAG = {"attack": 0.041, "harm": 0.010, "any": 0.002}
 
 Floats = npt.NDArray[np.float64]
 
@@ -72,8 +74,9 @@ class FittedSafety:
         words = _shortened(self._words.fit_transform(windows.words), WORDS_AT_LEAST)
         spread = np.asarray((windows.lexis > 0).sum(axis=0)).ravel()
         self._common = [windows.lexicon[word] for word in np.argsort(-spread, kind="stable")[:COMMON]]
-        said = ((windows.lexis @ windows.runs) > 0).sum(axis=0)
-        self._run_idf = np.log((1 + len(windows.owner)) / (1 + np.asarray(said).ravel())) + 1
+        moderating = windows.lexis[~np.isin(examples.source, OURS)[windows.owner]]
+        said = ((moderating @ windows.runs) > 0).sum(axis=0)
+        self._run_idf = np.log((1 + moderating.shape[0]) / (1 + np.asarray(said).ravel())) + 1
         runs = self._read_runs(windows)
         share = 1 / np.bincount(windows.owner, minlength=len(examples))[windows.owner]  # of its text that a window is
         for name in heads:
@@ -154,7 +157,8 @@ def _targets(examples: Examples, name: str) -> tuple[npt.NDArray[np.bool_], npt.
         return wanted, wanted | (known == 0) | np.isin(examples.task, ("keeps", "benign"))
     positive, negatives = ASKED[name]
     wanted = examples.task == positive
-    return wanted, wanted | np.isin(examples.task, negatives)
+    others = np.isin(examples.task, negatives)
+    return wanted, wanted | (others & ~np.isin(examples.source, NOT_SHOWN.get(name, ())))
 
 
 def _fit_head(features: csr_matrix, wanted: npt.NDArray, share: Floats, name: str) -> Head:
@@ -175,7 +179,8 @@ def _fit_head(features: csr_matrix, wanted: npt.NDArray, share: Floats, name: st
 def _counts(examples: Examples, name: str) -> Floats:
     """Return how much each text counts in the fit of a head."""
     if name in OF_WORDS:
-        return np.where(examples.task == "everyday", COUNTS[name], 1.0)
+        often = (examples.task == "everyday") & (examples.source != WRITTEN)
+        return np.where(often, COUNTS[name], 1.0)
     is_other = ~np.isin(examples.task, ("breaks", "keeps"))
     counts: Floats = np.where(is_other, OTHERS_COUNT, np.where(examples.source == SURGE, SURGE_COUNTS, 1.0))
     return counts
