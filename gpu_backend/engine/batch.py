@@ -53,10 +53,10 @@ def build_batch(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch
     starts = [starts[i] for i in order]
     tables = [step.block_table for step in steps]
     token_ids = list(chain.from_iterable([step.token_ids for step in steps]))
-    places, slots, fresh = _places(starts, query_lens, tables, grouping.block_size)
+    positions, slots, fresh = _positions_and_slots(starts, query_lens, tables, grouping.block_size)
     fresh = fresh if isinstance(grouping, Grouping) else []  # kernels read no further than is written
     samplers = [step for step in steps if step.samples]
-    columns = token_ids, places, slots, [step.row for step in samplers], fresh
+    columns = token_ids, positions, slots, [step.row for step in samplers], fresh
     on_device = integers(list(chain(*columns)), device).split(list(map(len, columns)))
     parts = copies.parts if copies is not None else []
     for part in parts:
@@ -102,7 +102,7 @@ def token_by_token(batch: Batch) -> Iterator[Batch]:
         )
 
 
-def _places(
+def _positions_and_slots(
     starts: list[int], query_lens: list[int], tables: list[tuple[int, ...]], size: int
 ) -> tuple[list[int], list[int], list[int]]:
     """Return each token's position and slot, and the blocks that are first written here, but not filled.

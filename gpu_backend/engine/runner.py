@@ -289,6 +289,7 @@ class Runner:
             self.dtype,
             window=max(model.windows),
             batch_invariant=self._batch_invariant,
+            cache_dtype=self._cache_dtype,
         )
 
     def _layouts(self, model: ModelConfig, max_model_len: int) -> PagedLayouts:

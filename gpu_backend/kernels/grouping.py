@@ -17,7 +17,7 @@ from gpu_backend.kernels.side_by_side import SideBySide
 WASTE_SHARE = 0.25
 DECODES_WASTE_SHARE = 1.0  # with one query each nothing but the mask is padded
 WASTE_ALLOWED = 64  # query rows × blocks
-COPIED_SHARE = 0.5  # of the cache: as many tokens at most are kept side by side, too
+COPIED_SHARE = 0.5  # of the cache's bytes: as many at most do copies take that lie side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class Grouping:
     """Makes the groups of each step. ``null_block`` is one that holds zeros for ever; it pads the block tables.
 
     ``window`` is how many tokens a query looks back to, itself included, in layers with a sliding window; 0: no such.
-    ``batch_invariant`` groups nothing: each query has a call of its own.
+    ``batch_invariant`` groups nothing: each query has a call of its own. ``cache_dtype`` is what the cache keeps
+    numbers as, if not as ``dtype``.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Grouping:
         dtype: torch.dtype,
         window: int = 0,
         batch_invariant: bool = False,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.block_size = block_size
         self._null_block = null_block
@@ -61,7 +63,8 @@ class Grouping:
         self._batch_invariant = batch_invariant
         # A window's queries see few blocks, and where nothing is grouped, nothing is multiplied side by side.
         plain = window == 0 and not batch_invariant
-        tokens = int(COPIED_SHARE * null_block) * block_size
+        share = COPIED_SHARE * (cache_dtype or dtype).itemsize / dtype.itemsize
+        tokens = int(share * null_block) * block_size
         self.side_by_side = SideBySide(tokens, null_block, block_size, dtype) if plain else None
         # The mask of position p is the window of this row that begins p + 1 before the first -inf.
         self._reach = -(-max_model_len // block_size) * block_size

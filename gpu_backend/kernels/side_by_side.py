@@ -117,7 +117,7 @@ class SideBySide:
 
     def __init__(self, most_tokens: int, null_block: int, block_size: int, dtype: torch.dtype) -> None:
         self.parts: list[Part] = []
-        self._rooms = Rooms(most_tokens, dtype)
+        self.rooms = Rooms(most_tokens, dtype)
         self._null_block = null_block
         self._block_size = block_size
         self._order: list[int] = []
@@ -188,7 +188,7 @@ class SideBySide:
         offset = 0
         for some in _cut(decodes):
             width = some[-1][1] + GROWTH
-            fitting = some[: (self._rooms.tokens - offset) // width]
+            fitting = some[: (self.rooms.tokens - offset) // width]
             self._is_full = len(fitting) < len(some)
             if fitting:
                 self.parts.append(self._part(fitting, offset, width))
@@ -206,9 +206,9 @@ class SideBySide:
         ends = torch.arange(len(tokens)) * width + lens - 1
         mask = None
         if tokens[0] < tokens[-1]:
-            mask = torch.zeros(len(tokens), 1, 1, width, dtype=self._rooms.dtype)
+            mask = torch.zeros(len(tokens), 1, 1, width, dtype=self.rooms.dtype)
             mask.masked_fill_(torch.arange(width) >= lens[:, None, None, None], -torch.inf)
-        place = (self._rooms, offset, width)
+        place = (self.rooms, offset, width)
         return Part(owners, tokens, *place, integers(list(padded), CPU), ends, mask, longest=tokens[-1])
 
 

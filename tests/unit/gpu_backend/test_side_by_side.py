@@ -147,3 +147,13 @@ def test_no_more_is_copied_than_there_is_room_for() -> None:
     copied = [num_copied(house.step(dict.fromkeys(range(8), 1))) for _ in range(4)]
 
     assert copied == [0, 2, 2, 2]
+
+
+def test_copies_of_a_float8_cache_take_no_more_bytes() -> None:
+    """A number takes four bytes beside a cache where it takes one, so a fourth as many tokens are copied."""
+    half, eighth = (
+        Grouping(SIZE, 800, 1000, CPU, torch.float32, cache_dtype=dtype).side_by_side for dtype in (None, torch.uint8)
+    )
+
+    assert half is not None and eighth is not None
+    assert (half.rooms.tokens, eighth.rooms.tokens) == (400 * SIZE, 100 * SIZE)
