@@ -83,7 +83,11 @@ def create_app(
         exception_handlers={Exception: render_error},
         request_max_body_size=LARGEST_BODY,
         openapi_config=OpenAPIConfig(
-            title="Tollgate", version=VERSION, path="/openapi", render_plugins=[JsonRenderPlugin()]
+            title="Tollgate",
+            version=VERSION,
+            path="/openapi",
+            render_plugins=[JsonRenderPlugin()],
+            use_handler_docstrings=True,
         ),
         on_app_init=[_without_chatter],
     )

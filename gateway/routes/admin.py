@@ -26,7 +26,7 @@ USUAL_PAGE = 100
 LONGEST_PAGE = 1000
 
 
-@post("/admin/teams", guards=[admin_guard], status_code=201, summary="Create a team")
+@post("/admin/teams", guards=[admin_guard], status_code=201, summary="Create a team", takes=NewTeam)
 async def post_team(request: AnyRequest) -> Response[bytes]:
     """Create a team with its limits; each limit is optional: absent or null is none."""
     services = services_of(request)
@@ -37,10 +37,10 @@ async def post_team(request: AnyRequest) -> Response[bytes]:
     return answer(team_view(record), 201)
 
 
-@get("/admin/teams", guards=[admin_guard], summary="List the teams")
+@get("/admin/teams", guards=[admin_guard], summary="List the teams", query=("after", "limit"))
 async def get_teams(request: AnyRequest) -> Response[bytes]:
     """List teams in the order of their ids. ``after``: the last id of the page before; ``limit``: at most 1000."""
-    query, limit = read_query(request, "after")
+    query, limit = read_query(request)
     async with services_of(request).database.begin() as connection:
         records = await list_teams(connection, after=query.get("after"), limit=limit + 1)
     return answer(list_view([team_view(record) for record in records], limit))
@@ -53,7 +53,7 @@ async def get_one_team(request: AnyRequest, team_id: FromPath[str]) -> Response[
         return answer(team_view(await get_team(connection, team_id)))
 
 
-@patch("/admin/teams/{team_id:str}", guards=[admin_guard], summary="Change a team")
+@patch("/admin/teams/{team_id:str}", guards=[admin_guard], summary="Change a team", takes=TeamPatch)
 async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
     """Change what the body names and leave the rest; null takes a limit away, ``suspended`` shuts the team out."""
     services = services_of(request)
@@ -64,7 +64,7 @@ async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[by
     return answer(team_view(record))
 
 
-@post("/admin/keys", guards=[admin_guard], status_code=201, summary="Create a key")
+@post("/admin/keys", guards=[admin_guard], status_code=201, summary="Create a key", takes=NewKey)
 async def post_key(request: AnyRequest) -> Response[bytes]:
     """Create a key of a team. The answer is the only one that ever shows it."""
     services = services_of(request)
@@ -74,10 +74,10 @@ async def post_key(request: AnyRequest) -> Response[bytes]:
     return answer(made_view(made, now_of(request)), 201)
 
 
-@get("/admin/keys", guards=[admin_guard], summary="List the keys")
+@get("/admin/keys", guards=[admin_guard], summary="List the keys", query=("after", "team_id", "limit"))
 async def get_keys(request: AnyRequest) -> Response[bytes]:
     """List keys, of one team with ``team_id``; never the keys themselves."""
-    query, limit = read_query(request, "after", "team_id")
+    query, limit = read_query(request)
     async with services_of(request).database.begin() as connection:
         if "team_id" in query:
             await get_team(connection, query["team_id"])
@@ -92,7 +92,13 @@ async def get_one_key(request: AnyRequest, key_id: FromPath[str]) -> Response[by
         return answer(key_view(await get_key(connection, key_id), now_of(request)))
 
 
-@post("/admin/keys/{key_id:str}/rotate", guards=[admin_guard], status_code=201, summary="Rotate a key")
+@post(
+    "/admin/keys/{key_id:str}/rotate",
+    guards=[admin_guard],
+    status_code=201,
+    summary="Rotate a key",
+    takes=Rotation | None,
+)
 async def post_rotation(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
     """Make a key like this one; this one works for ``overlap`` (24h) longer. An overlap of 0 ends it at once."""
     services = services_of(request)
@@ -113,10 +119,15 @@ async def delete_key(request: AnyRequest, key_id: FromPath[str]) -> Response[byt
     return answer(key_view(record, now_of(request)))
 
 
-@get("/admin/audit-log", guards=[admin_guard], summary="Read the audit log")
+@get(
+    "/admin/audit-log",
+    guards=[admin_guard],
+    summary="Read the audit log",
+    query=("before", "team_id", "action", "limit"),
+)
 async def get_audit_log(request: AnyRequest) -> Response[bytes]:
     """List what admins did and what the safety checks found, newest first. ``before``: the last id already seen."""
-    query, limit = read_query(request, "before", "team_id", "action")
+    query, limit = read_query(request)
     before = read_whole(query["before"], "before", 1, 2**63 - 1) if "before" in query else None
     async with services_of(request).database.begin() as connection:
         entries = await list_acts(
@@ -155,20 +166,21 @@ def now_of(request: AnyRequest) -> datetime:
     return datetime.fromtimestamp(services_of(request).clock.now(), UTC)
 
 
-def read_query(request: AnyRequest, *known: str) -> tuple[dict[str, str], int]:
-    """Return the query's parameters and the page's length. Raises BadRequest for one that is none of ``known``."""
-    query = read_parameters(request, *known, "limit")
+def read_query(request: AnyRequest) -> tuple[dict[str, str], int]:
+    """Return the query's parameters and the page's length. Raises BadRequest."""
+    query = read_parameters(request)
     limit = read_whole(query["limit"], "limit", 1, LONGEST_PAGE) if "limit" in query else USUAL_PAGE
     return query, limit
 
 
-def read_parameters(request: AnyRequest, *known: str) -> dict[str, str]:
-    """Return the query's parameters; each is one of ``known`` and comes once. Raises BadRequest."""
+def read_parameters(request: AnyRequest) -> dict[str, str]:
+    """Return the query's parameters; each is one of its handler's ``query`` and comes once. Raises BadRequest."""
+    known = request.route_handler.opt.get("query", ())
     query: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in known:
             raise BadRequest(
-                f"Unknown query parameter '{name[:50]}'. Known here: {', '.join(known)}.",
+                f"Unknown query parameter '{name[:50]}'. Known here: {', '.join(known) or 'none'}.",
                 param=name[:50],
                 code="unknown_parameter",
             )

@@ -44,7 +44,7 @@ def caller_of(request: AnyRequest) -> Caller:
     return caller
 
 
-@post("/v1/batch", guards=[team_guard], status_code=202, summary="Submit a batch")
+@post("/v1/batch", guards=[team_guard], status_code=202, summary="Submit a batch", takes=NewBatch)
 async def post_batch(request: AnyRequest) -> Response[bytes]:
     """Take up to 50,000 requests to one endpoint, to be answered within 24 hours at batch prices."""
     new = decode_batch(await request.body())
@@ -64,7 +64,7 @@ def decode_batch(body: bytes) -> NewBatch:
     return replace(decode(body.replace(bytes(requests), b"[]", 1), NewBatch), requests=each)
 
 
-@get("/v1/batch", guards=[team_guard], summary="List batches")
+@get("/v1/batch", guards=[team_guard], summary="List batches", query=("after", "limit"))
 async def get_batches(request: AnyRequest) -> Response[bytes]:
     """List the team's batches, newest first. ``after``: the last id of the page before; ``limit``: at most 1000."""
     return await _list(request, batch_view)
@@ -95,14 +95,14 @@ async def post_cancel(request: AnyRequest, batch_id: FromPath[str]) -> Response[
     return await _cancel(request, batch_id, batch_view)
 
 
-@post("/v1/batches", guards=[team_guard], status_code=200, summary="Create a batch of a file")
+@post("/v1/batches", guards=[team_guard], status_code=200, summary="Create a batch of a file", takes=NewOpenAIBatch)
 async def post_openai_batch(request: AnyRequest) -> Response[bytes]:
     """Take the requests of an uploaded file, OpenAI's way."""
     new = decode(await request.body(), NewOpenAIBatch)
     return answer(openai_view(await submit_file(services_of(request), caller_of(request), new)))
 
 
-@get("/v1/batches", guards=[team_guard], summary="List batches, OpenAI's way")
+@get("/v1/batches", guards=[team_guard], summary="List batches, OpenAI's way", query=("after", "limit"))
 async def get_openai_batches(request: AnyRequest) -> Response[bytes]:
     """List the team's batches, newest first."""
     return await _list(request, openai_view)
@@ -126,7 +126,7 @@ async def _show(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes
 
 
 async def _list(request: AnyRequest, view: Any) -> Response[bytes]:
-    query, limit = read_query(request, "after")
+    query, limit = read_query(request)
     async with services_of(request).database.begin() as connection:
         team_id = caller_of(request).team.id
         found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1)

@@ -14,7 +14,7 @@ from gateway.answering.reply import Reply
 from gateway.auth import team_guard
 from gateway.providers.base import WholeReply
 from gateway.replies import ReplyResponse
-from gateway.routes.inference import read_call, require, require_between, services_of
+from gateway.routes.inference import Options, read_call, require, require_between, services_of
 from protocol.chat import ChatReply, ChatRequest, Choice, Reasoning
 from protocol.errors import BadRequest, ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
@@ -22,7 +22,14 @@ from protocol.sse import DONE, encode_event
 from protocol.usage import Usage
 
 
-@post("/v1/chat/completions", guards=[team_guard], status_code=200, summary="Answer a conversation")
+@post(
+    "/v1/chat/completions",
+    guards=[team_guard],
+    status_code=200,
+    summary="Answer a conversation",
+    takes=ChatRequest,
+    options=Options,
+)
 async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     """Answer the last turn of a conversation, whole or as a stream of chunks."""
     call = await read_call(request, ChatRequest, "chat.completions")

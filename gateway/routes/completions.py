@@ -13,7 +13,7 @@ from gateway.auth import team_guard
 from gateway.providers.base import WholeReply
 from gateway.replies import ReplyResponse
 from gateway.routes.chat import check_sampling, usage_object
-from gateway.routes.inference import read_call, require, require_between, services_of
+from gateway.routes.inference import Options, read_call, require, require_between, services_of
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
@@ -21,7 +21,14 @@ from protocol.sse import DONE, encode_event
 from protocol.usage import Usage
 
 
-@post("/v1/completions", guards=[team_guard], status_code=200, summary="Complete a text")
+@post(
+    "/v1/completions",
+    guards=[team_guard],
+    status_code=200,
+    summary="Complete a text",
+    takes=CompletionRequest,
+    options=Options,
+)
 async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     """Go on from a prompt, whole or as a stream of chunks."""
     call = await read_call(request, CompletionRequest, "completions")

@@ -15,7 +15,7 @@ from gateway.teams import get_team
 from protocol.decoding import decode
 
 
-@post("/admin/corrections", guards=[admin_guard], status_code=201, summary="Book a correction")
+@post("/admin/corrections", guards=[admin_guard], status_code=201, summary="Book a correction", takes=NewCorrection)
 async def post_correction(request: AnyRequest) -> Response[bytes]:
     """Book tokens and dollars, signed, beside a team's calls of a UTC day. Entries are only added, never changed."""
     services = services_of(request)
@@ -31,13 +31,18 @@ async def post_correction(request: AnyRequest) -> Response[bytes]:
     return answer(correction_view(booked), 201)
 
 
-@get("/admin/corrections", guards=[admin_guard], summary="List the corrections")
+@get(
+    "/admin/corrections",
+    guards=[admin_guard],
+    summary="List the corrections",
+    query=("team_id", "from", "to", "before", "limit"),
+)
 async def get_corrections(request: AnyRequest) -> Response[bytes]:
     """List corrections, newest first: of one team with ``team_id``, of corrected days from ``from`` to ``to``.
 
     ``before``: the last id already seen.
     """
-    query, limit = read_query(request, "team_id", "from", "to", "before")
+    query, limit = read_query(request)
     first, last = (read_day(query[name], name) if name in query else None for name in ("from", "to"))
     before = read_uuid(query["before"], "before") if "before" in query else None
     async with services_of(request).database.begin() as connection:

@@ -15,14 +15,21 @@ from gateway.answering.reply import Reply
 from gateway.auth import team_guard
 from gateway.providers.base import WholeReply
 from gateway.replies import ReplyResponse
-from gateway.routes.inference import read_call, require, require_between, services_of
+from gateway.routes.inference import Options, read_call, require, require_between, services_of
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.errors import ServiceError
 from protocol.events import Event
 from protocol.usage import Usage
 
 
-@post("/v1/embeddings", guards=[team_guard], status_code=200, summary="Turn texts into vectors")
+@post(
+    "/v1/embeddings",
+    guards=[team_guard],
+    status_code=200,
+    summary="Turn texts into vectors",
+    takes=EmbeddingRequest,
+    options=Options,
+)
 async def create_embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
     """Return one vector for each input, as floats or as base64 of little-endian float32."""
     call = await read_call(request, EmbeddingRequest, "embeddings")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath
 from litestar.response import Stream
+from msgspec import Meta, Struct
 
 from gateway.auth import team_guard
 from gateway.batch.file_store import delete_file, get_file, list_files, read_chunks
@@ -26,12 +27,21 @@ AnyRequest = Request[Any, Any, Any]
 LONGEST_LIST = 10_000  # files
 
 
+class UploadedFile(Struct):
+    """The form of an upload, as the API's description shows it; it is read as a stream."""
+
+    file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
+    purpose: Literal["batch"]
+
+
 @post(
     "/v1/files",
     guards=[team_guard],
     status_code=200,
     request_max_body_size=LARGEST_FILE + FORM_ROOM,
     summary="Upload a file",
+    takes=UploadedFile,
+    body_type="multipart/form-data",
 )
 async def post_file(request: AnyRequest) -> Response[bytes]:
     """Take a file of requests, as multipart/form-data with ``purpose`` "batch": up to 200 MB of JSON Lines."""
@@ -48,10 +58,10 @@ async def post_file(request: AnyRequest) -> Response[bytes]:
     return answer(file_view(file))
 
 
-@get("/v1/files", guards=[team_guard], summary="List files")
+@get("/v1/files", guards=[team_guard], summary="List files", query=("purpose", "after", "limit", "order"))
 async def get_files(request: AnyRequest) -> Response[bytes]:
     """List the team's files, newest first. ``purpose``, ``after``, ``limit`` and ``order`` as OpenAI has them."""
-    query = read_parameters(request, "purpose", "after", "limit", "order")
+    query = read_parameters(request)
     limit = read_whole(query["limit"], "limit", 1, LONGEST_LIST) if "limit" in query else LONGEST_PAGE
     if query.get("order", "desc") not in ("asc", "desc"):
         raise BadRequest("'order' is asc or desc.", param="order", code="invalid_value")

@@ -12,6 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.auth import admin_guard, open_guard
+from gateway.openapi import describe
 from gateway.routes.inference import services_of
 from gateway.services import Services
 
@@ -49,9 +50,9 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @get("/openapi.json", guards=[open_guard], summary="This API", include_in_schema=False, sync_to_thread=False)
-def openapi_document(request: Request[Any, Any, Any]) -> dict[str, Any]:
+def openapi_document(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return the OpenAPI description of every route."""
-    return request.app.openapi_schema.to_schema()
+    return Response(describe(request.app), media_type="application/json")
 
 
 async def _ask_postgres(services: Services) -> None:

@@ -21,14 +21,19 @@ from router.recalibration import Outcome, Point, curve_of, interval_of, shift_of
 STEPS = tuple(round(place / 50, 2) for place in range(1, 50))  # qualities that a curve shows
 
 
-@get("/v1/route/curve", guards=[team_or_admin_guard], summary="Show what held-back calls say of an automatic route")
+@get(
+    "/v1/route/curve",
+    guards=[team_or_admin_guard],
+    summary="Show what held-back calls say of an automatic route",
+    query=("route", "team_id"),
+)
 async def get_curve(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Show how often the small models of a route sufficed by measurement, what another quality would bring, and which.
 
     ``route``: its name; default ``auto``. An admin adds ``team_id``.
     """
     services = services_of(request)
-    query = read_parameters(request, "route", "team_id")
+    query = read_parameters(request)
     caller: Caller | Admin = request.scope["state"]["caller"]
     team_id = team_in_question(caller, query.get("team_id"))
     name = query.get("route", "auto")

@@ -12,12 +12,19 @@ from gateway.answering.counting import count_prompt
 from gateway.auth import team_guard
 from gateway.messages_dialect import MessagesDialect
 from gateway.replies import ReplyResponse
-from gateway.routes.inference import call_of, require, require_between, services_of
+from gateway.routes.inference import Options, call_of, require, require_between, services_of
 from protocol.decoding import decode_with_extra
 from protocol.messages import CountRequest, MessagesRequest
 
 
-@post("/v1/messages", guards=[team_guard], status_code=200, summary="Answer a conversation, in Anthropic's shapes")
+@post(
+    "/v1/messages",
+    guards=[team_guard],
+    status_code=200,
+    summary="Answer a conversation, in Anthropic's shapes",
+    takes=MessagesRequest,
+    options=Options,
+)
 async def create_message(request: Request[Any, Any, Any]) -> ASGIApp:
     """Answer the last turn of a conversation, whole or as a stream of events."""
     body = await request.body()
@@ -29,7 +36,13 @@ async def create_message(request: Request[Any, Any, Any]) -> ASGIApp:
     return ReplyResponse(services_of(request), call, MessagesDialect(asked.model, call.request_id))
 
 
-@post("/v1/messages/count_tokens", guards=[team_guard], status_code=200, summary="Count the tokens of a conversation")
+@post(
+    "/v1/messages/count_tokens",
+    guards=[team_guard],
+    status_code=200,
+    summary="Count the tokens of a conversation",
+    takes=CountRequest,
+)
 async def count_tokens(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Tell how many tokens a conversation has: by Anthropic's own count for its models, about for all others."""
     asked, _ = decode_with_extra(await request.body(), CountRequest)

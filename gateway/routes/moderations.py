@@ -30,7 +30,7 @@ class ModerationRequest(Struct, frozen=True):
     model: str | None = None
 
 
-@post("/v1/moderations", guards=[team_guard], status_code=200, summary="Moderate texts")
+@post("/v1/moderations", guards=[team_guard], status_code=200, summary="Moderate texts", takes=ModerationRequest)
 async def create_moderation(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Tell which categories each text falls into, by scores from 0 to 1; from 0.5 on a category is flagged."""
     asked, _ = decode_with_extra(await request.body(), ModerationRequest)

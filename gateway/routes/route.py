@@ -17,7 +17,7 @@ from gateway.auth import team_guard
 from gateway.routes.chat import check_chat
 from gateway.routes.completions import check_completion
 from gateway.routes.embeddings import check_embeddings
-from gateway.routes.inference import call_of, require, services_of
+from gateway.routes.inference import Options, call_of, require, services_of
 from gateway.routes.messages import check_message
 from gateway.services import Services
 from protocol.chat import ChatRequest
@@ -38,7 +38,14 @@ KINDS: Mapping[str, tuple[type[Struct], str, Callable[[Any], None]]] = {
 }
 
 
-@post("/v1/route", guards=[team_guard], status_code=200, summary="Explain where a request would go")
+@post(
+    "/v1/route",
+    guards=[team_guard],
+    status_code=200,
+    summary="Explain where a request would go",
+    takes=ChatRequest | CompletionRequest | EmbeddingRequest | MessagesRequest,
+    options=Options,
+)
 async def explain_route(request: Request[Any, Any, Any]) -> dict[str, Any]:
     """Take the body and headers of a chat completion, completion, embedding or (``anthropic-version``) message, and
     say which targets it would meet.

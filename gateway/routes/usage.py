@@ -22,7 +22,12 @@ from gateway.usage_report import usage_csv, usage_of
 from protocol.errors import BadRequest
 
 
-@get("/v1/usage", guards=[team_or_admin_guard], summary="Show a team's usage and cost")
+@get(
+    "/v1/usage",
+    guards=[team_or_admin_guard],
+    summary="Show a team's usage and cost",
+    query=("team_id", "date", "from", "to", "group_by", "format", "compare", "analysis"),
+)
 async def get_usage(request: Request[Any, Any, Any]) -> Response[bytes] | Response[str]:
     """Show what a team used on a UTC day (``date``; default: today) or from one to another (``from``, ``to``).
 
@@ -31,7 +36,7 @@ async def get_usage(request: Request[Any, Any, Any]) -> Response[bytes] | Respon
     ``compare=MODEL`` also what the same tokens would have cost there. A team's key sees its own team, an admin's all.
     """
     services = services_of(request)
-    query = read_parameters(request, "team_id", "date", "from", "to", "group_by", "format", "compare", "analysis")
+    query = read_parameters(request)
     asked = read_period(query, services.clock.today())
     analysis = read_analysis(query, services.settings, services.catalog)
     is_csv = _wants_csv(query)
@@ -57,7 +62,12 @@ async def get_usage(request: Request[Any, Any, Any]) -> Response[bytes] | Respon
     return _csv(usage_csv(usage)) if is_csv else answer(usage)
 
 
-@get("/admin/report", guards=[admin_guard], summary="Show what all teams used, and what it cost the house")
+@get(
+    "/admin/report",
+    guards=[admin_guard],
+    summary="Show what all teams used, and what it cost the house",
+    query=("date", "from", "to", "format", "compare"),
+)
 async def get_report(request: Request[Any, Any, Any]) -> Response[bytes] | Response[str]:
     """Show every team and model on a UTC day (``date``; default: today) or from one to another (``from``, ``to``).
 
@@ -66,7 +76,7 @@ async def get_report(request: Request[Any, Any, Any]) -> Response[bytes] | Respo
     json or csv.
     """
     services = services_of(request)
-    query = read_parameters(request, "date", "from", "to", "format", "compare")
+    query = read_parameters(request)
     first, last = read_span(query, services.clock.today())
     analysis = read_analysis(query, services.settings, services.catalog) or Analysis(None)
     is_csv = _wants_csv(query)

@@ -57,10 +57,10 @@ async def remove_webhook_secret(
     return answer({"object": "webhook_secret", "id": secret_id, "deleted": True})
 
 
-@get("/admin/callbacks", guards=[admin_guard], summary="List callbacks")
+@get("/admin/callbacks", guards=[admin_guard], summary="List callbacks", query=("after", "team_id", "state", "limit"))
 async def get_callbacks(request: AnyRequest) -> Response[bytes]:
     """List callbacks, newest first: all, a team's with ``team_id``, what was given up with ``state=undelivered``."""
-    query, limit = read_query(request, "after", "team_id", "state")
+    query, limit = read_query(request)
     if query.get("state", "undelivered") != "undelivered":
         raise BadRequest("'state' can be undelivered; leave it out for all.", param="state", code="invalid_value")
     async with services_of(request).database.begin() as connection:
