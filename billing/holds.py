@@ -44,6 +44,7 @@ class HoldRequest(Struct, frozen=True, kw_only=True):
     scopes: tuple[Scope, ...]
     legs: tuple[Leg, ...]
     valid_until: float  # unix seconds
+    is_aside: bool = False  # the house's own: no request of the team, in no minute's rate and beside no other call
 
     @property
     def tokens(self) -> int:
@@ -128,7 +129,7 @@ class SettledSums(Struct, frozen=True):
 
 
 def demands(scope: Scope, request: HoldRequest) -> list[tuple[LimitName, int, int]]:
-    """Return (limit, cap, what the request wants of it) for every limit that the scope has."""
+    """Return (limit, cap, what the request wants of it) for every limit of the scope that counts for it."""
     limits, tokens, cost = scope.limits, request.tokens, request.cost_nanousd
     listed = (
         (LimitName.REQUESTS_PER_MINUTE, limits.requests_per_minute, 1),
@@ -138,4 +139,5 @@ def demands(scope: Scope, request: HoldRequest) -> list[tuple[LimitName, int, in
         (LimitName.USD_PER_DAY, limits.nanousd_per_day, cost),
         (LimitName.USD_PER_MONTH, limits.nanousd_per_month, cost),
     )
-    return [(limit, cap, wanted) for limit, cap, wanted in listed if cap is not None]
+    counting = listed[3:] if request.is_aside else listed
+    return [(limit, cap, wanted) for limit, cap, wanted in counting if cap is not None]

@@ -34,7 +34,8 @@ class Words(msgspec.Struct, frozen=True, eq=False):
 def open_hold(request: HoldRequest, valid_until: float) -> Words:
     """Hold the request's dearest leg; ``valid_until`` by Redis's clock."""
     amounts = (valid_until, LEASE, request.tokens, request.cost_nanousd, *period(request.request_id))
-    return Words("open", request.team_id, request.request_id, [*amounts, *_limits(request.scopes)])
+    words = [*amounts, int(request.is_aside), *_limits(request.scopes)]
+    return Words("open", request.team_id, request.request_id, words)
 
 
 def renew_hold(request: HoldRequest, used: Settlement) -> Words:

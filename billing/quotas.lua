@@ -10,7 +10,7 @@
 --   BASE                PREFIX:EPOCH; a new epoch begins with empty books, whatever an old one left behind
 --   BASE:holds          hash    request id -> packed {tokens, cost, second, day, month, scopes, used tokens, used cost}
 --   BASE:leases         zset    request id by the moment its lease ends, unix seconds
---   BASE:live           hash    scope -> calls that hold something
+--   BASE:live           hash    scope -> calls that hold something, without those that are aside
 --   BASE:w:SCOPE        hash    the last 60 seconds: at (last second seen), r and t (sums), rS and tS (second S)
 --   BASE:d:SCOPE:DAY    hash    t, c settled tokens and nano-dollars; ht, hc held ones
 --   BASE:m:SCOPE:MON    hash    c settled, hc held nano-dollars
@@ -19,6 +19,8 @@
 --   BASE:reaped         zset    request id by the moment it was reaped: its row may still come from a journal
 --   BASE:back           set     ids of closed calls that were put back, until the sums are loaded
 --   BASE:loaded         string  the sums of the statements are in
+--
+-- A hold that is aside counts in days and months alone; its second is ASIDE.
 --
 -- SCOPE is "team" or "key:ID", DAY days since 1970, MON year * 12 + month. Numbers stay exact up to 2^53.
 
@@ -30,6 +32,7 @@ local KEEP_TOMBSTONE = 3600
 local KEEP_REAPED = 3600    -- seconds; a journal that does not come back by then is lost
 local KEEP_MINUTES = 3 * 3600
 local KEEP_UNLOADED = 3600  -- seconds; an epoch that is given up leaves nothing behind
+local ASIDE = -1
 local UNKNOWN, STALE = -2, -3  -- this team has no books; its books are of another epoch than the caller's
 
 local prefix, verb, believed, id = KEYS[1], ARGV[1], ARGV[3], ARGV[4]
@@ -164,21 +167,21 @@ local function put(which, hold, lease)
 end
 
 local function take_in(which, hold, lease)
-  local tokens, cost, _, day, month, scopes = unpack(hold)
+  local tokens, cost, second, day, month, scopes = unpack(hold)
   put(which, hold, lease)
   for _, scope in ipairs(scopes) do
-    redis.call('HINCRBY', live, scope, 1)
+    if second ~= ASIDE then redis.call('HINCRBY', live, scope, 1) end
     add(day_key(scope, day), KEEP_DAY, 'ht', tokens, 'hc', cost)
     add(month_key(scope, month), KEEP_MONTH, 'hc', cost)
   end
 end
 
 local function drop(which, hold)
-  local tokens, cost, _, day, month, scopes = unpack(hold)
+  local tokens, cost, second, day, month, scopes = unpack(hold)
   redis.call('HDEL', holds, which)
   redis.call('ZREM', leases, which)
   for _, scope in ipairs(scopes) do
-    if redis.call('HINCRBY', live, scope, -1) <= 0 then redis.call('HDEL', live, scope) end
+    if second ~= ASIDE and redis.call('HINCRBY', live, scope, -1) <= 0 then redis.call('HDEL', live, scope) end
     add(day_key(scope, day), KEEP_DAY, 'ht', -tokens, 'hc', -cost)
     add(month_key(scope, month), KEEP_MONTH, 'hc', -cost)
   end
@@ -217,7 +220,8 @@ local function with(s, tokens, cost)
   }
 end
 
--- ARGV: valid until, lease (seconds), tokens, cost, day, month, then for each scope: name and six limits ("" for none).
+-- ARGV: valid until, lease (seconds), tokens, cost, day, month, 1 if it is aside, then for each scope: name and six
+-- limits ("" for none).
 -- Returns {1 held | 0 refused | -1 too late | UNKNOWN | STALE, time in ms, states, refusals}; a refusal is
 -- {scope, limit, wait in ms or -1}.
 local function open()
@@ -225,12 +229,13 @@ local function open()
   if believed ~= marker then return {marker and STALE or UNKNOWN, time, {}, {}} end
   local valid_until, lease = tonumber(ARGV[5]), tonumber(ARGV[6])
   local tokens, cost, day, month = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9], ARGV[10]
+  local is_aside = ARGV[11] == '1'
   if redis.call('EXISTS', tombstone .. id) == 1 or now > valid_until then return {-1, time, {}, {}} end
   local known = hold_of(id) -- the caller asks again because it did not hear our answer
   local names, states, seconds, windowed, refusals = {}, {}, {}, {}, {}
-  for i = 11, #ARGV, 7 do
+  for i = 12, #ARGV, 7 do
     local scope, caps, n = ARGV[i], {}, #names + 1
-    for limit = 1, 6 do caps[limit] = tonumber(ARGV[i + limit]) end
+    for limit = is_aside and 4 or 1, 6 do caps[limit] = tonumber(ARGV[i + limit]) end
     windowed[n] = caps[1] ~= nil or caps[2] ~= nil
     names[n] = scope
     states[n], seconds[n] = state(scope, day, month, windowed[n])
@@ -251,7 +256,7 @@ local function open()
     redis.call('ZADD', leases, now + lease, id)
     return {1, time, states, {}}
   end
-  local second = math.floor(now)
+  local second = is_aside and ASIDE or math.floor(now)
   for n, scope in ipairs(names) do
     if windowed[n] then
       second = seconds[n]
@@ -260,7 +265,8 @@ local function open()
       redis.call('EXPIRE', base .. ':w:' .. scope, KEEP_WINDOW)
     end
     local s = states[n]
-    states[n] = {s[1] + 1, s[2] + tokens, s[3] + 1, s[4], s[5] + tokens, s[6], s[7] + cost, s[8], s[9] + cost}
+    local live_now = is_aside and s[3] or s[3] + 1
+    states[n] = {s[1] + 1, s[2] + tokens, live_now, s[4], s[5] + tokens, s[6], s[7] + cost, s[8], s[9] + cost}
   end
   take_in(id, {tokens, cost, second, day, month, names, 0, 0}, now + lease)
   return {1, time, states, {}}
@@ -281,13 +287,13 @@ local function renew()
     return 1
   end
   local grave = redis.call('GET', tombstone .. id) or 'reaped:0'
-  local second = tonumber(grave:match('^reaped:(%d+)'))
+  local second = tonumber(grave:match('^reaped:(%-?%d+)'))
   if not second then return 0 end
   local tokens, cost, day, month, scopes = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11], {}
   for i = 12, #ARGV, 7 do
     scopes[#scopes + 1] = ARGV[i]
     local after = with(state(ARGV[i], day, month, false), tokens, cost)
-    for limit = 3, 6 do
+    for limit = second == ASIDE and 4 or 3, 6 do
       local cap = tonumber(ARGV[i + limit])
       if cap and after[limit] > cap then return 0 end
     end
@@ -306,7 +312,7 @@ local function force(which, hold, lease)
   end
   local grave = redis.call('GET', tombstone .. which)
   if grave == 'settled' or grave == 'freed' then return 0 end
-  local second = grave and tonumber(grave:match('^reaped:(%d+)'))
+  local second = grave and tonumber(grave:match('^reaped:(%-?%d+)'))
   if second then
     redis.call('DEL', tombstone .. which)
     redis.call('ZREM', reaped, which)

@@ -65,12 +65,16 @@ class Standalone:
 
     def began(self, request: HoldRequest) -> None:
         """Count a call of this process that runs from now on."""
+        if request.is_aside:
+            return
         for scope in request.scopes:
             name = (scope.kind, scope.id)
             self._own[name] = self._own.get(name, 0) + 1
 
     def ended(self, request: HoldRequest) -> None:
         """Count it no more."""
+        if request.is_aside:
+            return
         for scope in request.scopes:
             name = (scope.kind, scope.id)
             if self._own[name] == 1:
@@ -108,7 +112,8 @@ class Standalone:
                 return refused
         for scope in request.scopes:
             name = (scope.kind, scope.id)
-            self._recent.setdefault(name, deque()).append((now, request.tokens))
+            if not request.is_aside:
+                self._recent.setdefault(name, deque()).append((now, request.tokens))
             self._spend(scope, request, request.tokens, request.cost_nanousd)
         self._holds[request.request_id] = request
         return Hold(request=request, opened_at=now, standalone=True)

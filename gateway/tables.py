@@ -19,6 +19,7 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
+    false,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
@@ -109,6 +110,7 @@ batches = Table(
     Column("error_file_id", Text, ForeignKey("files.id", ondelete="SET NULL")),
     Column("errors", JSONB),  # [{"code", "line", "message", "param"}]
     Column("metadata", JSONB),
+    Column("is_aside", Boolean, nullable=False, server_default=false()),  # made by the house itself
     Column("input_bytes", BigInteger, nullable=False, server_default=ZERO),  # of its requests, or of their file
     Column("total", Integer, nullable=False, server_default=ZERO),
     Column("completed", Integer, nullable=False, server_default=ZERO),

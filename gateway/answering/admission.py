@@ -33,6 +33,7 @@ async def admit(services: Services, call: Call, route: Route) -> Account:
         scopes=call.scopes,
         legs=legs_of(call, route),
         valid_until=services.clock.now() + OPEN_WITHIN,
+        is_aside=call.is_aside,
     )
     hold = await _open(services, request, call.endpoint)
     account = Account(hold, services.journal, services.quotas, owes_parts=call.owes_parts)

@@ -33,6 +33,7 @@ class Call(Struct, frozen=True, kw_only=True):
     client_request_id: str | None = None
     idempotency_key: str | None = None  # the same key and request get the same answer, and pay once
     is_batch_item: bool = False
+    is_aside: bool = False  # asked by the house, for a team that pays: nothing that its key tried
     created_at: float  # unix seconds
     started: float  # monotonic seconds
 

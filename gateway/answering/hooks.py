@@ -23,7 +23,7 @@ class ReplyHook:
         """
         return (delta,)
 
-    def whole(self, whole: WholeReply) -> None:
+    async def whole(self, whole: WholeReply) -> None:
         """Look at a reply that came whole, in place of its deltas. Raises ContentPolicyViolation as ``delta`` does."""
 
     def close(self, record: UsageRecord) -> None:

@@ -106,7 +106,7 @@ class Reply:
         self.account.owes_parts = False  # nothing of it is sent before it is whole
         if (whole := self._source.answering.whole) is not None:
             self._usage = self._usage or probable_usage(self.call.request, whole, self._output_most())
-            self._show_whole(whole)
+            await self._show_whole(whole)
         else:
             collector = Collector(self.call.request)
             async for events in self._events():
@@ -200,10 +200,10 @@ class Reply:
         still_open = [index for index in range(self._choices) if index not in self._finished]
         return [Delta(index, finish_reason=FinishReason.CONTENT_FILTER) for index in still_open]
 
-    def _show_whole(self, whole: WholeReply) -> None:
+    async def _show_whole(self, whole: WholeReply) -> None:
         try:
             for hook in self._hooks:
-                hook.whole(whole)
+                await hook.whole(whole)
         except ContentPolicyViolation as exc:
             self._violation = exc
 

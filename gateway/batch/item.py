@@ -118,6 +118,7 @@ def read_item(services: Services, caller: Caller, claim: Claim, request_id: str)
         extra=extra,
         client_request_id=claim.name,
         is_batch_item=True,
+        is_aside=claim.is_aside,
         created_at=now,
         started=services.clock.monotonic(),
     )

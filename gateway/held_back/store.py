@@ -99,6 +99,7 @@ async def ask_waiting(connection: AsyncConnection, clock: Clock) -> int:
             callback_url=None,
             metadata=PURPOSE,
             input_bytes=sum(len(item.body) for item in items),
+            is_aside=True,
         )
         await add_items(connection, batch.id, 0, items)
         await begin_batch(connection, clock, batch.id, len(items), None, None)

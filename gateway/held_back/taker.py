@@ -105,7 +105,7 @@ class Watch(ReplyHook):
             self._length += len(delta.text)
         return (delta,)
 
-    def whole(self, whole: WholeReply) -> None:
+    async def whole(self, whole: WholeReply) -> None:
         """Gather a reply that came whole."""
         if not isinstance(whole, ChatReply) or len(whole.choices) != 1:
             return

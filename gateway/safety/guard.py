@@ -193,6 +193,8 @@ class Guard:
         self._count(call)
 
     def _count(self, call: Call) -> None:
+        if call.is_aside:
+            return
         if self._abuse.count(call.caller.key_id, call.caller.team.id):
             self._outcomes.note(call, "safety.key_paused", {})
 

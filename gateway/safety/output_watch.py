@@ -1,8 +1,9 @@
 # Watches one answer in windows that overlap. Where findings are blocked, the answer is held back by one window, so that
-# no passage up to half a window long is out before it was seen whole.
+# no passage up to half a window long is out before it was seen whole, be it interrupted by half a window of others.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -13,13 +14,14 @@ from gateway.safety.classifier import findings_of
 from gateway.safety.guard import Guard
 from gateway.safety.plain import plain, visible
 from gateway.safety.policy import CATEGORIES, Policy
-from gateway.safety.texts import texts_of_reply
+from gateway.safety.texts import is_refused, texts_of_reply
 from protocol.chat import FinishReason
 from protocol.events import Delta
 from router.targets import Target
 
 WINDOW = 400  # characters
-STEP = 200  # between the ends of two windows; what they share is as long
+STEP = 200  # between the ends of two windows
+SHARED = WINDOW - STEP  # characters that two windows share
 
 JUDGED = tuple(name for name in CATEGORIES if name not in ("attack", "harm", "illicit", "illicit/violent"))
 GROUPS = ("secrets", "personal_data", "deny")  # an address in an answer is nothing to look at
@@ -41,6 +43,7 @@ class OutputWatch(ReplyHook):
         self._may_block = policy.may_block_answers
         self._choices: dict[int, _Choice] = {}
         self._noted: set[str] = set()  # findings that were told of: once for an answer
+        self._is_refused = False  # whether that was told of
 
     def delta(self, delta: Delta) -> Sequence[Delta]:
         """Return what may go out now. Raises ContentPolicyViolation."""
@@ -51,15 +54,24 @@ class OutputWatch(ReplyHook):
             self._look(window)
         is_end = delta.finish_reason is not None
         if is_end and (delta.finish_reason is FinishReason.CONTENT_FILTER or choice.has_refused):
-            self._guard.note_refusal(self._call)
+            self._note_refusal()
         passed = choice.release(everything=is_end)
         return passed if self._may_block else (delta,)
 
-    def whole(self, whole: WholeReply) -> None:
-        """Look at a whole reply. Raises ContentPolicyViolation."""
+    async def whole(self, whole: WholeReply) -> None:
+        """Look at a whole reply; others have their turn between windows. Raises ContentPolicyViolation."""
         for text in map(visible, texts_of_reply(whole)):
-            for start in range(0, max(1, len(text) - STEP), STEP):
+            for start in range(0, max(1, len(text) - SHARED), STEP):
+                if start:
+                    await asyncio.sleep(0)
                 self._look(text[start : start + WINDOW])
+        if is_refused(whole):
+            self._note_refusal()
+
+    def _note_refusal(self) -> None:
+        if not self._is_refused:
+            self._is_refused = True
+            self._guard.note_refusal(self._call)
 
     def _look(self, window: str) -> None:
         guard = self._guard
@@ -74,10 +86,11 @@ class OutputWatch(ReplyHook):
 class _Choice:
     """One reply so far: its parts, and the deltas that wait for windows which they can be in."""
 
-    __slots__ = ("_current", "_held", "_parts", "has_refused")
+    __slots__ = ("_current", "_held", "_parts", "_said", "has_refused")
 
     def __init__(self) -> None:
         self.has_refused = False
+        self._said = 0  # visible characters, of all parts
         self._parts: dict[object, _Part] = {}
         self._current = _Part()
         self._held: deque[tuple[Delta, tuple[tuple[_Part, int], ...]]] = deque()  # with where each ends in its parts
@@ -85,8 +98,8 @@ class _Choice:
     def take(self, delta: Delta) -> Iterator[str]:
         """Take a delta in, and yield the windows to look at now; at the end of the reply all that is left.
 
-        What goes on elsewhere, in the answer after the thinking or in the next call, ends what was said before; should
-        that go on later, its last words are seen with what follows.
+        Where the reply goes on elsewhere, in the answer after the thinking or in the next call, what was said before is
+        looked at; should that go on later, its last words are seen with what follows.
         """
         self.has_refused = self.has_refused or bool(delta.refusal)
         ends: list[tuple[_Part, int]] = []
@@ -96,37 +109,45 @@ class _Choice:
                 part = self._parts[kind] = _Part()
             if part is not self._current:
                 yield from self._current.windows(is_over=True)
+                self._current.left_at = self._said
                 self._current = part
-            part.add(text)
+            self._said += part.add(text)
             ends.append((part, part.said))
         is_end = delta.finish_reason is not None
         yield from self._current.windows(is_over=is_end)
         self._held.append((delta, tuple(ends) or ((self._current, self._current.said),)))
 
     def release(self, *, everything: bool) -> list[Delta]:
-        """Return the deltas that every window they can be in has passed."""
+        """Return the deltas that every window they can be in has passed, and those of parts left so long ago that what
+        follows them there is another passage."""
         out: list[Delta] = []
-        while self._held and (everything or all(end <= part.passed for part, end in self._held[0][1])):
+        while self._held and (everything or all(self._may_go(part, end) for part, end in self._held[0][1])):
             out.append(self._held.popleft()[0])
         return out
+
+    def _may_go(self, part: _Part, end: int) -> bool:
+        return end <= part.passed or (part is not self._current and self._said - part.left_at >= SHARED)
 
 
 class _Part:
     """What is one text to whoever reads the reply: its words, its thinking, or the arguments of one call. Places count
     visible characters."""
 
-    __slots__ = ("_looked", "_tail", "passed", "said")
+    __slots__ = ("_looked", "_tail", "left_at", "passed", "said")
 
     def __init__(self) -> None:
         self.said = 0
-        self.passed = 0  # up to where nothing that follows can be in a window
+        self.passed = 0  # up to where no window has anything with what follows
+        self.left_at = 0  # what the whole choice had said when another part went on
         self._looked = 0  # up to the end of the last window
         self._tail = ""  # the last characters said, as many as the next window needs
 
-    def add(self, text: str) -> None:
+    def add(self, text: str) -> int:
+        """Take a piece in, and return its visible length."""
         text = visible(text)
         self._tail += text
         self.said += len(text)
+        return len(text)
 
     def windows(self, *, is_over: bool) -> Iterator[str]:
         """Yield the windows that are full and not looked at yet; where the text is over what is left as well."""
@@ -136,8 +157,8 @@ class _Part:
             place += step
             self._looked += step
             yield self._tail[max(0, place - WINDOW) : place]
-        self._tail = self._tail[max(0, place - (WINDOW - STEP)) :]
-        self.passed = self.said if is_over else max(self.passed, self._looked - (WINDOW - STEP))
+        self._tail = self._tail[max(0, place - SHARED) :]
+        self.passed = max(self.passed, self._looked - SHARED)
 
 
 def _said_by(delta: Delta) -> Iterator[tuple[object, str]]:

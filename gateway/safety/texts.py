@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.providers.base import Request, WholeReply
-from protocol.chat import ChatReply, ChatRequest, ImagePart, Message, RefusalPart, TextPart, ThinkingBlock
+from protocol.chat import ChatReply, ChatRequest, FinishReason, ImagePart, Message, RefusalPart, TextPart, ThinkingBlock
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.messages import MessagesRequest, TextBlock, ToolResultBlock
@@ -96,6 +96,17 @@ def texts_of_reply(whole: WholeReply) -> list[str]:
             return [choice.text for choice in whole.choices]
         case _:
             return []
+
+
+def is_refused(whole: WholeReply) -> bool:
+    """Whether a model, or its upstream, refused to give a whole reply, or one of several."""
+    match whole:
+        case ChatReply(choices=choices):
+            refused = any(choice.message.refusal for choice in choices)
+            return refused or any(choice.finish_reason is FinishReason.CONTENT_FILTER for choice in choices)
+        case CompletionReply(choices=texts):
+            return any(text.finish_reason is FinishReason.CONTENT_FILTER for text in texts)
+    return False
 
 
 def _texts_of_message(message: Message) -> list[str]:

@@ -24,6 +24,7 @@ from gateway.draining import Drain
 from gateway.held_back.comparer import Comparer
 from gateway.held_back.recalibrations import Recalibrations
 from gateway.services import Services
+from gateway.team_inputs import LimitsInput
 from protocol.chat import ChatRequest
 from router.catalog import AutoRoute, HeldBack
 from router.complexity import Complexity
@@ -134,6 +135,41 @@ async def test_answers_are_compared_and_give_a_curve(
     assert curve["curve"][0]["calls_small"] == 6 and curve["curve"][-1]["share_large"] == 1.0
     assert round(float(curve["used_usd_today"]) * 10**9) == spent
     assert upstream.violations == []
+
+
+async def test_what_the_house_asks_is_nothing_that_a_team_tried(house: House, worker: Services) -> None:
+    """It takes neither a place nor a request of the minute from its team, which pays for it all the same."""
+    comparer = Comparer(worker)
+    key = await make_team(house.settings, "tight", LimitsInput(requests_per_minute=4, concurrent_requests=1))
+    async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {key}"}) as client:
+
+        async def ask(model: str) -> httpx.Response:
+            body = {"model": model, "messages": ASKED, "max_tokens": 20}
+            return await client.post("/v1/chat/completions", json=body)
+
+        answers = [await ask("auto") for _ in range(2)]
+
+        async def work() -> None:
+            await comparer.ask()
+            await comparer.compare()
+
+        async def is_compared() -> bool:
+            found = await rows(house, "SELECT status FROM held_back")
+            return [row["status"] for row in found] == ["compared"] * 2
+
+        await until(is_compared, work)
+        answers.append(await ask("small"))
+    paid: dict[str, Any] = {}
+
+    async def is_booked() -> bool:
+        paid.update((await rows(house, "SELECT sum(cost_nanousd) AS nano, count(*) AS n FROM usage_records"))[0])
+        return bool(paid["n"] == 7 and (await worker.quotas.usage("tight")).day_nanousd == paid["nano"])
+
+    await until(is_booked)
+
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert answers[-1].headers["x-ratelimit-remaining-requests"] == "1"
+    assert (await worker.quotas.usage("tight")).live == 0
 
 
 async def test_a_budget_is_never_exceeded_and_off_is_off(house: House) -> None:

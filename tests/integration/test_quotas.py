@@ -7,6 +7,7 @@ import socket
 import time
 
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
@@ -67,6 +68,43 @@ async def test_a_refusal_holds_nothing_anywhere(quotas: Quotas, clock: SetClock)
     state = await quotas.usage(TEAM)
 
     assert (state.live, state.day_nanousd_held, state.day_tokens_held) == (0, 0, 0)
+
+
+async def test_what_is_aside_counts_in_days_and_months_alone(quotas: Quotas, clock: SetClock) -> None:
+    """What the house asks for a team takes nothing from its minute and no place among its calls, held, renewed, freed
+    or settled; its tokens and its money are the team's, and its limits on those hold."""
+    limits = Limits(
+        requests_per_minute=1, tokens_per_minute=100, concurrent_requests=1, nanousd_per_day=3000, tokens_per_day=300
+    )
+    asides = [replace(ask(clock, team=limits, key=limits), is_aside=True) for _ in range(3)]
+
+    first, second = [await held(quotas, each) for each in asides[:2]]
+    call = await held(quotas, ask(clock, team=limits, key=limits))
+    refused = await quotas.open(asides[2])
+    before = await quotas.usage(TEAM)
+    await quotas.settle(first, used(tokens=10, cost=100))
+    clock.move(31)
+    assert set(await quotas.sweep(TEAM)) == {second.request.request_id, call.request.request_id}
+    assert await quotas.renew(second, used())
+    after = await quotas.usage(TEAM)
+
+    assert isinstance(refused, RefusedHold) and refused.limit in (LimitName.USD_PER_DAY, LimitName.TOKENS_PER_DAY)
+    assert (before.requests_per_minute, before.tokens_per_minute, before.live) == (1, 100, 1)
+    assert (before.day_tokens_held, before.day_nanousd_held) == (300, 3000)
+    assert (after.requests_per_minute, after.tokens_per_minute, after.live) == (1, 100, 0)
+    assert (after.day_tokens, after.day_nanousd, after.day_nanousd_held) == (10, 100, 1000)
+
+
+async def test_what_is_aside_counts_so_without_redis(redis: Redis, clock: SetClock) -> None:
+    """Against the share of a gateway that stands alone as well."""
+    alone = Quotas(Redis(port=1), clock, uses_server_time=False)
+    limits = Limits(requests_per_minute=4, concurrent_requests=4)
+    asides = [replace(ask(clock, team=limits), is_aside=True) for _ in range(5)]
+
+    answers = [await alone.open(each) for each in (*asides, ask(clock, team=limits))]
+
+    assert all(isinstance(each, Hold) for each in answers)
+    assert isinstance(await alone.open(ask(clock, team=limits)), RefusedHold)
 
 
 async def test_settling_books_what_was_used(quotas: Quotas, clock: SetClock) -> None:

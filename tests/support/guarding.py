@@ -1,0 +1,63 @@
+# A guard as gateways have it, with the policy of a test, and calls for it to look at. Redis and Postgres are away: what
+# it counts stays here.
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.asyncio import Redis
+
+from gateway.access import Caller, Team
+from gateway.answering.call import Call
+from gateway.background import Background
+from gateway.database import Database
+from gateway.providers.base import Request
+from gateway.providers.client import UpstreamClient
+from gateway.safety.abuse import AbuseWatch
+from gateway.safety.checker import OutsideChecker
+from gateway.safety.classifier import Classifier
+from gateway.safety.guard import Guard
+from gateway.safety.outcomes import Outcomes
+from gateway.settings import Safety
+from gateway.telemetry.metrics import Metrics
+from protocol.chat import ChatRequest, Message
+from router import Wish
+from tests.support.clock import SetClock
+
+NOWHERE = "postgresql+asyncpg://nobody@127.0.0.1:1/none"
+HELLO = ChatRequest(model="small", messages=(Message(role="user", content="What is the capital of Peru?"),))
+BLOCKS = Safety(input="block", output="block")
+
+
+class Guarding:
+    """A guard and what it counts with. Made inside a running event loop; ``close`` it."""
+
+    def __init__(self, house: Safety = BLOCKS) -> None:
+        self.clock, self.background, metrics = SetClock(), Background(), Metrics()
+        self._database, self._client = Database(NOWHERE), UpstreamClient()
+        self.abuse = AbuseWatch(Redis(port=1), self.clock, self.background)
+        self.outcomes = Outcomes(self._database)
+        checker = OutsideChecker(self._client, metrics)
+        self.guard = Guard(house, _CLASSIFIER, self.outcomes, self.abuse, checker, metrics)
+
+    def call(self, request: Request = HELLO, **more: Any) -> Call:
+        """Return a call of one key."""
+        return Call(
+            request_id=self.clock.new_id(),
+            caller=Caller(team=Team(id="team_a", name="A"), key_id="key_a"),
+            endpoint="chat.completions",
+            request=request,
+            wish=Wish(),
+            created_at=self.clock.now(),
+            started=0.0,
+            **more,
+        )
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        await self.background.drain(5)
+        await self._client.close()
+        await self._database.close()
+
+
+_CLASSIFIER = Classifier.load()
