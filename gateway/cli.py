@@ -93,9 +93,12 @@ def work(
     check: Annotated[
         bool, typer.Option("--check", help="Only say, by the exit status, whether one is working")
     ] = False,
+    metrics_port: Annotated[int | None, typer.Option(min=1, max=65535, help="Show metrics to Prometheus here")] = None,
+    metrics_host: Annotated[str, typer.Option(help="The address to show them on")] = "127.0.0.1",
 ) -> None:
     """Run a worker: batch work, and the chores of the house."""
     from gateway.heartbeat import is_working
+    from gateway.listening import open_socket
 
     put_off_collecting()
     path = find_config(config)
@@ -106,7 +109,13 @@ def work(
     import_leanly()
     from gateway.worker import run_worker
 
-    raise typer.Exit(run_worker(path, settings, concurrency))
+    metrics_at = None if metrics_port is None else (metrics_host, metrics_port)
+    if metrics_at is not None:
+        try:
+            open_socket(*metrics_at).close()
+        except OSError as exc:
+            _fail(f"{metrics_host}:{metrics_port} cannot be had: {exc.strerror}")
+    raise typer.Exit(run_worker(path, settings, concurrency, metrics_at))
 
 
 @app.command("migrate")

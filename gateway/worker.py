@@ -33,25 +33,29 @@ from gateway.sealing import Sealer
 from gateway.services import Services
 from gateway.settings import Settings
 from gateway.telemetry.logging import configure_logging
+from gateway.work_metrics import work_metrics
 
 FINAL_FLUSH = 5.0  # seconds for what is closed but not yet in Postgres when the worker ends
 
 log = structlog.get_logger()
 
 
-def run_worker(path: Path, settings: Settings, concurrency: int) -> int:
+def run_worker(path: Path, settings: Settings, concurrency: int, metrics_at: tuple[str, int] | None = None) -> int:
     """Work until SIGTERM or SIGINT, and let what runs end; asked twice, break it off: others run it again.
 
     SIGHUP has the file at ``path`` read again. Return the exit status.
 
-    ``concurrency`` is for batch requests.
+    ``concurrency`` is for batch requests; ``metrics_at``: host and port for Prometheus. Raises OSError when they cannot
+    be had.
     """
     configure_logging()
     spare_what_stays()
-    return asyncio.run(_work(lambda: load_settings(path), settings, Clock(), concurrency))
+    return asyncio.run(_work(lambda: load_settings(path), settings, Clock(), concurrency, metrics_at))
 
 
-async def _work(read: Read, settings: Settings, clock: Clock, concurrency: int) -> int:
+async def _work(
+    read: Read, settings: Settings, clock: Clock, concurrency: int, metrics_at: tuple[str, int] | None
+) -> int:
     asked_to_stop, asked_twice, drain = asyncio.Event(), asyncio.Event(), Drain()
 
     def stop() -> None:
@@ -73,6 +77,7 @@ async def _work(read: Read, settings: Settings, clock: Clock, concurrency: int) 
         deliverer = Deliverer(database, clock, Sender(guard), sealer)
         stack.push_async_callback(deliverer.finish)
         batches, comparer = BatchRunner(services, concurrency), Comparer(services)
+        await stack.enter_async_context(work_metrics(metrics_at, services, lambda: batches.running))
         log.info("worker_started", owner=services.flusher.id)
         reloader = Reloader(read)
         reloader.state = SimpleNamespace(services=services)

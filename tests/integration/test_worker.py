@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import asyncpg
+import httpx
 import pytest
 
 from billing.records import Status
 from gateway.clock import Clock
 from tests.support.config_text import write_config
+from tests.support.ports import free_port
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
 ROOT = Path(__file__).parents[2]
@@ -28,12 +30,13 @@ def config(tmp_path: Path, database_url: str, redis_url: str) -> Path:
 
 
 @pytest.fixture
-def worker(config: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+def worker(config: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start a worker; it is gone at the end."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start() -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen([str(TOLLGATE), "work", "--config", str(config)], stderr=subprocess.PIPE))
+    def start(*options: str) -> subprocess.Popen[bytes]:
+        command = [str(TOLLGATE), "work", "--config", str(config), *options]
+        started.append(subprocess.Popen(command, stderr=subprocess.PIPE))
         return started[-1]
 
     yield start
@@ -76,6 +79,35 @@ def rows(url: str, statement: str) -> list[tuple[object, ...]]:
             await connection.close()
 
     return asyncio.run(run())
+
+
+def test_a_worker_shows_what_it_does_and_what_waits(
+    config: Path, worker: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Its port for Prometheus answers; a port that is taken is said before anything starts, and ends it."""
+    port = str(free_port())
+    process = worker("--metrics-port", port)
+    deadline = time.monotonic() + 30
+    while (told := scrape(port)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    assert 'tollgate_batch_requests_left{priority="normal"} 0.0' in told
+    assert 'tollgate_callbacks_waiting{state="failed"} 0.0' in told
+    assert "tollgate_batch_requests_running 0.0" in told
+    assert "tollgate_journal_backlog 0.0" in told
+    second = worker("--metrics-port", port)
+    _, said = second.communicate(timeout=30)
+    assert (second.returncode, said) == (1, f"127.0.0.1:{port} cannot be had: Address already in use\n".encode())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+
+
+def scrape(port: str) -> str | None:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+    except httpx.ConnectError:
+        return None
 
 
 def test_a_worker_books_what_the_dead_left_and_ends_when_asked(
