@@ -22,7 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gpu_backend.kernels import fused, logprobs, paged_attention, quantized_linear, sampling
+from gpu_backend.kernels import decoding, fused, logprobs, paged_attention, quantized_linear, sampling
 from gpu_backend.kernels.layout import MAX_SPLITS, PagedLayout, PagedLayouts
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -150,6 +150,7 @@ def variants() -> Iterator[Variant]:
     """Every kernel as the models call it that the benchmarks run: Qwen3-0.6B, Llama-3.1-8B, Qwen3-14B; and odd ones."""
     yield from _attention()
     yield from _fused()
+    yield from _decoding()
     yield from _sampling()
     yield from _products()
 
@@ -223,6 +224,19 @@ def _fused() -> Iterator[Variant]:
         cache = {"kv_cache": "*fp8e4nv"} if scaled else {}
         flags = {"NORMED": normed, "SCALED": scaled}
         yield Variant(name, fused.norm_rope_store_kernel, types | cache, constants | flags, 2)
+
+
+def _decoding() -> Iterator[Variant]:
+    longs = ("inputs", "last_tokens", "starts", "numbers", "token_ids", "positions", "slots", "seed", "tokens")
+    types = dict.fromkeys(longs, "*i64") | dict.fromkeys(("shares", "temperature", "top_p", "min_p"), "*fp32")
+    types |= dict.fromkeys(
+        ("block_tables", "tables", "context_lens", "top_k", "position", "reply", "drawn"), "*i32"
+    ) | {"usable": "*i1"}  # fmt: skip
+    for name, width in (("decodes", 1), ("decodes of 4 guesses", 5)):
+        size = {"WIDTH": width, "WIDTH_PADDED": triton.next_power_of_2(width)}
+        placing = size | {"BLOCK_SIZE": 16, "BLOCKS_AT_ONCE": decoding.BLOCKS_AT_ONCE}
+        yield Variant(f"rows of {name}", decoding.place_kernel, types, placing, 4)
+        yield Variant(f"what counts of {name}", decoding.accept_kernel, types, size, 1)
 
 
 def _sampling() -> Iterator[Variant]:

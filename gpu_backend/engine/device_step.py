@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import chain, islice
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.engine.batch import Batch
+from gpu_backend.engine.graphs import Drawing
 from gpu_backend.engine.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
 from gpu_backend.engine.roofline import Roofline
 from gpu_backend.engine.sampler import Logprobs, Sampled, report_logprobs, sample
@@ -56,7 +57,7 @@ class DeviceStep:
 
     ``places`` has a step for each place that is sampled; ``masks`` are those of their grammars, if they could be begun.
     Slots in which its guesses leave what is not a number are added to ``spoilt``, for the next step to clear.
-    ``draw`` launches what samples all of its tokens, where that was prepared; it keeps them in ``last_tokens`` itself.
+    ``drawing`` is what samples all of its tokens, where that was prepared; it keeps them in ``last_tokens`` itself.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class DeviceStep:
         last_tokens: Tensor,
         timer: Timer,
         roofline: Roofline | None = None,
-        draw: Callable[[], Sampled] | None = None,
+        drawing: Drawing | None = None,
     ) -> None:
         self._plan = plan
         self._batch = batch
@@ -83,7 +84,8 @@ class DeviceStep:
         self._last_tokens = last_tokens
         self._timer = timer
         self._roofline = roofline
-        self._draw = draw
+        self._drawing = drawing
+        self._drawn: Tensor | None = None
         self._is_sampled = False
 
     @torch.inference_mode()
@@ -93,9 +95,12 @@ class DeviceStep:
             return
         self._is_sampled = True
         batch, hidden = self._batch, self._hidden
-        if self._draw is not None:  # every row has its logits, which tell of hidden states that are not finite
-            self._finite = torch.ones(len(hidden), dtype=torch.bool)
-            self._keep(self._draw())
+        if self._drawing is not None:  # every row has its logits, which tell of hidden states that are not finite
+            self._finite = torch.ones(1, dtype=torch.bool)
+            self._drawing.launch()
+            drawn = self._drawing.drawn
+            self._drawn = to_host(drawn) if drawn.is_cuda else drawn.clone()  # the next step writes over it
+            self._logprobs = None
         else:
             self._finite = to_host(torch.isfinite(hidden.float().sum(-1)))
             self._sample_rows()
@@ -154,7 +159,7 @@ class DeviceStep:
         failed: set[int] = set()
         if not self._batch.samplers:
             return tokens, logprobs, failed
-        sampled, usable = self._tokens.tolist(), self._usable.tolist()
+        sampled, usable = self._read()
         if self._logprobs is None and len(sampled) == len(self._batch.samplers):  # as nearly always: one token each
             ids = [step.sequence_id for step in self._batch.samplers]
             tokens = {id_: (token,) for id_, token in zip(ids, sampled, strict=True)}
@@ -176,12 +181,26 @@ class DeviceStep:
             first += places
         return tokens, logprobs, failed
 
+    def _read(self) -> tuple[list[int], list[bool]]:
+        """Return the token drawn at each place, and whether its logits were numbers."""
+        if self._drawn is None or self._drawing is None:
+            return self._tokens.tolist(), self._usable.tolist()
+        width = self._drawn.shape[1] // 2
+        tokens, usable = self._drawn[:, :width].flatten().tolist(), self._drawn[:, width : 2 * width].flatten().tolist()
+        if (rows := self._drawing.rows) is not None:
+            tokens, usable = [tokens[row] for row in rows], [usable[row] for row in rows]
+        return tokens, usable
+
     def _retract(self, steps: list[SequenceStep]) -> None:
         """Note where these steps wrote keys and values: what is not a number would spoil all that comes later."""
-        where = self._batch.slots.split([len(step.token_ids) for step in self._batch.steps])
+        slots = self._batch.slots.tolist()
+        if self._drawing is not None and (rows := self._drawing.rows) is not None:
+            slots = [slots[row] for row in rows]
+        where = iter(slots)
         ids = {step.sequence_id for step in steps}
-        for step, own in zip(self._batch.steps, where, strict=True):
-            self._spoilt += own.tolist() if step.sequence_id in ids else ()
+        for step in self._batch.steps:
+            own = list(islice(where, len(step.token_ids)))
+            self._spoilt += own if step.sequence_id in ids else ()
 
     def _score(self, step: SequenceStep, hidden: Tensor) -> list[Logprobs]:
         """Return the log-probability of each target, some rows at a time: all logits of a long prompt have no room."""

@@ -132,9 +132,9 @@ class Drafter:
             decodes = replace(plan, sequences=tuple(marked))
             if max(step.num_proposed for step in marked) <= 1 and (size := self.graphs.find(decodes)) is not None:
                 self.graphs.fill(decodes.sequences, size)
-                batch, _, draw_all = self.graphs.replay(decodes, size)
-                assert draw_all is not None, "they draw plainly"
-                draw_all()
+                batch, _, drawing = self.graphs.replay(decodes, size)
+                assert drawing is not None, "they draw plainly"
+                drawing.launch()
                 return plan.sequences, last_tokens.index_select(0, batch.sampled_to)
         batch = build_batch(plan, self._grouping, self._device)
         if batch.unknown is not None:

@@ -10,19 +10,23 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gpu_backend.engine.batch import Batch
 from gpu_backend.engine.plan import UNKNOWN, SequenceStep, StepPlan
-from gpu_backend.engine.sampler import Sampled, draw
-from gpu_backend.engine.table import RequestTable
-from gpu_backend.engine.upload import upload
+from gpu_backend.engine.sampler import draw
+from gpu_backend.engine.table import NO_BLOCK, RequestTable
+from gpu_backend.engine.upload import pinned, upload
 from gpu_backend.kernels import ops
+from gpu_backend.kernels.decode_rows import FROM_TABLE, HEADER, DecodeRows
 from gpu_backend.kernels.layout import PagedLayouts
 from gpu_backend.kernels.quantized_kv import KvScales
 from gpu_backend.models.layers import Decoder
+
+assert UNKNOWN == FROM_TABLE
 
 Replay = Callable[[], None]
 Recorder = Callable[[Callable[[], None]], Replay]
@@ -54,6 +58,15 @@ def draws_plainly(step: SequenceStep) -> bool:
         and step.constraint is None
         and step.num_generated - step.num_proposed >= asked.min_tokens
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What draws all tokens of a step, and where it leaves them: ``DecodeRows.drawn`` of its places."""
+
+    launch: Replay
+    drawn: Tensor
+    rows: list[int] | None  # of its places' rows side by side those that are used; None: all
 
 
 class DecodeGraphs:
@@ -91,12 +104,12 @@ class DecodeGraphs:
         self._uses: Counter[Size] = Counter()
         self._steps_since = STEPS_BETWEEN
         places, device = table.spare, kv_cache.device
-        rows = max(places, MOST_GUESSED)
-        self._inputs = torch.zeros((places, 3 + self._most), dtype=torch.long, device=device)
-        self._tokens = torch.zeros(rows, dtype=torch.long, device=device)
-        self._slots = torch.zeros(rows, dtype=torch.long, device=device)
-        self._hidden = torch.zeros((rows, model.config.hidden_size), dtype=model.norm.dtype, device=device)
-        self._drawn = torch.zeros((2, rows), dtype=torch.long, device=device)  # tokens, whether logits were finite
+        self._most_rows = max(places, MOST_GUESSED)
+        self._inputs = torch.zeros(places * (HEADER + self._most), dtype=torch.long, device=device)
+        num_blocks = table.on_device.block_tables.shape[1]
+        self._room = DecodeRows.room_for(places, self._most_rows, self._most, num_blocks, device)
+        self._rows: dict[Size, DecodeRows] = {}
+        self._hidden = torch.zeros((self._most_rows, model.config.hidden_size), dtype=model.norm.dtype, device=device)
 
     def find(self, plan: StepPlan) -> Size | None:
         """Return which graph to replay for a plan, captured now if it is time; None: compute it otherwise."""
@@ -108,7 +121,7 @@ class DecodeGraphs:
         if min(step.start + len(step.token_ids) for step in plan.sequences) < width:
             return None  # unused tokens come before a sequence's own, and there are none before
         fitting = next(size for size in self.sizes if size >= count), width
-        if width * fitting[0] > len(self._tokens):
+        if width * fitting[0] > self._most_rows:
             return None
         self._uses[fitting] += 1
         if fitting not in self._graphs and self._uses[fitting] > USES_BEFORE and self._steps_since > STEPS_BETWEEN:
@@ -119,56 +132,52 @@ class DecodeGraphs:
     def fill(self, steps: Sequence[SequenceStep], size: Size) -> None:
         """Tell the device what the next replay computes."""
         places, width = size
-        self._table.update(steps)
         rows = [
-            (step.row, step.start + count, count, *(0,) * (width - count), *step.token_ids)
-            for step, count in ((step, len(step.token_ids)) for step in steps)
+            (step.row, step.start, len(step.token_ids), *new, *(0,) * (width - len(step.token_ids)), *step.token_ids)
+            for step, new in zip(steps, self._table.update(steps), strict=True)
         ]
-        rows += [(self._table.spare, width, width, *(0,) * width)] * (places - len(steps))
-        self._inputs[:places, : 3 + width].copy_(upload(rows, self._inputs.device, torch.long), non_blocking=True)
+        rows += [(self._table.spare, 0, width, *NO_BLOCK, *(0,) * width)] * (places - len(steps))
+        self._inputs_of(size).copy_(pinned(rows, self._inputs.device, torch.long), non_blocking=True)
         if ops.uses_triton(self._kv_cache.device):
             return  # kernels read no further than is written
         fresh = [step.block_table[-1] for step in steps if _begins_block(step, self._block_size)]
         if fresh:  # masked out or not, a leftover that is not a number would spoil its neighbours' sums
             self._kv_cache.index_fill_(1, upload(fresh, self._kv_cache.device, torch.long), 0)
 
-    def replay(self, plan: StepPlan, size: Size) -> tuple[Batch, Tensor, Callable[[], Sampled] | None]:
+    def replay(self, plan: StepPlan, size: Size) -> tuple[Batch, Tensor, Drawing | None]:
         """Compute what was filled in: the batch, its final hidden states, and what draws all of its tokens.
 
         The last is None where some token needs more than what the graph knows. Batch and hidden states are written over
-        by the next replay.
+        by the next replay; those of a step that is drawn here have rows that are nobody's between its own.
         """
         forward, drawing = self._graphs[size]
         forward()
-        steps, width = plan.sequences, size[1]
-        rows: Tensor | slice = slice(0, len(steps) * width)
+        steps, width, rows = plan.sequences, size[1], self._rows[size]
+        own: Tensor | slice = slice(0, len(steps) * width)
+        filled: list[int] | None = None
         if any(len(step.token_ids) < width for step in steps):
             ends = [(place + 1) * width for place in range(len(steps))]
             filled = [
                 row for end, step in zip(ends, steps, strict=True) for row in range(end - len(step.token_ids), end)
             ]
-            rows = upload(filled, self._inputs.device, torch.long)
+        plainly = all(map(draws_plainly, steps))
+        if filled is not None and not plainly:
+            own = upload(filled, self._inputs.device, torch.long)
         batch = Batch(
             steps=steps,
-            token_ids=self._tokens[rows],
-            positions=self._slots[:0],  # the model has seen them
-            slots=self._slots[rows],
+            token_ids=rows.token_ids[own],
+            positions=rows.positions[:0],  # the model has seen them
+            slots=rows.slots[own],
             groups=(),
             fresh_blocks=None,
             samplers=steps,
             sample_rows=None,
-            sampled_to=self._inputs[: len(steps), 0],
+            sampled_to=self._inputs_of(size)[: len(steps), 0],
             unknown=None,
             poolers=(),
             scorers=(),
         )
-
-        def draw_all() -> Sampled:
-            drawing()
-            tokens, finite = self._drawn[:, rows].clone()
-            return Sampled(tokens, finite > 0, None)
-
-        return batch, self._hidden[rows], draw_all if all(map(draws_plainly, steps)) else None
+        return batch, self._hidden[own], Drawing(drawing, rows.drawn[: len(steps)], filled) if plainly else None
 
     def _try_capture(self, size: Size) -> None:
         """Make a graph, if it can be made: no request fails for the want of one."""
@@ -184,58 +193,49 @@ class DecodeGraphs:
     def capture(self, size: Size) -> None:
         """Make the graph of that size, whoever needs it."""
         self._steps_since = 0
+        self._rows[size] = self._room.cut(*size)
         self.fill((), size)  # all places are nobody's while it is tried and recorded
         forward = self._record(lambda: self._compute(size))
         self._graphs[size] = forward, self._record(lambda: self._draw(size)) if self._draws else lambda: None
 
+    def _inputs_of(self, size: Size) -> Tensor:
+        places, width = size
+        return self._inputs[: places * (HEADER + width)].view(places, HEADER + width)
+
     def _compute(self, size: Size) -> None:
         places, width = size
-        rows, ends, counts, given = self._inputs[:places, : 3 + width].split((1, 1, 1, width), dim=1)
-        tokens = torch.where(given == UNKNOWN, self._table.last_tokens[rows], given).flatten()
+        rows = self._rows[size]
+        ops.place_decodes(self._inputs_of(size), self._table.on_device, rows, self._block_size)
         if self._share is not None:
-            self._share(tokens)
-        tables = self._table.block_tables.index_select(0, rows[:, 0])
-        positions = ends - width + torch.arange(width, device=rows.device)
-        is_used = positions >= ends - counts
-        blocks = torch.where(is_used, tables.gather(1, positions // self._block_size).long(), self._table.spare_block)
-        slots = (blocks * self._block_size + positions % self._block_size).flatten()
+            self._share(rows.token_ids)
+        layout = self._layouts.place(
+            rows=slice(0, places * width),
+            block_tables=rows.block_tables,
+            context_lens=rows.context_lens,
+            query_starts=rows.query_starts,
+            max_query_len=width,
+        )
         batch = Batch(
             steps=(),
-            token_ids=tokens,
-            positions=positions.flatten(),
-            slots=slots,
-            groups=(
-                self._layouts.place(
-                    rows=slice(0, places * width),
-                    block_tables=tables,
-                    context_lens=ends[:, 0].int(),
-                    query_starts=torch.arange(places + 1, dtype=torch.int32, device=rows.device) * width,
-                    max_query_len=width,
-                ),
-            ),
+            token_ids=rows.token_ids,
+            positions=rows.positions,
+            slots=rows.slots,
+            groups=(layout,),
             fresh_blocks=None,
             samplers=(),
             sample_rows=None,
-            sampled_to=rows,
+            sampled_to=rows.positions,
             unknown=None,
             poolers=(),
             scorers=(),
         )
-        hidden = self._model.hidden_states(batch, self._kv_cache, self._kv_scales)
-        for kept, new in ((self._tokens, tokens), (self._slots, slots), (self._hidden, hidden)):
-            kept[: len(new)].copy_(new)
+        self._hidden[: places * width].copy_(self._model.hidden_states(batch, self._kv_cache, self._kv_scales))
 
     def _draw(self, size: Size) -> None:
         places, width = size
-        rows, ends = self._inputs[:places, 0], self._inputs[:places, 1]
-        logits = self._model.logits(self._hidden[: places * width])
-        following = (ends[:, None] - torch.arange(width - 1, -1, -1, device=ends.device)).flatten()
-        wishes = self._table.wishes(rows.repeat_interleave(width, output_size=len(following)), following)
-        tokens, usable = draw(logits, wishes)
-        self._drawn[0, : len(tokens)].copy_(tokens)
-        self._drawn[1, : len(tokens)].copy_(usable)
-        # Of use where all that was computed was known: which guesses hold is for the host to say.
-        self._table.last_tokens.index_copy_(0, rows, tokens.view(places, width)[:, -1])
+        rows = self._rows[size]
+        tokens, usable = draw(self._model.logits(self._hidden[: places * width]), rows.wishes)
+        ops.accept_draws(self._inputs_of(size), self._table.on_device, rows, tokens, usable)
 
 
 def _begins_block(step: SequenceStep, block_size: int) -> bool:

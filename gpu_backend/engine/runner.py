@@ -139,12 +139,12 @@ class Runner:
         self._host_cache.make(plan.copies)
         if not plan.sequences:
             return Computed(StepResult(plan.step, (), 0.0))
-        draw, last_tokens = None, self._table.last_tokens
+        drawing, last_tokens = None, self._table.last_tokens
         if self.graphs is not None and (size := self.graphs.find(plan)) is not None:
             self.graphs.fill(plan.sequences, size)
             timer.begin(after=plan.copies)
-            batch, hidden, draw = self.graphs.replay(plan, size)
-            begins = self._leads and draw is None
+            batch, hidden, drawing = self.graphs.replay(plan, size)
+            begins = self._leads and drawing is None
             places, masks = self._begin_sampling(batch) if begins else ([], None)
         else:
             batch = build_batch(plan, self._grouping, self.device)
@@ -162,7 +162,7 @@ class Runner:
         if not self._leads:
             return Computed(StepResult(plan.step, (), 0.0))
         step = DeviceStep(
-            plan, batch, places, masks, self._model, hidden, self._spoilt, last_tokens, timer, self._roofline, draw
+            plan, batch, places, masks, self._model, hidden, self._spoilt, last_tokens, timer, self._roofline, drawing
         )
         if not any(sampler.constraint for sampler in batch.samplers):
             step.sample()

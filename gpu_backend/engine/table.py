@@ -11,7 +11,9 @@ from torch import Tensor
 from gpu_backend.engine.plan import SequenceStep
 from gpu_backend.engine.upload import upload
 from gpu_backend.engine.wishes import signed
-from gpu_backend.kernels.wishes import Wishes
+from gpu_backend.kernels.decode_rows import Requests
+
+NO_BLOCK = (-1, 0)
 
 
 class RequestTable:
@@ -22,17 +24,31 @@ class RequestTable:
 
     def __init__(self, num_rows: int, num_blocks: int, spare_block: int, device: torch.device) -> None:
         self.spare = num_rows
-        self.spare_block = spare_block
-        self.last_tokens = torch.zeros(num_rows + 1, dtype=torch.long, device=device)  # sampled last
-        self.block_tables = torch.full((num_rows + 1, num_blocks), spare_block, dtype=torch.int32, device=device)
-        self._shares = torch.ones(num_rows + 1, 3, device=device)  # temperature, top-p, min-p
-        self._numbers = torch.zeros(num_rows + 1, 3, dtype=torch.long, device=device)  # seed, reply index, top-k
+        rows = num_rows + 1
+        self.on_device = Requests(
+            last_tokens=torch.zeros(rows, dtype=torch.long, device=device),
+            starts=torch.zeros(rows, dtype=torch.long, device=device),
+            block_tables=torch.full((rows, num_blocks), spare_block, dtype=torch.int32, device=device),
+            shares=torch.ones(rows, 3, device=device),
+            numbers=torch.zeros(rows, 3, dtype=torch.long, device=device),
+            spare_block=spare_block,
+        )
         self._owners = [-1] * num_rows  # sequence ids
         self._known: list[tuple[int, ...]] = [()] * num_rows  # the blocks that the device knows of
 
-    def update(self, steps: Sequence[SequenceStep]) -> None:
-        """Bring the rows of these steps up to date."""
+    @property
+    def last_tokens(self) -> Tensor:
+        """The token sampled last for each row."""
+        return self.on_device.last_tokens
+
+    def update(self, steps: Sequence[SequenceStep]) -> list[tuple[int, int]]:
+        """Bring the rows of these steps up to date, but for what is returned.
+
+        That is for each step where in its table one block is new, and which it is: as most are who need any.
+        ``NO_BLOCK`` stands for none.
+        """
         newcomers = []
+        left = []
         blocks: list[tuple[int, int, int]] = []  # row, place, block
         for step in steps:
             row, table = step.row, step.block_table
@@ -40,25 +56,24 @@ class RequestTable:
                 self._owners[row] = step.sequence_id
                 self._known[row] = ()
                 newcomers.append(step)
-            known = self._known[row]
+            known, one = self._known[row], NO_BLOCK
             if known is not table and known != table:
                 same = len(known) if known == table[: len(known)] else 0
-                blocks += [(row, place, table[place]) for place in range(same, len(table))]
+                if len(table) == same + 1:
+                    one = same, table[same]
+                else:
+                    blocks += [(row, place, table[place]) for place in range(same, len(table))]
                 self._known[row] = table
-        device = self.last_tokens.device
+            left.append(one)
+        device, table_of = self.last_tokens.device, self.on_device
         if blocks:
             rows, places, ids = upload(blocks, device, torch.int32).t().unbind()
-            self.block_tables.index_put_((rows, places), ids)
+            table_of.block_tables.index_put_((rows, places), ids)
         if newcomers:
             where = upload([step.row for step in newcomers], device, torch.long)
             asked = [step.sampling for step in newcomers]
             shares = [(wish.temperature, wish.top_p, wish.min_p) for wish in asked]
             numbers = [(signed(step.sampling.seed), step.reply_index, step.sampling.top_k) for step in newcomers]
-            self._shares.index_copy_(0, where, upload(shares, device, torch.float32))
-            self._numbers.index_copy_(0, where, upload(numbers, device, torch.long))
-
-    def wishes(self, rows: Tensor, positions: Tensor) -> Wishes:
-        """Return how tokens at these positions are drawn for these rows of the table."""
-        temperature, top_p, min_p = self._shares.index_select(0, rows).t().contiguous().unbind()
-        seed, reply, top_k = self._numbers.index_select(0, rows).t().contiguous().unbind()
-        return Wishes(temperature, top_p, min_p, top_k.int(), seed, positions.int(), reply.int())
+            table_of.shares.index_copy_(0, where, upload(shares, device, torch.float32))
+            table_of.numbers.index_copy_(0, where, upload(numbers, device, torch.long))
+        return left

@@ -9,12 +9,19 @@ import torch
 from torch import Tensor
 
 
+def pinned(
+    values: Tensor | Sequence[int] | Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Return ``values`` on the host, where a copy to the device takes them from without being waited for."""
+    tensor = torch.as_tensor(values, dtype=dtype)
+    return tensor if device.type == "cpu" else tensor.pin_memory()
+
+
 def upload(
     values: Tensor | Sequence[int] | Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype
 ) -> Tensor:
     """Return ``values`` on the device, in pinned memory on the way, without waiting for the device."""
-    tensor = torch.as_tensor(values, dtype=dtype)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return pinned(values, device, dtype).to(device, non_blocking=True)
 
 
 def integers(values: Sequence[int], device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_backend.kernels import reference
+from gpu_backend.kernels.decode_rows import DecodeRows, Requests
 from gpu_backend.kernels.grouping import AttentionGroup
 from gpu_backend.kernels.layout import PagedLayout
 from gpu_backend.kernels.quantized_kv import FP8, KvScales
@@ -173,6 +174,24 @@ def draw(logits: Tensor, wishes: Wishes, filters: bool) -> tuple[Tensor, Tensor]
     from gpu_backend.kernels import sampling
 
     return sampling.draw(logits, wishes, filters)
+
+
+def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_size: int) -> None:
+    """Fill ``rows`` with what a step of decodes computes, as ``inputs`` (places, HEADER + width) and the table say."""
+    if uses_triton(inputs.device):
+        from gpu_backend.kernels import decoding
+
+        return decoding.place_decodes(inputs, requests, rows, block_size)
+    return reference.place_decodes(inputs, requests, rows, block_size)
+
+
+def accept_draws(inputs: Tensor, requests: Requests, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
+    """Say which of the ``tokens`` drawn for ``rows`` count, and put the last one and its position into the table."""
+    if uses_triton(inputs.device):
+        from gpu_backend.kernels import decoding
+
+        return decoding.accept_draws(inputs, requests, rows, tokens, usable)
+    return reference.accept_draws(inputs, requests, rows, tokens, usable)
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

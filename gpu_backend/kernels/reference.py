@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpu_backend.kernels.decode_rows import FROM_TABLE, HEADER, DecodeRows, Requests
 from gpu_backend.kernels.grouping import AttentionGroup
 from gpu_backend.kernels.layout import PagedLayout
 from gpu_backend.kernels.quantized_kv import KvScales, load_kv, quantize_kv
@@ -307,3 +308,53 @@ def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tenso
     logprobs = logits.float().log_softmax(-1)
     top = logprobs.topk(min(count, logprobs.shape[-1]), dim=-1)
     return logprobs.gather(-1, tokens[:, None])[:, 0], top.values, top.indices
+
+
+def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_size: int) -> None:
+    """Fill ``rows`` with what a step of decodes computes.
+
+    ``inputs`` (places, HEADER + width) say of each place its row of the table, where its tokens start and how many
+    there are, which block of its table is new (none: -1) and what it is, and the tokens, behind as many as it lacks
+    of ``width``. ``FROM_TABLE`` in place of a start or a token stands for what the table has. Rows that a place does
+    not use lie before its own, and write to the spare block.
+    """
+    row, start, count, fresh_at, fresh = inputs[:, :HEADER].unbind(1)
+    start = torch.where(start == FROM_TABLE, requests.starts[row], start)
+    end, width = start + count, rows.width
+    has_fresh = fresh_at >= 0
+    requests.block_tables[row[has_fresh], fresh_at[has_fresh]] = fresh[has_fresh].int()
+    rows.block_tables.copy_(requests.block_tables.index_select(0, row))
+    given = inputs[:, HEADER:]
+    rows.token_ids.copy_(torch.where(given == FROM_TABLE, requests.last_tokens[row, None], given).flatten())
+    positions = end[:, None] - width + torch.arange(width)
+    is_used = positions >= start[:, None]
+    index = torch.where(is_used, positions // block_size, 0)
+    blocks = torch.where(is_used, rows.block_tables.gather(1, index).long(), requests.spare_block)
+    rows.positions.copy_(positions.flatten())
+    rows.slots.copy_((blocks * block_size + positions % block_size).flatten())
+    rows.context_lens.copy_(end)
+    wishes, of_row = rows.wishes, row.repeat_interleave(width)
+    shares, numbers = requests.shares[of_row], requests.numbers[of_row]
+    for column, kept in enumerate((wishes.temperature, wishes.top_p, wishes.min_p)):
+        kept.copy_(shares[:, column])
+    for column, kept in enumerate((wishes.seed, wishes.reply, wishes.top_k)):
+        kept.copy_(numbers[:, column])
+    wishes.position.copy_(rows.positions + 1)
+
+
+def accept_draws(inputs: Tensor, requests: Requests, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
+    """Book what was drawn for ``rows``: guesses count as long as each is the token drawn before it, and one token more.
+
+    The table gets the last token that counts and its position, ``rows.drawn`` all ``tokens`` (rows,), whether their
+    logits were numbers, and how many count.
+    """
+    row, start, count = inputs[:, :3].unbind(1)
+    start = torch.where(start == FROM_TABLE, requests.starts[row], start)
+    width, tokens = rows.width, tokens.view(len(inputs), rows.width)
+    columns = torch.arange(1, width)
+    fails = (columns > width - count[:, None]) & (rows.token_ids.view(-1, width)[:, 1:] != tokens[:, :-1])
+    end = torch.where(fails, columns, width).amin(1) if width > 1 else count
+    gained = end - (width - count)
+    requests.last_tokens[row] = tokens.gather(1, end[:, None] - 1)[:, 0]
+    requests.starts[row] = start + gained
+    rows.drawn.copy_(torch.cat((tokens, usable.view(-1, width), gained[:, None]), 1))

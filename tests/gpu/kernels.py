@@ -8,7 +8,7 @@ import operator
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +21,8 @@ from gpu_backend.engine.messages import Generate
 from gpu_backend.engine.sampler import sample
 from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.wishes import wishes_of
-from gpu_backend.kernels import fused, layout, logprobs, ops, quantized_linear, reference, sampling
+from gpu_backend.kernels import decoding, fused, layout, logprobs, ops, quantized_linear, reference, sampling
+from gpu_backend.kernels.decode_rows import FROM_TABLE, DecodeRows, Requests
 from gpu_backend.kernels.paged_attention import paged_attention
 from gpu_backend.kernels.quantized_kv import FP8, KvScales, load_kv, scales_from
 from gpu_backend.models.quantization import quantize
@@ -195,6 +196,58 @@ def draws(setting: Setting) -> str:
         require(usable.tolist() == [True] * len(steps) + [False] * 2, "other rows are told of than those of no numbers")
     require(equal + close == total, f"{total - equal - close} of {total} tokens differ")
     return f"{equal} of {total} tokens equal, {close} ties"
+
+
+def rows_of_decodes(setting: Setting) -> str:
+    """What a step of decodes computes, and what counts of its draws, as plain torch says it: whole numbers, all equal.
+
+    Places without guesses and with any number, new blocks and none, long tables, and nobody's places at the end.
+    """
+    dice, shapes = setting.dice, 4 if setting.device.type == "cpu" else 12
+    for _ in range(shapes):
+        places, width, size = dice.randrange(1, 7), dice.choice((1, 2, 4, 5)), dice.choice((1, 4, 16))
+        blocks, known = dice.choice((19, 300)), dice.randrange(1, 6)
+        generator = setting.generator()
+
+        def whole(*shape: int, most: int, generator: torch.Generator = generator) -> Tensor:
+            return torch.randint(most, shape, generator=generator)
+
+        table = Requests(
+            whole(known + 1, most=50), whole(known + 1, most=blocks * size - 2 * width) + width,
+            whole(known + 1, blocks, most=10**6).int(), torch.rand(known + 1, 3, generator=generator),
+            whole(known + 1, 3, most=2**31), 10**6,
+        )  # fmt: skip
+        inputs = []
+        for row in dice.sample(range(known), min(known, places)):
+            count, fresh = dice.randint(1, width), dice.random() < 0.5
+            start = FROM_TABLE if dice.random() < 0.5 else dice.randint(width, blocks * size - width)
+            at = (int(table.starts[row]) if start == FROM_TABLE else start) // size
+            tokens = (FROM_TABLE, *(dice.randrange(2) for _ in range(count - 1)))
+            inputs.append([row, start, count, at if fresh else -1, 77, *(0,) * (width - count), *tokens])
+        inputs += [[known, 0, width, -1, 0, *(0,) * width]] * (places - len(inputs))
+        drawn, usable = whole(places * width, most=2), whole(places * width, most=2) > 0
+        made = []
+        for device, by in ((torch.device("cpu"), reference), (setting.device, decoding)):
+            copied: dict[str, Any] = {name: value.clone().to(device) for name, value in tensors_of(table)}
+            own = replace(table, **copied)
+            rows = DecodeRows.room_for(places + 1, places * width + 3, width, blocks, device).cut(places, width)
+            given = torch.tensor(inputs, device=device)
+            by.place_decodes(given, own, rows, size)
+            by.accept_draws(given, own, rows, drawn.to(device), usable.to(device))
+            for place, length in enumerate(rows.context_lens.tolist()):
+                rows.block_tables[place, -(-length // size) :] = 0  # nobody reads them
+            spared = replace(own, last_tokens=own.last_tokens[:-1], starts=own.starts[:-1])
+            found = [*tensors_of(rows), *tensors_of(rows.wishes), *tensors_of(spared)]
+            made.append({name: value.cpu() for name, value in found})
+        for name, value in made[0].items():
+            require(torch.equal(value, made[1][name]), f"{name} of {inputs}: {made[1][name]}, not {value}")
+    return f"{shapes} shapes, all numbers equal"
+
+
+def tensors_of(struct: Any) -> list[tuple[str, Tensor]]:
+    """Return the tensors of a dataclass by their names."""
+    found = [(field.name, getattr(struct, field.name)) for field in fields(struct)]
+    return [(name, value) for name, value in found if isinstance(value, Tensor)]
 
 
 def log_probabilities(setting: Setting) -> str:
@@ -413,6 +466,7 @@ CHECKS = (
     Check("kernel: sum and norm", add_rms_norm),
     Check("kernel: SiLU and product", silu_and_mul),
     Check("kernel: norm, rope and store", norm_rope_store),
+    Check("kernel: rows of decodes", rows_of_decodes, (torch.float32,)),
     Check("kernel: draws", draws, (torch.float32,)),
     Check("kernel: log-probabilities", log_probabilities, (torch.float32,)),
     Check("kernel: products of few bits", products),

@@ -21,8 +21,8 @@ from gpu_backend.engine.plan import UNKNOWN, Launched, SequenceStep, StepPlan, S
 from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sampler import draw, sample
 from gpu_backend.engine.sampling_params import SamplingParams
-from gpu_backend.engine.table import RequestTable
-from gpu_backend.engine.upload import upload
+from gpu_backend.engine.table import NO_BLOCK, RequestTable
+from gpu_backend.engine.upload import pinned, upload
 from gpu_backend.engine.wishes import wishes_of
 from tests.support.engine import Answer, answer_all, expect_short_replies, greedy, guess_from, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
@@ -110,9 +110,10 @@ def test_first_token_never_waits_for_a_capture(qwen: Path) -> None:
 def test_device_gets_a_step_before_the_last_is_read_and_little_to_know(
     qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Step N + 1 is launched before the tokens of step N are read; what it is told of a sequence are four numbers.
+    """Step N + 1 is launched before the tokens of step N are read; what it is told of a sequence are six numbers.
 
-    They are its row, how far it is, that it computes one token, and that the table has it; a block is told once.
+    They are its row, how far it is, that it computes one token, which block is new and where, and that the table has
+    the token; only newcomers and who needs several blocks at once bring more.
     """
     loop = model_loop(qwen, max_num_seqs=4, cuda_graphs=True, async_scheduling=True)
     assert isinstance(loop.runner, Runner)
@@ -134,13 +135,17 @@ def test_device_gets_a_step_before_the_last_is_read_and_little_to_know(
         sent.append([])
         return Noted(plan.step, launch(plan))
 
-    def count(values: Any, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        tensor = upload(values, device, dtype)
-        sent[-1].append(tensor.numel())
-        return tensor
+    def counting(send: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def count(values: Any, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+            tensor = send(values, device, dtype)
+            sent[-1].append(tensor.numel())
+            return tensor
 
-    for module in (graphs_module, table_module):
-        monkeypatch.setattr(module, "upload", count)
+        return count
+
+    monkeypatch.setattr(graphs_module, "upload", counting(upload))
+    monkeypatch.setattr(graphs_module, "pinned", counting(pinned))
+    monkeypatch.setattr(table_module, "upload", counting(upload))
     monkeypatch.setattr(loop.runner, "launch", note)
     answers = answer_all(loop, [greedy("a", range(20), 30), greedy("b", range(40, 60), 30)])
 
@@ -149,10 +154,9 @@ def test_device_gets_a_step_before_the_last_is_read_and_little_to_know(
     assert [step for what, step in order if what == "read"] == steps and len(steps) == 30
     for step in steps[:-1]:
         assert order.index(("launch", step + 1)) < order.index(("read", step))
-    assert sent[1] == [2 * 2 * 3, 2, 2 * 3, 2 * 3, 2 * 4]  # two blocks each, and how they draw
-    new_blocks = [at for at, uploads in enumerate(sent[2:], 2) if len(uploads) > 1]
-    assert all(sent[at] == [2 * 3, 2 * 4, 2] for at in new_blocks) and len(new_blocks) == 2  # cleared, too
-    assert all(uploads == [2 * 4] for at, uploads in enumerate(sent[2:], 2) if at not in new_blocks)
+    assert sent[1] == [2 * 2 * 3, 2, 2 * 3, 2 * 3, 2 * 6]  # two blocks each, and how they draw
+    assert sorted(map(len, sent[2:])) == [1] * 26 + [2] * 2  # what plain torch clears of a new block, too
+    assert all(uploads[0] == 2 * 6 for uploads in sent[2:])
 
 
 def test_no_request_fails_for_want_of_a_graph(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,20 +289,20 @@ def test_draws_by_the_table_equal_draws_by_the_list() -> None:
 
 
 def test_table_learns_what_has_changed_and_no_more() -> None:
-    """A new block is sent once; a row's new owner brings its blocks and its dice; the spare row stays nobody's."""
+    """One new block goes with the step's other numbers; a row's new owner brings its blocks and its dice."""
     table = RequestTable(3, 4, spare_block=9, device=CPU)
     step = SequenceStep(7, (5,), 3, (2, 4), True, SamplingParams(9, temperature=0.5, seed=2**63 + 6), 3, row=1)
+    known = table.on_device
 
-    table.update([step])
-    table.update([replace(step, block_table=(2, 4, 8))])
-    first = table.block_tables[1].tolist()
-    seed = table.wishes(torch.tensor([1]), torch.tensor([4])).seed.item()
+    left = [table.update([step]), table.update([replace(step, block_table=(2, 4, 8))])]
+    first = known.block_tables[1].tolist()
+    seed = known.numbers[1, 0].item()
+    left.append(table.update([replace(step, block_table=(2, 4, 8))]))
     table.update([replace(step, sequence_id=8, block_table=(6,), sampling=SamplingParams(9, top_k=5, seed=1))])
-    table.update([replace(step, sequence_id=8, block_table=(3, 6), sampling=SamplingParams(9))])  # preempted
-    wishes = table.wishes(torch.tensor([1, 3]), torch.tensor([4, 1]))
+    left.append(table.update([replace(step, sequence_id=8, block_table=(3, 6), sampling=SamplingParams(9))]))
 
-    assert first == [2, 4, 8, 9] and seed == 6 - 2**63
-    assert table.block_tables[1, :2].tolist() == [3, 6]
-    assert (wishes.seed.tolist(), wishes.reply.tolist(), wishes.top_k.tolist()) == ([1, 0], [3, 0], [5, 0])
-    assert wishes.temperature.tolist() == [1.0, 1.0] and wishes.position.tolist() == [4, 1]
-    assert table.block_tables[3].tolist() == [9] * 4
+    assert left == [[NO_BLOCK], [(2, 8)], [NO_BLOCK], [NO_BLOCK]]  # the last was computed again elsewhere
+    assert first == [2, 4, 9, 9] and seed == 6 - 2**63
+    assert known.block_tables[1, :2].tolist() == [3, 6]
+    assert known.numbers[1].tolist() == [1, 3, 5] and known.shares[[1, 3], 0].tolist() == [1.0, 1.0]
+    assert known.block_tables[3].tolist() == [9] * 4

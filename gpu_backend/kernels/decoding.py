@@ -1,0 +1,119 @@
+# What goes before and after the model in a step of decodes, in Triton: one launch makes every row's inputs from the
+# table of requests, one says which of the drawn tokens count and puts them back.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpu_backend.kernels.decode_rows import FROM_TABLE, HEADER, DecodeRows, Requests
+
+BLOCKS_AT_ONCE = 256
+TABLE = tl.constexpr(FROM_TABLE)
+FIRST = tl.constexpr(HEADER)
+
+
+def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_size: int) -> None:
+    """Fill ``rows`` for ``inputs`` (places, HEADER + width); ``reference.place_decodes`` says with what."""
+    places, wishes = len(inputs), rows.wishes
+    assert inputs.stride(1) == 1 and rows.block_tables.shape[1] == requests.block_tables.shape[1]
+    place_kernel[(places,)](
+        inputs, requests.last_tokens, requests.starts, requests.block_tables, requests.shares, requests.numbers,
+        rows.token_ids, rows.positions, rows.slots, rows.block_tables, rows.context_lens,
+        wishes.temperature, wishes.top_p, wishes.min_p, wishes.top_k, wishes.seed, wishes.position, wishes.reply,
+        inputs.stride(0), requests.block_tables.stride(0), requests.spare_block,
+        WIDTH=rows.width, WIDTH_PADDED=triton.next_power_of_2(rows.width), BLOCK_SIZE=block_size,
+        BLOCKS_AT_ONCE=BLOCKS_AT_ONCE, num_warps=4,
+    )  # fmt: skip
+
+
+def accept_draws(inputs: Tensor, requests: Requests, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
+    """Book the ``tokens`` drawn for ``rows``; ``reference.accept_draws`` says how."""
+    accept_kernel[(len(inputs),)](
+        inputs, requests.last_tokens, requests.starts, rows.token_ids, tokens, usable, rows.drawn, inputs.stride(0),
+        WIDTH=rows.width, WIDTH_PADDED=triton.next_power_of_2(rows.width), num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["spare_block"])
+def place_kernel(
+    inputs, last_tokens, starts, block_tables, shares, numbers,
+    token_ids, positions, slots, tables, context_lens,
+    temperature, top_p, min_p, top_k, seed, position, reply,
+    input_stride, table_stride, spare_block,
+    WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCKS_AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """All rows of one place, and its block table as far as it is read."""
+    place = tl.program_id(0).to(tl.int64)
+    own = inputs + place * input_stride
+    row = tl.load(own)
+    start = tl.load(own + 1)
+    count = tl.load(own + 2)
+    fresh_at = tl.load(own + 3)
+    fresh = tl.load(own + 4).to(tl.int32)
+    start = tl.where(start == TABLE, tl.load(starts + row), start)
+    end = start + count
+
+    columns = tl.arange(0, WIDTH_PADDED)
+    held = columns < WIDTH
+    out = place * WIDTH + columns
+    token = tl.load(own + FIRST + columns, mask=held, other=0)
+    tl.store(token_ids + out, tl.where(token == TABLE, tl.load(last_tokens + row), token), mask=held)
+
+    table = block_tables + row * table_stride
+    where = end - WIDTH + columns
+    used = held & (where >= start)
+    index = where // BLOCK_SIZE
+    block = tl.load(table + index, mask=used, other=0)
+    block = tl.where(index == fresh_at, fresh, block)
+    block = tl.where(used, block, spare_block)
+    tl.store(positions + out, where, mask=held)
+    tl.store(slots + out, block.to(tl.int64) * BLOCK_SIZE + where % BLOCK_SIZE, mask=held)
+    tl.store(context_lens + place, end.to(tl.int32))
+    tl.store(table + fresh_at, fresh, mask=fresh_at >= 0)
+    for first in range(0, (end + BLOCK_SIZE - 1) // BLOCK_SIZE, BLOCKS_AT_ONCE):
+        some = first + tl.arange(0, BLOCKS_AT_ONCE)
+        inside = some < table_stride
+        blocks = tl.load(table + some, mask=inside, other=0)
+        tl.store(tables + place * table_stride + some, tl.where(some == fresh_at, fresh, blocks), mask=inside)
+
+    filled = tl.zeros([WIDTH_PADDED], dtype=tl.float32)
+    tl.store(temperature + out, filled + tl.load(shares + row * 3), mask=held)
+    tl.store(top_p + out, filled + tl.load(shares + row * 3 + 1), mask=held)
+    tl.store(min_p + out, filled + tl.load(shares + row * 3 + 2), mask=held)
+    number = tl.zeros([WIDTH_PADDED], dtype=tl.int64)
+    tl.store(seed + out, number + tl.load(numbers + row * 3), mask=held)
+    tl.store(reply + out, (number + tl.load(numbers + row * 3 + 1)).to(tl.int32), mask=held)
+    tl.store(top_k + out, (number + tl.load(numbers + row * 3 + 2)).to(tl.int32), mask=held)
+    tl.store(position + out, (where + 1).to(tl.int32), mask=held)
+
+
+@triton.jit
+def accept_kernel(
+    inputs, last_tokens, starts, token_ids, tokens, usable, drawn, input_stride,
+    WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
+):  # fmt: skip
+    """One place: how many of its draws count, and the last of them."""
+    place = tl.program_id(0).to(tl.int64)
+    own = inputs + place * input_stride
+    row = tl.load(own)
+    start = tl.load(own + 1)
+    count = tl.load(own + 2)
+    start = tl.where(start == TABLE, tl.load(starts + row), start)
+    columns = tl.arange(0, WIDTH_PADDED)
+    held = columns < WIDTH
+    rows = place * WIDTH + columns
+    token = tl.load(tokens + rows, mask=held, other=0)
+    is_number = tl.load(usable + rows, mask=held, other=0)
+    is_guess = held & (columns > WIDTH - count)
+    guess = tl.load(token_ids + rows, mask=is_guess, other=0)
+    before = tl.load(tokens + rows - 1, mask=is_guess, other=0)
+    end = tl.min(tl.where(is_guess & (guess != before), columns, WIDTH), 0)
+    gained = end - (WIDTH - count)
+    tl.store(last_tokens + row, tl.load(tokens + place * WIDTH + end - 1))
+    tl.store(starts + row, start + gained)
+    out = drawn + place * (2 * WIDTH + 1)
+    tl.store(out + columns, token.to(tl.int32), mask=held)
+    tl.store(out + WIDTH + columns, is_number.to(tl.int32), mask=held)
+    tl.store(out + 2 * WIDTH, gained.to(tl.int32))
