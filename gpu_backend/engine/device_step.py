@@ -86,6 +86,7 @@ class DeviceStep:
         self._roofline = roofline
         self._drawing = drawing
         self._drawn: Tensor | None = None
+        self._logprobs: Logprobs | None = None
         self._is_sampled = False
 
     @torch.inference_mode()
@@ -100,7 +101,6 @@ class DeviceStep:
             self._drawing.launch()
             drawn = self._drawing.drawn
             self._drawn = to_host(drawn) if drawn.is_cuda else drawn.clone()  # the next step writes over it
-            self._logprobs = None
         else:
             self._finite = to_host(torch.isfinite(hidden.float().sum(-1)))
             self._sample_rows()

@@ -50,11 +50,19 @@ class DecodeRows:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        long, drawn = torch.long, zeros(2 * rows + places)
-        shares = zeros(3, rows, dtype=torch.float32)
-        wishes = Wishes(*shares, zeros(rows), zeros(rows, dtype=long), zeros(rows), zeros(rows))
-        starts = torch.arange(places + 1, dtype=torch.int32, device=device)
-        return cls(width, *zeros(3, rows, dtype=long), zeros(places, num_blocks), zeros(places), starts, wishes, drawn)
+        temperature, top_p, min_p = zeros(3, rows, dtype=torch.float32)
+        seed, token_ids, positions, slots = zeros(4, rows, dtype=torch.long)
+        return cls(
+            width=width,
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
+            block_tables=zeros(places, num_blocks),
+            context_lens=zeros(places),
+            query_starts=torch.arange(places + 1, dtype=torch.int32, device=device),
+            wishes=Wishes(temperature, top_p, min_p, zeros(rows), seed, zeros(rows), zeros(rows)),
+            drawn=zeros(2 * rows + places),
+        )
 
     def cut(self, places: int, width: int) -> DecodeRows:
         """Return the beginning of the same room, for fewer places or tokens of each."""
