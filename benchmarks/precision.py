@@ -10,7 +10,7 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from shutil import copytree
@@ -28,7 +28,7 @@ from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.kernels.quantized_kv import KvScales, scales_from
 from gpu_backend.models.config import load_model_config
-from gpu_backend.models.layers import Decoder
+from gpu_backend.models.layers import Decoder, rounded
 from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import Checkpoint, LinearOptions
@@ -37,10 +37,12 @@ CPU = torch.device("cpu")
 TOKENS = 400
 OUTLIERS = 3  # of a layer's inputs to each kind of product
 STRENGTH = 32.0  # a power of two: planting changes no other bit
-METHODS: tuple[tuple[str, str | None, str], ...] = (  # name, quantization, kv_cache_dtype
-    ("bfloat16", None, "auto"), ("fp8, rows", "fp8", "auto"), ("int8 weights", "int8", "auto"),
-    ("int8 weights and inputs (w8a8)", "w8a8", "auto"), ("int4 weights", "int4", "auto"),
-    ("KV cache of fp8", None, "fp8"), ("fp8, rows, and KV cache", "fp8", "fp8"),
+METHODS: tuple[tuple[str, str | None, str, bool], ...] = (  # name, quantization, kv_cache_dtype, whether smoothed
+    ("bfloat16", None, "auto", True), ("fp8, rows", "fp8", "auto", True), ("int8 weights", "int8", "auto", True),
+    ("int8 weights, outliers left", "int8", "auto", False),
+    ("int8 weights and inputs (w8a8)", "w8a8", "auto", True), ("w8a8, outliers left", "w8a8", "auto", False),
+    ("int4 weights", "int4", "auto", True), ("int4 weights, outliers left", "int4", "auto", False),
+    ("KV cache of fp8", None, "fp8", True), ("fp8, rows, and KV cache", "fp8", "fp8", True),
 )  # fmt: skip
 
 
@@ -63,8 +65,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         planted = plant_outliers(CHECKPOINT, Path(folder) / "planted")
         table = _header()
-        for name, quantization, kv_cache_dtype in METHODS:
-            costs = [measure(some, quantization, kv_cache_dtype) for some in (CHECKPOINT, planted)]
+        for name, *how in METHODS:
+            costs = [measure(some, *how) for some in (CHECKPOINT, planted)]
             table.append(_line(name, *costs))
     print("\n".join(table))
     if arguments.out:
@@ -105,35 +107,46 @@ def plant_outliers(folder: Path, target: Path) -> Path:
     return target
 
 
-def measure(folder: Path, quantization: str | None, kv_cache_dtype: str) -> Costs:
+def measure(folder: Path, quantization: str | None, kv_cache_dtype: str, smoothed: bool = True) -> Costs:
     """Compare a checkpoint at fewer bits with itself in bfloat16; bfloat16 with float32."""
-    is_plain = quantization is None and kv_cache_dtype == "auto"
-    plain = _load(folder, torch.float32 if is_plain else torch.bfloat16, None)
-    rounded = _load(folder, torch.bfloat16, quantization)
+    models = load_pair(folder, quantization, kv_cache_dtype, smoothed)
     engine = EngineConfig(
         str(folder), "cpu", dtype="bfloat16", quantization=quantization, kv_cache_dtype=kv_cache_dtype
     )
-    kept, count = (sum(map(size, _products(model))) for model, size in ((rounded, _num_bytes), (plain, Tensor.numel)))
+    count, kept = (
+        sum(map(size, _products(model))) for model, size in zip(models, (Tensor.numel, _num_bytes), strict=True)
+    )
     return Costs(
         bytes_per_weight=kept / count,
         bytes_per_kv=1.0 if kv_cache_dtype == "fp8" else 2.0,
-        layer_errors=tuple(_layer_errors(plain, rounded, kv_cache_dtype == "fp8")),
-        perplexity=perplexity(engine),
+        layer_errors=tuple(layer_errors(*models, kv_cache_dtype == "fp8")),
+        perplexity=perplexity(engine, None if smoothed else models[1]),
     )
 
 
+def load_pair(
+    folder: Path, quantization: str | None, kv_cache_dtype: str = "auto", smoothed: bool = True
+) -> tuple[Decoder, Decoder]:
+    """Return a checkpoint as it is compared with, and at fewer bits, its outliers ``smoothed`` or left."""
+    is_plain = quantization is None and kv_cache_dtype == "auto"
+    plain = _load(folder, torch.float32 if is_plain else torch.bfloat16, None)
+    if quantization is None or smoothed:
+        return plain, _load(folder, torch.bfloat16, quantization)
+    return plain, replace(plain, layers=tuple(rounded(layer, quantization) for layer in plain.layers))
+
+
 @torch.inference_mode()
-def _layer_errors(plain: Decoder, rounded: Decoder, float8_cache: bool) -> list[float]:
-    """Give each layer of both what reaches it in the first."""
-    tokens = text_tokens(TOKENS)
+def layer_errors(plain: Decoder, kept_as: Decoder, float8_cache: bool = False, count: int = TOKENS) -> list[float]:
+    """Give each layer of both what reaches it in the first, of so many tokens."""
+    tokens = text_tokens(count)
     batch, blocks = _batch(plain, tokens)
-    scales = _kv_scales(rounded) if float8_cache else [None] * len(plain.layers)
+    scales = _kv_scales(kept_as) if float8_cache else [None] * len(plain.layers)
     x, residual = torch.nn.functional.embedding(batch.token_ids, plain.embedding), None
     errors = []
-    for mine, other, layer_scales in zip(plain.layers, rounded.layers, scales, strict=True):
+    for mine, other, layer_scales in zip(plain.layers, kept_as.layers, scales, strict=True):
         before = x if residual is None else x + residual
         ends = []
-        for model, layer, some_scales in ((plain, mine, None), (rounded, other, layer_scales)):
+        for model, layer, some_scales in ((plain, mine, None), (kept_as, other, layer_scales)):
             dtype = model.embedding.dtype
             cos, sin = model.cos.index_select(0, batch.positions), model.sin.index_select(0, batch.positions)
             cache = _cache(model, blocks, dtype if some_scales is None else torch.uint8)
@@ -146,10 +159,11 @@ def _layer_errors(plain: Decoder, rounded: Decoder, float8_cache: bool) -> list[
     return errors
 
 
-def perplexity(config: EngineConfig) -> float:
-    """Return that of a fixed text, scored in one prefill."""
+def perplexity(config: EngineConfig, model: Decoder | None = None) -> float:
+    """Return that of a fixed text, scored in one prefill, by the model that is configured or by another."""
     tokens = text_tokens(600)
     runner = Runner(config, load_model_config(config.folder))
+    runner._model = model or runner._model
     blocks = tuple(range(-(-len(tokens) // config.block_size)))
     step = SequenceStep(1, tokens, 0, blocks, False, SamplingParams(1, prompt_logprobs=0), 0, targets=tokens[1:])
     (scores,) = runner.run(StepPlan(0, (step,))).scored

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -81,11 +81,12 @@ class DecoderLayer:
     ) -> tuple[Tensor, Tensor]:
         """Return what the layer adds, and what it is to be added to: the sum is one with the next norm."""
         normed, residual = ops.add_rms_norm(x, residual, self.attention_norm, self.eps)
-        attended = self._whole(self.attention(normed, cos, sin, kv_cache, kv_scales, batch))
+        attended = self.whole(self.attention(normed, cos, sin, kv_cache, kv_scales, batch))
         normed, residual = ops.add_rms_norm(attended, residual, self.mlp_norm, self.eps)
-        return self._whole(self.down(ops.silu_and_mul(self.gate_up(normed)))), residual
+        return self.whole(self.down(ops.silu_and_mul(self.gate_up(normed)))), residual
 
-    def _whole(self, part: Tensor) -> Tensor:
+    def whole(self, part: Tensor) -> Tensor:
+        """Return the sum of all ranks' parts, which may be written over."""
         return part if self.add_ranks is None else self.add_ranks(part)
 
 
@@ -150,9 +151,20 @@ def load_linear(
         load = load_packed if weights.packed.is_of_four_bits else load_rounded
         return load(weights, names, outs, width, added)
     weight = _together(weights, [f"{name}.weight" for name in names], outs, width)
-    if weights.linear.quantization is not None:
+    if weights.linear.quantization is not None and not weights.linear.is_smoothed:
         return quantize(weight, added, weights.linear.quantization, weights.linear.batch_invariant)
     return Linear(weight, added, weights.linear.batch_invariant)
+
+
+def rounded(layer: DecoderLayer, method: str) -> DecoderLayer:
+    """Return a layer of plain weights with them rounded."""
+
+    def product(plain: Linear | QuantizedLinear) -> QuantizedLinear:
+        assert isinstance(plain, Linear), "weights are rounded once"
+        return quantize(plain.weight, plain.bias, method, plain.batch_invariant)
+
+    attention = replace(layer.attention, qkv=product(layer.attention.qkv), out=product(layer.attention.out))
+    return replace(layer, attention=attention, gate_up=product(layer.gate_up), down=product(layer.down))
 
 
 def _together(weights: WeightSource, names: list[str], outs: tuple[int, ...], *width: int) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from torch import Tensor
+
 from gpu_backend.models.config import ModelConfig
-from gpu_backend.models.layers import Attention, Decoder, DecoderLayer, load_linear, rope_tables
+from gpu_backend.models.layers import Attention, Decoder, DecoderLayer, load_linear, rope_tables, rounded
+from gpu_backend.models.smoothing import begin_passage, smooth
 from gpu_backend.models.weights import WeightSource
 
 AttentionLoader = Callable[[ModelConfig, WeightSource, str], Attention]
@@ -29,10 +32,14 @@ def load_decoder(
     if not config.layers_after:
         head = embedding if config.tie_word_embeddings else weights.get("lm_head.weight", *shape)
     cos, sin = rope_tables(config.rope, config.head_dim, max_model_len, norm)
+    if weights.linear.is_smoothed and weights.packed is None:
+        layers = tuple(_load_smoothed(config, weights, attention_loader, embedding, cos, sin))
+    else:
+        layers = tuple(_load_layer(config, weights, index, attention_loader) for index in range(config.num_layers))
     return Decoder(
         config=config,
         embedding=embedding,
-        layers=tuple(_load_layer(config, weights, index, attention_loader) for index in range(config.num_layers)),
+        layers=layers,
         norm=norm,
         head=head,
         cos=cos,
@@ -63,12 +70,32 @@ def load_projections(
     )
 
 
+def _load_smoothed(
+    config: ModelConfig,
+    weights: WeightSource,
+    attention_loader: AttentionLoader,
+    embedding: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> Iterator[DecoderLayer]:
+    """Load layer by layer, each rounded as is best for what comes out of those before it, be they another stage's."""
+    method = weights.linear.quantization
+    assert method is not None
+    if not len(embedding):
+        embedding = weights.get("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    passage = begin_passage(embedding, cos, sin)
+    for index in range(-config.layers_before, config.num_layers):
+        layer, passage = smooth(_load_layer(config, weights, index, attention_loader), passage, method)
+        if index >= 0:
+            yield rounded(layer, method)
+
+
 def _load_layer(
     config: ModelConfig, weights: WeightSource, index: int, attention_loader: AttentionLoader
 ) -> DecoderLayer:
     hidden, inner = config.hidden_size, config.intermediate_size
     prefix = f"model.layers.{config.layers_before + index}"
-    attention = replace(attention_loader(config, weights, f"{prefix}.self_attn"), window=config.windows[index])
+    attention = replace(attention_loader(config, weights, f"{prefix}.self_attn"), window=config.windows[max(index, 0)])
     mlp = f"{prefix}.mlp"
     return DecoderLayer(
         attention_norm=weights.get(f"{prefix}.input_layernorm.weight", hidden),

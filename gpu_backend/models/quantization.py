@@ -1,5 +1,5 @@
-# Weights of eight or four bits, made from a checkpoint's own while it is loaded: matrix by matrix, so that only one of
-# them is ever there in full. Embeddings, norms and the head stay as they are.
+# Weights of eight or four bits, made from a checkpoint's own while it is loaded: matrix by matrix, or, where outliers
+# are moved first, layer by layer, so that no more is ever there in full. Embeddings and the head stay as they are.
 
 from __future__ import annotations
 

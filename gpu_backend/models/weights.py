@@ -19,6 +19,7 @@ from gpu_backend.models.config import PackedFormat, UnsupportedModel
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+SMOOTHED = ("int8", "w8a8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,11 @@ class LinearOptions:
     quantization: str | None = None  # one of ``config.QUANTIZATIONS``; None: as they are
     batch_invariant: bool = False  # each row's sums in the same order however many rows there are
     add_ranks: Callable[[Tensor], Tensor] | None = None  # what adds up the ranks' parts; None: there is but one
+
+    @property
+    def is_smoothed(self) -> bool:
+        """Whether outliers are moved into the weights before they are rounded: float8 has no need of it."""
+        return self.quantization in SMOOTHED
 
 
 class WeightSource(Protocol):

@@ -1,0 +1,137 @@
+# Whole numbers suffer from outliers: an input channel thirty times as large as the others makes every step of its row
+# thirty times as wide. While a checkpoint's weights are rounded, some tokens go through its layers, and a part of what
+# makes a channel large is moved from the inputs into the weights (Xiao et al. 2022, SmoothQuant, arXiv 2211.10438).
+# It is divided out in what comes before the product: in norms, in the values, in the MLP's up. Factors are powers of
+# two, so the model's function stays the same to the bit.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpu_backend.kernels import reference
+from gpu_backend.models.layers import Attention, DecoderLayer, Linear
+from gpu_backend.models.quantization import QuantizedLinear, quantize
+
+TOKENS = 256  # from all over the vocabulary
+STRENGTHS = (0.25, 0.5, 0.75)  # the paper's alpha: how far a factor follows the inputs, not the weights
+WORTH = (
+    0.81  # of the squared error before: it must fall so far for a stronger one, since texts differ from those tokens
+)
+FARTHEST = 10.0  # binades of a factor
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Some tokens between two layers: what the last one adds (tokens, hidden), and what it is to be added to."""
+
+    x: Tensor
+    residual: Tensor | None
+    cos: Tensor  # (tokens, 1, head_dim / 2)
+    sin: Tensor
+
+
+def begin_passage(embedding: Tensor, cos: Tensor, sin: Tensor) -> Passage:
+    """Return tokens before the first layer, at the first of the positions that ``cos`` and ``sin`` are for."""
+    count = min(TOKENS, len(cos), len(embedding))
+    tokens = torch.arange(count, device=embedding.device) * (len(embedding) // count)
+    return Passage(F.embedding(tokens, embedding), None, cos[:count], sin[:count])
+
+
+@torch.inference_mode()
+def smooth(layer: DecoderLayer, passage: Passage, method: str) -> tuple[DecoderLayer, Passage]:
+    """Return a layer of plain weights as it is best rounded by ``method``, and the tokens behind it."""
+    attention = layer.attention
+    qkv, out, gate_up, down = map(_plain, (attention.qkv, attention.out, layer.gate_up, layer.down))
+    normed, residual = reference.add_rms_norm(passage.x, passage.residual, layer.attention_norm, layer.eps)
+    attended = _attend(attention, _product(qkv, normed), passage)
+    into_qkv = find_factors(normed, qkv.weight, method)
+    into_out = find_factors(attended, out.weight, method, lambda sizes: _largest_of_group(sizes, attention))
+    normed, residual = reference.add_rms_norm(layer.whole(_product(out, attended)), residual, layer.mlp_norm, layer.eps)
+    inner = reference.silu_and_mul(_product(gate_up, normed))
+    into_mlp, into_down = (find_factors(x, w.weight, method) for x, w in ((normed, gate_up), (inner, down)))
+
+    of_values = into_out.view(attention.num_kv_heads, -1, attention.head_dim)[:, 0].flatten()
+    smoothed = replace(
+        layer,
+        attention_norm=layer.attention_norm / into_qkv.to(layer.attention_norm),
+        attention=replace(attention, qkv=_scaled(qkv, into_qkv, of_values), out=_scaled(out, into_out)),
+        mlp_norm=layer.mlp_norm / into_mlp.to(layer.mlp_norm),
+        gate_up=_scaled(gate_up, into_mlp, into_down),
+        down=_scaled(down, into_down),
+    )
+    return smoothed, replace(passage, x=layer.whole(_product(down, inner)), residual=residual)
+
+
+def find_factors(x: Tensor, weight: Tensor, method: str, share: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Return by what to divide each input channel (in,), and multiply its weights, so that rounding costs less.
+
+    ``x`` (rows, in) are some inputs, ``weight`` is (out, in). ``share`` makes the sizes of channels (in,) equal that
+    must have one factor.
+    """
+    of_inputs, of_weights = (some.abs().amax(0).float().clamp(min=1e-5) for some in (x, weight))
+    if share is not None:
+        of_inputs, of_weights = share(of_inputs), share(of_weights)
+    best = torch.ones_like(of_inputs)
+    least = _rounding_error(x, weight, best, method)
+    for strength in STRENGTHS:
+        binades = strength * of_inputs.log2() - (1 - strength) * of_weights.log2()
+        factors = (binades - binades.median()).round().clamp(-FARTHEST, FARTHEST).exp2()
+        error = _rounding_error(x, weight, factors, method)
+        if not error < WORTH * least:
+            break
+        best, least = factors, error
+    return best
+
+
+def _rounding_error(x: Tensor, weight: Tensor, factors: Tensor, method: str) -> float:
+    """Return ‖product of what was rounded − product‖²."""
+    kept = quantize(weight * factors.to(weight), None, method)
+    out = reference.quantized_linear(x.float() / factors, kept.weight, kept.scales, None, None, kept.rounds_input)
+    return (out - F.linear(x.float(), weight.float())).square().sum().item()
+
+
+def _attend(attention: Attention, qkv: Tensor, passage: Passage) -> Tensor:
+    """Return what queries see of the tokens up to their own, (tokens, heads · head_dim)."""
+    rotated = attention.num_heads + attention.num_kv_heads
+    heads = qkv.view(len(qkv), rotated + attention.num_kv_heads, attention.head_dim)
+    query_key = heads[:, :rotated]
+    if attention.qk_norm is not None:
+        query_key = reference.rms_norm(query_key, attention.qk_norm, attention.eps)
+    query_key = reference.apply_rope(query_key, passage.cos, passage.sin)
+    query, key, value = (
+        some.transpose(0, 1)[None]
+        for some in (query_key[:, : attention.num_heads], query_key[:, attention.num_heads :], heads[:, rotated:])
+    )
+    attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    return attended[0].transpose(0, 1).flatten(1)
+
+
+def _largest_of_group(sizes: Tensor, attention: Attention) -> Tensor:
+    """Return for each channel the largest of all query heads that read the same values."""
+    grouped = sizes.view(attention.num_kv_heads, -1, attention.head_dim)
+    return grouped.amax(1, keepdim=True).expand_as(grouped).flatten()
+
+
+def _scaled(product: Linear, of_inputs: Tensor, of_last_outputs: Tensor | None = None) -> Linear:
+    """Return it for inputs divided by the one, with its last outputs divided by the other."""
+    weight, bias = product.weight * of_inputs.to(product.weight), product.bias
+    if of_last_outputs is not None:
+        shrink = of_last_outputs.reciprocal().to(weight)
+        weight[-len(shrink) :] *= shrink[:, None]
+        if bias is not None:
+            bias = torch.cat([bias[: -len(shrink)], bias[-len(shrink) :] * shrink])
+    return replace(product, weight=weight, bias=bias)
+
+
+def _product(product: Linear, x: Tensor) -> Tensor:
+    return F.linear(x, product.weight, product.bias)
+
+
+def _plain(product: Linear | QuantizedLinear) -> Linear:
+    assert isinstance(product, Linear), "weights are rounded once"
+    return product
