@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from operator import add
 
 import numpy as np
 import numpy.typing as npt
 
 from gateway.safety.features import (
+    BUCKETS,
     LONGEST,
     RUNS_AT_LEAST,
     WORDS_AT_LEAST,
-    counted,
     hashes_of,
     read_runs,
     read_words,
@@ -33,7 +34,8 @@ WEIGHTS = "safety.npz"
 MANIFEST = "safety.json"  # {"sha256": of the weights, "format": FORMAT, …}
 FORMAT = 3  # of the weights and of the features that they were fitted on
 FLAGGED = 0.5  # a score from here on is a finding: the operating point that the model card tells of
-REMEMBERED = 1 << 15  # words whose runs are known; at least as many as a window can have, and less than 1 << 16
+REMEMBERED = 1 << 15  # words whose runs are known; at least as many as a window can have
+PLACES = range(BUCKETS, BUCKETS + REMEMBERED)  # where they stand: after the buckets, so that both are counted in one go
 LONG = 64  # bytes: what is longer between two spaces is remembered by its words alone
 
 # What the columns of the weights stand for. "any": whether a text is of any of the categories after it.
@@ -52,16 +54,19 @@ class Classifier:
     """The fitted model, ready to score. A score of 0.5 is the operating point of its category, not a probability."""
 
     def __init__(self, weights: dict[str, npt.NDArray]) -> None:
-        self._words = _table(weights["idf"], weights["words"])  # (buckets, heads of words + 1)
         self._runs = _table(weights["run_idf"], weights["runs"])  # (run buckets + 1, heads of runs + 1)
-        self._bias = weights["bias"].astype(np.float32)  # (heads,), the operating points taken off
-        self._log = np.log(np.arange(4 * LONGEST, dtype=np.float32).clip(1)) + 1  # of how often a feature comes
-        # Where each word stands in ``_known``, and where those stand that are between two spaces, two bytes each. By
-        # hashes, since what was said is not kept; of bytes, since texts of another width may share theirs.
+        # What a word, pair or triple adds to the heads of words, and a word at its place to the heads of runs: with
+        # either a line, one product does for both.
+        self._adds = np.zeros((PLACES.stop, len(HEADS) + 2), np.float32)
+        self._adds[:BUCKETS, : ANY + 1] = _table(weights["idf"], weights["words"])[:-1]
+        self._bias: list[float] = weights["bias"].tolist()  # of each head, the operating points taken off
+        log = np.log(np.arange(4 * LONGEST, dtype=np.float32).clip(1)) + 1
+        self._scales = np.stack((log, log * log))  # by how often a feature comes: of weights, and of squares
+        # The place of each word, and the places of those that are between two spaces, four bytes each. By hashes, since
+        # what was said is not kept; of bytes, since texts of another width may share theirs.
         self._place: dict[int, bytes] = {}
-        self._words_known = 0
-        self._hashes = np.zeros(REMEMBERED, np.uint32)
-        self._known = np.zeros((REMEMBERED, len(OF_RUNS) + 1), np.float32)  # sums of ``_runs`` over a word's runs
+        self._free = PLACES.start
+        self._hashes = np.zeros(PLACES.stop, np.uint32)
         self._places(weights["common"].tobytes().split())
 
     @classmethod
@@ -83,18 +88,20 @@ class Classifier:
     def logits(self, window: str) -> Floats:
         """Return the logit of every head for one of a text's ``readings``: above 0 is a finding."""
         places = self._places(window.encode("utf-8", "replace").split())
-        found = self._bias.copy()
-        buckets, counts = read_words(self._hashes.take(places))
-        found[:ANY] += _weighed(self._words.take(buckets, axis=0), self._log.take(counts), WORDS_AT_LEAST)
-        distinct, counts = counted(places)
-        found[ANY:] += _weighed(self._known.take(distinct, axis=0), self._log.take(counts), RUNS_AT_LEAST)
+        hits, counts = read_words(self._hashes.take(places), places)
+        sums, squares = self._scales.take(counts, axis=1).dot(self._adds.take(hits, axis=0)).tolist()
+        sums = [
+            *_weighed(sums[: ANY + 1], squares[ANY], WORDS_AT_LEAST),
+            *_weighed(sums[ANY + 1 :], squares[-1], RUNS_AT_LEAST),
+        ]
+        found = list(map(add, sums, self._bias))
         # The head "any" knows best whether there is something, the others know what it is.
         kinds = found[ANY + 1 :]
-        kinds += found[ANY] - np.maximum.reduce(kinds)
-        return found
+        more = found[ANY] - max(kinds)
+        return np.array(found[: ANY + 1] + [kind + more for kind in kinds], np.float32)
 
-    def _places(self, pieces: list[bytes]) -> npt.NDArray[np.intp]:
-        """Return where each word of a text, split at its spaces, stands in ``_known``."""
+    def _places(self, pieces: list[bytes]) -> npt.NDArray[np.uint32]:
+        """Return the place of each word of a text that was split at its spaces."""
         place = self._place
         try:
             places = b"".join(map(place.__getitem__, map(hash, pieces)))
@@ -102,30 +109,30 @@ class Classifier:
             pieces = [part for piece in pieces for part in ((piece,) if len(piece) <= LONG else words_in(piece))]
             self._learn(pieces)
             places = b"".join(map(place.__getitem__, map(hash, pieces)))
-        return np.frombuffer(places, np.uint16).astype(np.intp)
+        return np.frombuffer(places, np.uint32)
 
     def _learn(self, pieces: list[bytes]) -> None:
-        place, first = self._place, self._words_known
+        place, first = self._place, self._free
         fresh = {key: piece for key, piece in zip(map(hash, pieces), pieces, strict=True) if key not in place}
-        unheard = {key: word for word in words_in(b" ".join(fresh.values())) if (key := hash(word)) not in place}
+        words = words_in(b" ".join(fresh.values()))
+        unheard = {key: word for key, word in zip(map(hash, words), words, strict=True) if key not in place}
         end = first + len(unheard)
-        if first and (end > REMEMBERED or len(place) + len(fresh) > 2 * REMEMBERED):
+        if first > PLACES.start and (end > PLACES.stop or len(place) + len(fresh) > 2 * REMEMBERED):
             place.clear()
-            self._words_known = 0
+            self._free = PLACES.start
             self._learn(pieces)
             return
         if unheard:
             words = list(unheard.values())
             runs = read_runs(words)
             known = self._runs.take(runs.buckets, axis=0).sum(axis=0)  # (places, heads of runs + 1)
-            self._known[first:end] = np.add.reduceat(known, runs.starts, axis=0)
+            self._adds[first:end, ANY + 1 :] = np.add.reduceat(known, runs.starts, axis=0)
             self._hashes[first:end] = hashes_of(words)
-            places = np.arange(first, end, dtype=np.uint16).tobytes()
-            place.update(zip(unheard, map(bytes, zip(places[::2], places[1::2], strict=True)), strict=True))
-            self._words_known = end
-        for key, piece in fresh.items():
-            if key not in place:
-                place[key] = b"".join([place[hash(word)] for word in words_in(piece)])
+            places = np.arange(first, end, dtype=np.uint32).tobytes()
+            place.update((key, places[at : at + 4]) for key, at in zip(unheard, range(0, len(places), 4), strict=True))
+            self._free = end
+        for key in fresh.keys() - unheard.keys():
+            place[key] = b"".join([place[hash(word)] for word in words_in(fresh[key])])
 
 
 def _table(idf: npt.NDArray, weights: npt.NDArray) -> Floats:
@@ -138,12 +145,11 @@ def _table(idf: npt.NDArray, weights: npt.NDArray) -> Floats:
     return table
 
 
-def _weighed(rows: Floats, scale: Floats, at_least: float) -> Floats:
-    """Return the heads' sums over features, each scaled, divided by the reading's length."""
-    length = math.hypot(at_least, math.sqrt((scale * scale).dot(rows[:, -1])))
-    sums: Floats = scale.dot(rows)[:-1]
-    sums *= np.float32(1 / length)
-    return sums
+def _weighed(sums: list[float], square: float, at_least: float) -> list[float]:
+    """Return the heads' sums divided by the reading's length, of which ``square`` is the square; it comes last in
+    ``sums``, where it means nothing."""
+    shorter = 1 / math.sqrt(at_least * at_least + square)
+    return [shorter * one for one in sums[:-1]]
 
 
 def readings(text: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -32,15 +32,18 @@ _NEXT = np.array(2654435761, np.uint32)  # Knuth's multiplicative hash: the orde
 _MIX = np.array(0x9E3779B1, np.uint32)
 _FNV = np.array(16777619, np.uint32)
 _TO_BUCKET = np.array(32 - BITS, np.uint32)
+_SHIFT = np.array(15, np.uint32)
+_TO_RUN_BUCKET = np.array(32 - RUN_BITS, np.uint32)
+_SIZES = np.array(RUNS, np.uint32)[:, None]
+_NOTHING = np.array([], np.uint32)
+_FIRST, _LAST = np.array([-1], np.int32).view(np.uint32), np.array([(1 << 31) - 1], np.uint32)  # as signed numbers
 _SPACE = 32
-
-Number = TypeVar("Number", np.uint32, np.intp)
 
 
 class Reading(NamedTuple):
     """The words, pairs and triples of one window."""
 
-    buckets: npt.NDArray[np.uint32]  # (hit buckets,), rising, each once
+    buckets: npt.NDArray[np.int32]  # (hit buckets,), rising, each once
     counts: npt.NDArray[np.int64]  # (hit buckets,), how often each was hit
 
 
@@ -66,16 +69,22 @@ def hashes_of(words: Sequence[bytes]) -> npt.NDArray[np.uint32]:
     return np.fromiter(map(crc32, words), np.uint32, len(words))
 
 
-def read_words(singles: npt.NDArray[np.uint32]) -> Reading:
-    """Return the words of a window, by their hashes, and the pairs and triples of neighbours among them."""
+def read_words(singles: npt.NDArray[np.uint32], others: npt.NDArray[np.uint32] = _NOTHING) -> Reading:
+    """Return the words of a window, by their hashes, and the pairs and triples of neighbours among them; and how often
+    each of ``others`` comes, numbers from ``BUCKETS`` on, counted in the same go."""
     pairs = singles[:-1] * _NEXT
     pairs ^= singles[1:]
     triples = pairs[:-1] * _NEXT
     triples ^= singles[2:]
-    hits = np.concatenate((singles, pairs, triples))
-    hits *= _MIX
-    hits >>= _TO_BUCKET
-    return Reading(*counted(hits))
+    hits = np.concatenate((_FIRST, singles, pairs, triples, others, _LAST))
+    words = hits[1 : len(hits) - 1 - len(others)]
+    words *= _MIX
+    words >>= _TO_BUCKET
+    # As numpy.unique does, without its fixed costs: what stands first and last has no number beside it like itself.
+    found = hits.view(np.int32)
+    found.sort()
+    ends = (found[1:] != found[:-1]).nonzero()[0]
+    return Reading(found.take(ends[1:]), ends[1:] - ends[:-1])
 
 
 def read_runs(words: Sequence[bytes]) -> Runs:
@@ -84,16 +93,22 @@ def read_runs(words: Sequence[bytes]) -> Runs:
     is_space = data == _SPACE
     places = len(data) - max(RUNS) + 1
     starts = np.flatnonzero(is_space)[: len(words)]
-    buckets = np.full((len(RUNS) + 1, places), NO_RUN, np.uint32)
-    buckets[0, starts] = _bucket_of(hashes_of(words))
-    is_run = ~(is_space[:-1] & is_space[1:])
-    runs = data
-    for size in range(2, max(RUNS) + 1):
+    buckets = np.empty((len(RUNS) + 1, places), np.uint32)
+    is_none = np.empty((len(RUNS), places), np.bool_)
+    runs, has_space = data, is_space[:-1] & is_space[1:]  # between two words
+    for row, size in enumerate(RUNS):
         runs = runs[:-1] * _FNV
         runs ^= data[size - 1 :]
-        if size > 2:  # no space inside
-            is_run = is_run[:-1] & ~is_space[size - 2 : -1]
-        np.copyto(buckets[size - 1], _bucket_of(runs[:places] ^ np.uint32(size)), where=is_run[:places])
+        buckets[row] = runs[:places]
+        if row:  # no space inside
+            has_space = has_space[:-1] | is_space[size - 2 : -1]
+        is_none[row] = has_space[:places]
+    inside = buckets[:-1]
+    inside ^= _SIZES
+    _to_buckets(inside)
+    inside[is_none] = NO_RUN
+    buckets[-1] = NO_RUN
+    buckets[-1, starts] = _to_buckets(hashes_of(words))
     return Runs(buckets, starts)
 
 
@@ -105,20 +120,9 @@ def windows(text: str) -> list[str]:
     return [text[start : start + LONGEST] for start in range(0, len(text) - LONGEST // 4, step)]
 
 
-def _bucket_of(hashes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    mixed = hashes * _MIX
-    mixed ^= mixed >> np.uint32(15)
-    mixed *= _NEXT
-    mixed >>= np.uint32(32 - RUN_BITS)
-    return mixed
-
-
-def counted(hits: npt.NDArray[Number]) -> tuple[npt.NDArray[Number], npt.NDArray[np.int64]]:
-    """Return which numbers there are, rising, and how often each: as numpy.unique does, without its fixed costs. Sorts
-    ``hits``."""
-    hits.sort()
-    is_first = np.empty(len(hits) + 1, np.bool_)
-    is_first[:1] = is_first[-1:] = True
-    np.not_equal(hits[1:], hits[:-1], out=is_first[1:-1])
-    edges = is_first.nonzero()[0]
-    return hits[edges[:-1]], edges[1:] - edges[:-1]
+def _to_buckets(hashes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    hashes *= _MIX
+    hashes ^= hashes >> _SHIFT
+    hashes *= _NEXT
+    hashes >>= _TO_RUN_BUCKET
+    return hashes
