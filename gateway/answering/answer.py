@@ -13,7 +13,7 @@ from gateway.answering.call import Call, record_for
 from gateway.answering.reply import Reply, settle
 from gateway.errors import ContentPolicyViolation
 from gateway.overload.gate import Turn
-from gateway.safety.input_check import input_check_of
+from gateway.safety.input_check import InputCheck, input_check_of
 from gateway.services import Services
 from router import Route, choose_route
 from router.sampling import is_sampled, judge_named
@@ -44,6 +44,15 @@ async def answer(services: Services, call: Call) -> Reply:
 
 async def _answer_in_turn(services: Services, call: Call, turn: Turn) -> Reply:
     """Hold, ask, and return the open reply. Who waits holds nothing: its hold would refuse its team's other calls."""
+    check = input_check_of(services.guard, call)
+    try:
+        return await _answer_checked(services, call, turn, check)
+    finally:
+        if check is not None:
+            check.stop()
+
+
+async def _answer_checked(services: Services, call: Call, turn: Turn, check: InputCheck | None) -> Reply:
     route = turn.route
     account = await admit(services, call, route)
     log = AttemptLog(queued=turn.waited)
@@ -51,7 +60,6 @@ async def _answer_in_turn(services: Services, call: Call, turn: Turn) -> Reply:
         lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
         account.open(record_for(call, route, route.targets[0], lost))
         send = partial(send_along_route, services, call, route, log, turn.slot)
-        check = input_check_of(services.guard, call)
         answering = await (send() if check is None else check.beside(send))
         try:
             reply = Reply(services, call, route, account, answering, log, services.hooks)

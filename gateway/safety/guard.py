@@ -55,6 +55,7 @@ class Guard:
     ) -> None:
         self.checker = checker
         self.metrics = metrics
+        self.leaving = 0  # calls that are looked at and have not been sent yet
         self._classifier = classifier
         self._outcomes = outcomes
         self._abuse = abuse

@@ -1,10 +1,10 @@
-# The check of one call's input: rules first, then the classifier and an outside checker beside the call.
+# The check of one call's input: rules first, while its hold is waited for, then the classifier and an outside checker
+# beside the call.
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from time import perf_counter
 from typing import Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from gateway.safety.policy import Policy
 from gateway.safety.texts import judged_texts
 
 HEAD_START = 0.005  # seconds that the classifier leaves to calls on their way out; no model answers as fast
+HEAD_STARTS = 4  # that it leaves at the most, while others are on their way out
 
 
 class Open(Protocol):
@@ -28,21 +29,34 @@ Answer = TypeVar("Answer", bound=Open)
 
 
 def input_check_of(guard: Guard, call: Call) -> InputCheck | None:
-    """Return the check of a call's input, or ``None`` where no policy asks for one."""
+    """Return the check of a call's input, or ``None`` where no policy asks for one.
+
+    It has begun, and has to be stopped.
+    """
     policy = guard.policy_for(call)
     return None if policy is None or policy.input == "off" else InputCheck(guard, call, policy)
 
 
 class InputCheck:
-    """Runs once, beside one call."""
+    """Runs once, beside one call. The rules begin as soon as something else is waited for."""
 
     def __init__(self, guard: Guard, call: Call, policy: Policy) -> None:
         self.violation: ContentPolicyViolation | ContentUnchecked | None = None  # the verdict, once the answer is there
         self._guard = guard
         self._call = call
         self._policy = policy
+        self._loop = asyncio.get_running_loop()
         self._leash: asyncio.Timeout | None = None  # on the call while it waits for its upstream
-        self._is_due = asyncio.Event()  # its answer waits for the verdict
+        self._turn: asyncio.Future[None] = self._loop.create_future()  # of the classifier
+        self._rings = 0
+        self._is_leaving = True
+        guard.leaving += 1
+        self._looking = asyncio.create_task(guard.find_by_form(call.request, call.extra, call.native))
+
+    def stop(self) -> None:
+        """Look no further. After the call was answered, or was not, there is nothing to stop."""
+        self._looking.cancel()
+        self._has_left()
 
     async def beside(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
         """Apply the rules, then ``send`` the call and judge it meanwhile; return its answer once the verdict is there.
@@ -51,11 +65,10 @@ class InputCheck:
         before the answer: then the upstream is left. When it comes after, it is in ``violation``, and the answer is the
         caller's to close.
         """
-        call = self._call
-        self._apply(await self._guard.find_by_form(call.request, call.extra, call.native))
+        self._apply(await self._looking)
         judging = asyncio.create_task(self._judge())
-        if call.is_batch_item:  # nobody waits for its first token, and what is not sent costs nothing
-            self._is_due.set()
+        if self._call.is_batch_item:  # nobody waits for its first token, and what is not sent costs nothing
+            self._take_turn()
             await judging
             if self.violation is not None:
                 raise self.violation
@@ -71,7 +84,7 @@ class InputCheck:
         finally:
             self._leash = None
         answered = perf_counter()
-        self._is_due.set()
+        self._take_turn()
         try:
             await judging
         except BaseException:
@@ -82,12 +95,12 @@ class InputCheck:
 
     async def _judge(self) -> None:
         guard = self._guard
+        self._has_left()
+        self._loop.call_later(HEAD_START, self._ring)
         texts = judged_texts(self._call.request)
         asking = asyncio.create_task(guard.checker.check(texts)) if guard.checker.is_on and texts else None
         try:
-            with suppress(TimeoutError):  # calls that come together are all sent first
-                async with asyncio.timeout(HEAD_START):
-                    await self._is_due.wait()
+            await self._turn
             found = await guard.judge(texts)
             if asking is not None:
                 found += await asking
@@ -99,6 +112,23 @@ class InputCheck:
         finally:
             if asking is not None:
                 asking.cancel()
+
+    def _ring(self) -> None:
+        """Let the classifier begin, unless others are on their way out: calls that come together are all sent first."""
+        self._rings += 1
+        if self._guard.leaving and self._rings < HEAD_STARTS and not self._turn.done():
+            self._loop.call_later(HEAD_START, self._ring)
+        else:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        if not self._turn.done():
+            self._turn.set_result(None)
+
+    def _has_left(self) -> None:
+        if self._is_leaving:
+            self._is_leaving = False
+            self._guard.leaving -= 1
 
     def _apply(self, findings: Iterable[Finding]) -> None:
         self._guard.apply(self._call, self._policy, "input", findings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from gateway.clock import Clock
 from gateway.config_file import load_settings
 from gateway.draining import Drain
 from gateway.held_back.comparer import Comparer
-from tests.support.fault_house import FaultHouse, running_fault_house
+from gateway.routes import HANDLERS
+from tests.support.fault_house import ADMIN_KEY, FaultHouse, running_fault_house
 from tests.support.upstream_scripts import Script
 
 # Each is found by a rule, so that the whole way of a finding is walked too.
@@ -67,6 +69,7 @@ def test_what_was_said_stands_nowhere_but_in_batches(house: FaultHouse) -> None:
     with httpx.Client(base_url=house.gateways[0].url, headers=headers, timeout=30, event_hooks=hooks) as client:
         request_id = say_everywhere(house, client)
         said.check(client.get("/openapi.json").json())
+        knock_everywhere(client)
     asyncio.run(compare(house))
     admin = house.ask_admin(house.gateways[0], "/admin/audit-log", limit="1000").text
     metrics = [house.ask_admin(gateway, "/metrics").text for gateway in house.gateways]
@@ -185,6 +188,19 @@ def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
         client.post("/v1/chat/completions", json={**talk, "model": model, "stream": True})
     send_batches(client, talk)
     return request_id
+
+
+def knock_everywhere(client: httpx.Client) -> None:
+    """Say a canary where no route expects one: in its path, its query and its body, as a team and as an admin."""
+    for handler in HANDLERS:
+        for path in handler.paths:
+            for method in handler.http_methods - {"HEAD", "OPTIONS"}:
+                knocked = re.sub(r"\{[^}]*\}", SAID, path)
+                for headers in ({}, {"authorization": f"Bearer {ADMIN_KEY}"}):
+                    odd = {"params": {"of": SAID, "team_id": SAID, "model": SAID}, "headers": headers}
+                    body = {"json": {"never_heard_of": SAID}} if method in ("POST", "PATCH") else {}
+                    answer = client.request(method, knocked, **odd, **body)  # type: ignore[arg-type]
+                    assert answer.status_code < 500, (method, path, answer.text)
 
 
 def send_batches(client: httpx.Client, talk: dict[str, Any]) -> None:

@@ -161,6 +161,69 @@ def test_a_secret_in_an_answer_is_withheld_though_split_over_chunks(strict: Hous
         assert row["status"] == "blocked" and float(row["cost_usd"]) > 0
 
 
+ASKED: dict[str, Any] = {"messages": PLAIN["messages"], "max_tokens": 300, "stream": True}
+STREAMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "two choices": ("chat/completions", {"model": "small", "n": 2}, {}),
+    "JSON": (
+        "chat/completions",
+        {
+            "model": "small",
+            "response_format": {"type": "json_object"},
+            "messages": [{"role": "user", "content": "The capital of Peru, as JSON."}],
+        },
+        {},
+    ),
+    "stop words": ("chat/completions", {"model": "small", "stop": ["never said"]}, {}),
+    "thinking": ("chat/completions", {"model": "small"}, {"thinking": f"They want {SECRET}, I think."}),
+    "completion": ("completions", {"model": "small", "prompt": "The capital of Peru is", "messages": None}, {}),
+    "messages": ("messages", {"model": "small"}, {}),
+    "messages at their own": ("messages", {"model": "claude"}, {}),
+    "messages with thinking": ("messages", {"model": "claude"}, {"thinking": f"They want {SECRET}, I think."}),
+    "chat at Anthropic's": ("chat/completions", {"model": "claude"}, {}),
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_stream_that_is_blocked_ends_well_in_every_dialect(
+    strict: House, upstream: ScriptedUpstream, stream: str
+) -> None:
+    """As filtered or refused, without a sign of the secret, with the usage of its one row: blocked and charged."""
+    path, more, script = STREAMS[stream]
+    words = "Lima. " * 90 + f'{{"key": "{SECRET}"}}' + " And so on." * 20
+    if script:
+        words = "Lima it is."
+    upstream.script(Script(text=words, **script), model=more["model"], times=1)
+    body = {name: value for name, value in {**ASKED, **more}.items() if value is not None}
+    if path != "messages":
+        body["stream_options"] = {"include_usage": True}
+    with strict.client() as client:
+        answer = client.post(f"/v1/{path}", json=body)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    told = next(event["usage"] for event in reversed(events) if event.get("usage"))
+    row = row_of(strict, answer.headers["x-request-id"])
+
+    assert answer.status_code == 200 and "AKIA" not in answer.text
+    assert ("Lima" in answer.text) == (not script)
+    assert answer.text.count('"refusal"' if path == "messages" else '"content_filter"') == more.get("n", 1)
+    assert answer.text.endswith("data: [DONE]\n\n" if path != "messages" else '"message_stop"}\n\n')
+    assert row["status"] == "blocked" and float(row["cost_usd"]) == float(told["cost_usd"]) > 0
+    assert row["output_tokens"] == told.get("output_tokens", told.get("completion_tokens")) > 0
+
+
+def test_a_client_that_leaves_while_an_answer_is_held_back_owes_what_was_made(
+    strict: House, upstream: ScriptedUpstream
+) -> None:
+    """It has seen nothing but the head; its upstream is left, and the row says interrupted."""
+    upstream.forget()
+    upstream.script(Script(text="Lima. " * 90, pace=0.05), model="small", times=1)
+    with strict.client() as client, client.stream("POST", "/v1/chat/completions", json=PLAIN) as answer:
+        request_id = answer.headers["x-request-id"]
+    row = row_of(strict, request_id)
+
+    upstream.wait_until(lambda: upstream.requests[0].closed_at)
+    assert row["status"] == "interrupted" and row["output_tokens"] > 0 and float(row["cost_usd"]) > 0
+
+
 @pytest.mark.parametrize("before", range(140, 640, 37))
 def test_a_secret_slips_out_between_no_windows(strict: House, upstream: ScriptedUpstream, before: int) -> None:
     """Wherever in a long answer it stands: what comes before it by a window is out, no sign of it is."""

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 
-from gateway.safety.output_watch import STEP, WINDOW, _Choice
+from gateway.errors import ContentPolicyViolation
+from gateway.safety.output_watch import SHARED, STEP, WINDOW, _Choice, output_watch_of
+from gateway.safety.policy import CATEGORIES
+from gateway.settings import Safety
 from protocol.chat import FinishReason
 from protocol.events import Delta, ToolCallDelta
+from router.targets import Endpoint, Target
+from tests.support.guarding import Guarding
+from tests.support.house import model
+
+SECRET = "AKIAIOSFODNN7EXAMPLE"
+TARGET = Target(model("small"), Endpoint("here", "http://upstream"))
 
 
 def deltas_of(text: str, dice: random.Random, most: int) -> list[Delta]:
@@ -49,6 +59,53 @@ def test_what_goes_on_after_something_else_is_seen_with_what_was_said_before() -
     ]
 
     assert any("AKIAIOSFODNN7EXAMPLE" in window for window in windows)
+
+
+@pytest.mark.parametrize("kind", ["words", "thinking", "refusal", "arguments"])
+async def test_no_sign_of_a_secret_is_out_however_a_reply_is_cut_and_mixed(kind: str) -> None:
+    """At any place of any part of any of three choices, in pieces of any size, with less than half a window of anything
+    else between its pieces, and ending with it or not."""
+    dice, guarding = random.Random(kind), Guarding(Safety(output="block", levels=dict.fromkeys(CATEGORIES, "off")))
+    parts = ["words", "thinking", "refusal", "arguments", "other call"]
+    for _ in range(40):
+        hook = output_watch_of(guarding.guard, guarding.call(), TARGET)
+        secret, others = list(cut_at_random(SECRET, dice)), [part for part in parts if part != kind]
+        room = (SHARED - 1) // len(secret)  # characters of others between two pieces
+        script = [(dice.randrange(3), dice.choice(parts), filler(dice, 90)) for _ in range(dice.randrange(25))]
+        for piece in secret:
+            script.append((0, kind, piece))
+            script += [(0, dice.choice(others), filler(dice, room))] * dice.randrange(2)
+            script += [(dice.choice((1, 2)), dice.choice(parts), filler(dice, 500))] * dice.randrange(2)
+        script += [(dice.randrange(3), dice.choice(parts), filler(dice, 90)) for _ in range(dice.randrange(9))]
+        sent = ""
+        with pytest.raises(ContentPolicyViolation, match="aws_key"):
+            for index, part, said in script:
+                sent += "".join(map(said_by, hook.delta(delta_of(index, part, said))))
+            for index in range(3):
+                sent += "".join(map(said_by, hook.delta(Delta(index, finish_reason=FinishReason.STOP))))
+        assert not set(sent) & set(SECRET), sent
+    await guarding.close()
+
+
+def cut_at_random(text: str, dice: random.Random) -> Iterator[str]:
+    while text:
+        size = dice.randint(1, len(text))
+        yield text[:size]
+        text = text[size:]
+
+
+def filler(dice: random.Random, most: int) -> str:
+    return "".join(dice.choices("aeiou ", k=dice.randint(0, most)))
+
+
+def delta_of(index: int, part: str, said: str) -> Delta:
+    if part in ("arguments", "other call"):
+        return Delta(index, tool_calls=(ToolCallDelta(int(part == "other call"), said),))
+    return Delta(index, **{{"words": "text", "thinking": "reasoning", "refusal": "refusal"}[part]: said})
+
+
+def said_by(delta: Delta) -> str:
+    return delta.text + delta.reasoning + delta.refusal + "".join(call.arguments for call in delta.tool_calls)
 
 
 def test_what_is_said_in_different_places_is_no_one_word() -> None:
