@@ -74,7 +74,9 @@ def cost_of(usage: Usage, price: Price, *, batch: bool = False, at: float | None
     discount = price.batch_discount
     if price.later and at is not None:
         price = price_at(price, at)
-    prompt, output = max(0, usage.input_tokens), max(0, usage.output_tokens)
+    prompt, output = usage.input_tokens, usage.output_tokens
+    if prompt < 0 or output < 0:
+        prompt, output = max(0, prompt), max(0, output)
     rates = rates_for(prompt, price) if price.steps else price
     per_million = prompt * rates.input + output * rates.output + price.request * MILLION
     if usage.cached_input_tokens or usage.cache_write_tokens:
@@ -82,7 +84,7 @@ def cost_of(usage: Usage, price: Price, *, batch: bool = False, at: float | None
         per_million += cached * (0 if rates.cached_input is None else rates.cached_input - rates.input)
         written = min(max(0, usage.cache_write_tokens), prompt - cached)
         per_million += written * (0 if rates.cache_write is None else rates.cache_write - rates.input)
-    if rates.reasoning is not None and usage.reasoning_tokens:
+    if usage.reasoning_tokens and rates.reasoning is not None:
         per_million += min(max(0, usage.reasoning_tokens), output) * (rates.reasoning - rates.output)
     return _charge(per_million, discount if batch else 1.0)
 

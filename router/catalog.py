@@ -61,6 +61,17 @@ class Catalog(Struct, frozen=True, dict=True):
             for name, targets in self._targets.items()
         }
 
+    def members_of(self, route: str) -> tuple[ModelSpec, ...]:
+        """Return the models of an automatic route, the small ones first, each once."""
+        return self._members[route]
+
+    @cached_property
+    def _members(self) -> dict[str, tuple[ModelSpec, ...]]:
+        return {
+            name: tuple(self.models[member] for member in dict.fromkeys((*route.small, *route.large)))
+            for name, route in self.auto.items()
+        }
+
     def targets(self) -> list[Target]:
         """Return every model at every endpoint."""
         return [target for model in self.models.values() for target in self.targets_of(model)]

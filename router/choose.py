@@ -44,7 +44,7 @@ def choose_route(
     if name in catalog.models:
         return _named_route(request, wish, catalog, health, name)
     auto = catalog.auto[name]
-    fitting = _fitting(_members(auto, name, request.model, wish, catalog), request, wish, catalog)
+    fitting = _fitting(_members(name, request.model, wish, catalog), request, wish, catalog)
     if isinstance(request, EmbeddingRequest):
         return _embedding_route(request, auto, fitting, catalog, health)
 
@@ -93,7 +93,8 @@ def _embedding_route(
 
 
 def _resolve(asked: str, catalog: Catalog) -> str:
-    name, seen = asked, set[str]()
+    name = asked
+    seen: set[str] = set()
     while name not in catalog.models and name not in catalog.auto:
         if name in seen or name not in catalog.aliases:
             raise UnknownModel(
@@ -104,9 +105,9 @@ def _resolve(asked: str, catalog: Catalog) -> str:
     return name
 
 
-def _members(auto: AutoRoute, name: str, asked: str, wish: Wish, catalog: Catalog) -> Sequence[ModelSpec]:
+def _members(name: str, asked: str, wish: Wish, catalog: Catalog) -> Sequence[ModelSpec]:
     """Return the route's models that the team may use: all, when its list names the route and none of the models."""
-    members = [catalog.models[member] for member in dict.fromkeys((*auto.small, *auto.large))]
+    members = catalog.members_of(name)
     if wish.allowed_models is None:
         return members
     allowed = [model for model in members if model.name in wish.allowed_models]

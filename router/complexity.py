@@ -39,7 +39,7 @@ class Complexity:
         mean, scale = weights["mean"].astype(np.float64), weights["scale"].astype(np.float64)
         self._least, self._most = mean - FORM_LIMIT * scale, mean + FORM_LIMIT * scale  # (form features,)
         self._form = weights["form"] / scale[:, None]  # (form features, two heads)
-        self._bias = weights["bias"] - mean @ self._form
+        self._strong, self._weak = (weights["bias"] - mean @ self._form).tolist()
         self._trees = Trees(weights)
         self._known: dict[int, float] = {}  # scores by the hash of the text: no word of it is kept
         self._joint = [float(value) for value in weights["joint"]]  # as ``score`` names it
@@ -75,12 +75,13 @@ class Complexity:
     def score(self, text: str) -> float:
         """Return ``small_suffices`` of a text as ``features.text_of`` reads it from a request."""
         buckets, counts, form = read_text(text)
-        strong, weak = (np.minimum(np.maximum(form, self._least), self._most).dot(self._form) + self._bias).tolist()
+        strong, weak = np.minimum(np.maximum(form, self._least), self._most).dot(self._form).tolist()
+        strong, weak = strong + self._strong, weak + self._weak
         if len(buckets):
             weight = _WEIGHTS.take(counts, mode="clip")
             rows = self._words.take(buckets, axis=0)
             norm = math.sqrt((weight * weight).dot(rows[:, 0]))
-            by_strong, by_weak = weight.dot(rows[:, 1:]).tolist()
+            _, by_strong, by_weak = weight.dot(rows).tolist()
             strong, weak = strong + by_strong / norm, weak + by_weak / norm
         by_gap, by_gain, intercept = self._joint
         gap, gain = _sigmoid(strong) - _sigmoid(weak), self._trees.gain(form)
@@ -95,10 +96,9 @@ class Trees:
         feature, threshold = weights["tree_feature"], weights["tree_threshold"]  # (trees, inner nodes)
         trees, inner = feature.shape
         # Eight answers to a tree, the last of them always no; in a row, so that they pack into a byte for each tree.
-        self._feature = np.zeros((trees, 8), np.intp)
-        self._feature[:, :inner] = feature
-        self._threshold = np.full((trees, 8), np.inf, np.float32)
-        self._threshold[:, :inner] = _rounded_down(threshold)
+        features, thresholds = np.zeros((trees, 8), np.intp), np.full((trees, 8), np.inf)
+        features[:, :inner], thresholds[:, :inner] = feature, _in_float64(threshold)
+        self._feature, self._threshold = features.ravel(), thresholds.ravel()
         self._first = np.arange(trees) * 256  # where each tree's part of the table begins
         # Node n leads to 2n + 1 (at or below its threshold) and 2n + 2; the first node's answer is the highest bit.
         goes_right = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)  # (numbers, bits)
@@ -106,17 +106,20 @@ class Trees:
         while at[0] < inner:
             at = 2 * at + 1 + goes_right[np.arange(256), at]
         self._leaf = weights["tree_leaf"].astype(np.float64)[:, at - inner].ravel()
+        self._each = np.ones(trees)  # a sum by ``dot`` is the quickest
 
     def gain(self, form: npt.NDArray[np.float64]) -> float:
         """Return the sum of the leaves that the form falls into: how much better a strong model is expected to be."""
-        goes_right = form.astype(np.float32).take(self._feature) > self._threshold
-        return float(np.add.reduce(self._leaf.take(np.packbits(goes_right) + self._first)))
+        goes_right = form.take(self._feature) > self._threshold
+        return float(self._leaf.take(np.packbits(goes_right) + self._first).dot(self._each))
 
 
-def _rounded_down(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Return the largest float32 at or below each value: a float32 is above the one when it is above the other."""
-    rounded = values.astype(np.float32)
-    return np.where(rounded > values, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+def _in_float64(threshold: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the largest number whose float32 is not above each threshold: scikit-learn rounds before it compares."""
+    rounded = threshold.astype(np.float32)
+    below = np.where(rounded > threshold, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+    middle = (below.astype(np.float64) + np.nextafter(below, np.float32(np.inf))) / 2  # here rounding turns
+    return np.where(middle.astype(np.float32) > below, np.nextafter(middle, -np.inf), middle)
 
 
 def _sigmoid(logit: float) -> float:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import NamedTuple
 from zlib import crc32
 
@@ -60,25 +59,23 @@ def read_text(text: str) -> Reading:
     data = text.encode("utf-8", "replace")
     lower = data.lower()
     words = words_of(lower)
-    return Reading(*_counted(_hits(words)), form_of(data, lower, words))
+    return Reading(*_counted(words), form_of(data, lower, words))
 
 
-def _hits(words: list[bytes]) -> npt.NDArray[np.intp]:
+def _counted(words: list[bytes]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     # A pair's checksum is that of its words written as one: the second goes on where the first ended.
-    singles = list(map(crc32, words))
-    hits = np.fromiter(chain(singles, map(crc32, words[1:], singles)), np.intp, max(0, 2 * len(words) - 1))
-    hits &= BUCKETS - 1
-    return hits
-
-
-def _counted(hits: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    hits = list(map(crc32, words))
+    hits.extend(map(crc32, words[1:], hits[:]))
+    buckets = np.array(hits, np.intp)
+    buckets &= BUCKETS - 1
     # What numpy.unique does, without its fixed costs: a short prompt has tens of words.
-    hits.sort()
-    is_first = np.empty(len(hits) + 1, np.bool_)
-    is_first[:1] = is_first[-1:] = True
-    np.not_equal(hits[1:], hits[:-1], out=is_first[1:-1])
-    edges = is_first.nonzero()[0]
-    return hits[edges[:-1]], edges[1:] - edges[:-1]
+    buckets.sort()
+    is_edge = np.empty(len(hits) + 1, np.bool_)
+    is_edge[0] = is_edge[-1] = True
+    np.not_equal(buckets[1:], buckets[:-1], out=is_edge[1:-1])
+    edges = is_edge.nonzero()[0]
+    starts = edges[:-1]
+    return buckets[starts], edges[1:] - starts
 
 
 def _bounded_text(message: Message) -> str:

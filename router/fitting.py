@@ -27,15 +27,6 @@ class Needs(Struct, frozen=True, kw_only=True):
     tier: Tier
     max_cost_nanousd: int | None
 
-    def are_able(self, model: ModelSpec) -> bool:
-        return self.abilities <= model.abilities
-
-    def are_short_enough(self, model: ModelSpec) -> bool:
-        return self.tokens_least <= model.context
-
-    def are_timely(self, model: ModelSpec) -> bool:
-        return self.tier in model.tiers
-
     def are_affordable(self, model: ModelSpec) -> bool:
         return self.max_cost_nanousd is None or self.cost_most(model) <= self.max_cost_nanousd
 
@@ -62,19 +53,19 @@ def needs_of(request: InferenceRequest, wish: Wish, models: Sequence[ModelSpec])
 def can_serve(model: ModelSpec, needs: Needs) -> bool:
     """Whether nothing that the request needs is missing from the model."""
     return (
-        needs.are_able(model)
-        and needs.are_short_enough(model)
-        and needs.are_timely(model)
-        and needs.are_affordable(model)
+        needs.abilities <= model.abilities
+        and needs.tokens_least <= model.context
+        and needs.tier in model.tiers
+        and (needs.max_cost_nanousd is None or needs.are_affordable(model))
     )
 
 
 def shortcomings(model: ModelSpec, needs: Needs) -> list[str]:
     """Return what keeps the model from serving the request, in words; nothing when it can."""
     found = [f"lacks {ability}" for ability in missing_abilities(needs.abilities, model)]
-    if not needs.are_short_enough(model):
+    if needs.tokens_least > model.context:
         found.append(f"holds {model.context} tokens, and {needs.tokens_least} or more are needed")
-    if not needs.are_timely(model):
+    if needs.tier not in model.tiers:
         found.append(f"is not served in tier {needs.tier}")
     if not needs.are_affordable(model):
         found.append(f"may cost up to ${to_text(needs.cost_most(model))}, above x-max-cost-usd")
@@ -84,7 +75,7 @@ def shortcomings(model: ModelSpec, needs: Needs) -> list[str]:
 def explain_refusal(models: Sequence[ModelSpec], needs: Needs, wish: Wish, catalog: Catalog) -> NoTargetFits:
     """Return the error for a request that none of ``models`` can serve: the first need that leaves none of them."""
     asked = needs.request.model
-    able = [model for model in models if needs.are_able(model)]
+    able = [model for model in models if needs.abilities <= model.abilities]
     if not able:
         nearest = max(models, key=lambda model: len(needs.abilities & model.abilities))
         missing = missing_abilities(needs.abilities, nearest)
@@ -92,14 +83,14 @@ def explain_refusal(models: Sequence[ModelSpec], needs: Needs, wish: Wish, catal
             f"'{asked}' cannot serve this request: it lacks {' and '.join(missing)}. {_others(needs, wish, catalog)}",
             param=FIELD_OF[missing[0]],
         )
-    wide = [model for model in able if needs.are_short_enough(model)]
+    wide = [model for model in able if needs.tokens_least <= model.context]
     if not wide:
         return ContextTooShort(
             f"The context of '{asked}' is {max(model.context for model in able)} tokens, and this request needs "
             f"{needs.tokens_least} or more. Shorten it, or ask another model. {_others(needs, wish, catalog)}",
             param=_prompt_field(needs.request),
         )
-    timely = [model for model in wide if needs.are_timely(model)]
+    timely = [model for model in wide if needs.tier in model.tiers]
     if not timely:
         return LacksAbility(
             f"'{asked}' is not served in tier {needs.tier}. {_others(needs, wish, catalog)}", param="x-tier"

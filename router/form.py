@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+from math import log, log1p, sqrt
 from string import ascii_lowercase, ascii_uppercase, digits, whitespace
 
 import numpy as np
@@ -19,7 +19,6 @@ _FOREIGN = bytes(range(128, 256))  # bytes of UTF-8 beyond ASCII; they count as 
 _WORDS = bytes(byte if byte in (ascii_lowercase + digits).encode() + _FOREIGN else 32 for byte in range(256))
 # Every expression here takes time in proportion to the text: none can begin at one place and fail at many.
 _OPTION = re.compile(rb"\n[ \t]{0,8}\(?[a-j][.):]([^\n]*)")
-_CODE_MARKS = (b"def ", b"return", b"```", b"();", b"import ")
 
 
 def _shapes() -> bytes:
@@ -99,7 +98,9 @@ FORM_NAMES = (
     "log_stem",
 )
 LENGTH = FORM_NAMES.index("log_characters")
-_NUMBERS = lexicon.NAMES.index("numbers")
+_OF_CHARACTERS = len(_CHARACTERS)  # the first of these, before those of words
+_OF_LAYOUT = _OF_CHARACTERS + len(lexicon.NAMES)  # where those of the layout begin
+_NUMBERS = _OF_CHARACTERS + lexicon.NAMES.index("numbers")
 
 
 def words_of(lower: bytes) -> list[bytes]:
@@ -109,42 +110,45 @@ def words_of(lower: bytes) -> list[bytes]:
 
 def form_of(data: bytes, lower: bytes, words: list[bytes]) -> npt.NDArray[np.float64]:
     """Return the numbers of ``FORM_NAMES`` for a text, the same in lower case, and its words."""
-    size, count = max(1, len(data)), max(1, len(words))
+    size, count = len(data) or 1, len(words) or 1
     classes = np.frombuffer(lexicon.classes_of(words) + data.translate(_CLASS_OF_BYTE), np.uint8)
-    kinds = np.bincount(classes, minlength=len(_KINDS_OF_CLASS)) @ _KINDS_OF_CLASS
-    characters, kinds = kinds[: len(_CHARACTERS)], kinds[len(_CHARACTERS) :]
+    kinds = np.bincount(classes, minlength=len(_KINDS_OF_CLASS)).dot(_KINDS_OF_CLASS)
     lines = data.count(b"\n") + 1
-    layout = _layout(data, lower, words, size, count, lines, kinds[_NUMBERS])
-    return np.concatenate((characters / size, kinds / count, (*layout, *_options(lower, size, lines))))
+    form = np.empty(len(FORM_NAMES))
+    np.divide(kinds[:_OF_CHARACTERS], size, form[:_OF_CHARACTERS])
+    np.divide(kinds[_OF_CHARACTERS:], count, form[_OF_CHARACTERS:_OF_LAYOUT])
+    form[_OF_LAYOUT:] = _layout(data, lower, words, size, count, lines, kinds[_NUMBERS]) + _options(lower, size, lines)
+    return form
 
 
 def _layout(
     data: bytes, lower: bytes, words: list[bytes], size: int, count: int, lines: int, numbers: float
 ) -> tuple[float, ...]:
     shape = data.translate(_SHAPES)
-    sentences = shape.count(b". ") + shape.endswith(b".")
+    found, shaped = data.count, shape.count
+    sentences = shaped(b". ") + shape.endswith(b".")
     end = data.rstrip()[-1:]
     return (
-        math.log(size),
-        math.log(count),
-        math.log1p(numbers),
-        shape.count(b"0.0") / count,
-        shape.count(b"0/0") / count,
+        log(size),
+        log(count),
+        log1p(numbers),
+        shaped(b"0.0") / count,
+        shaped(b"0/0") / count,
         len(set(words)) / count,
-        math.log(count / max(1, sentences)),
-        math.log1p(sentences),
-        math.log(lines),
-        math.log(size / lines),
-        shape.count(b"a A") / count,
-        data.count(b" II") / count,
-        sum(map(data.count, _CODE_MARKS)) / lines,
-        float(min(3, data.count(b"?"))),
-        float(end == b"?"),
-        float(end == b"."),
-        float(end == b":"),
-        float(b"how many" in lower or b"how much" in lower),
-        float(b"which of" in lower),
-        float(b"of the above" in lower or b"none of" in lower),
+        log(count / (sentences or 1)),
+        log1p(sentences),
+        log(lines),
+        log(size / lines),
+        shaped(b"a A") / count,
+        found(b" II") / count,
+        (found(b"def ") + found(b"return") + found(b"```") + found(b"();") + found(b"import ")) / lines,
+        min(3, found(b"?")),
+        end == b"?",
+        end == b".",
+        end == b":",
+        b"how many" in lower or b"how much" in lower,
+        b"which of" in lower,
+        b"of the above" in lower or b"none of" in lower,
     )
 
 
@@ -152,16 +156,16 @@ def _options(lower: bytes, size: int, lines: int) -> tuple[float, ...]:
     """Return how many answers the text offers, how long they are and how unlike, and the length of what is asked."""
     options = _OPTION.findall(lower) if lines > 1 else ()
     if not options:
-        return (0.0, 0.0, 0.0, 0.0, math.log(size))
+        return (0.0, 0.0, 0.0, 0.0, log(size))
     lengths = list(map(len, options))
     total = sum(lengths)
     mean = total / len(lengths)
-    spread = math.sqrt(sum((length - mean) ** 2 for length in lengths) / len(lengths))
+    spread = sqrt(sum((length - mean) ** 2 for length in lengths) / len(lengths))
     digits = sum(len(option) - len(option.translate(None, b"0123456789")) for option in options)
     return (
-        float(min(10, len(options))),
-        math.log1p(mean),
-        math.log1p(spread),
-        digits / max(1, total),
-        math.log(max(1, size - total)),
+        min(10, len(options)),
+        log1p(mean),
+        log1p(spread),
+        digits / (total or 1),
+        log(max(1, size - total)),
     )

@@ -44,6 +44,8 @@ def by_cost(
     Among near-ties the soonest first token comes first. Models equal in both take turns by weight: ``share`` in [0, 1)
     points at one of them, and the rest follow. Endpoints of one model keep their order of preference.
     """
+    if len(models) < 2:
+        return by_preference(models[0], catalog, health) if models else []
     ordered: list[Target] = []
     for equal in _ties([(cost_of(usage, model.price, batch=batch), model) for model in models], SAME_COST):
         if len(equal) == 1:

@@ -16,7 +16,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from protocol.chat import ChatRequest, Message, TextPart
-from router.complexity import MANIFEST, WEIGHTS, Complexity
+from router.complexity import MANIFEST, WEIGHTS, Complexity, _in_float64
 from router.complexity_cli import main
 from router.errors import ArtifactMismatch
 from router.features import HEAD, TAIL, read_text, text_of
@@ -67,6 +67,18 @@ def test_served_weights_score_as_the_fitted_model(outcomes: Outcomes, fitted: Fi
 
     assert np.allclose(scores, fitted.scores(outcomes_of(prompts, words, words, zeros, zeros, words)), atol=1e-5)
     assert min(scores) < 0.5 < max(scores)
+
+
+def test_a_threshold_parts_numbers_as_their_float32_does() -> None:
+    """scikit-learn rounds a number before it compares; what is served compares it as it is, with the same answer."""
+    dice = np.random.default_rng(5)
+    threshold = np.concatenate([[0.0, 1.0, 1e-40], dice.lognormal(0, 3, 500) * dice.choice([-1, 1], 500)])
+    near = np.float32(threshold)
+    for number in (near, np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))):
+        exact = number.astype(np.float64)
+        halfway = (exact + near) / 2  # where rounding may go either way
+        for value in (exact, halfway, np.nextafter(halfway, -np.inf), np.nextafter(halfway, np.inf)):
+            assert ((value.astype(np.float32) > threshold) == (value > _in_float64(threshold))).all()
 
 
 def test_weights_that_do_not_match_their_checksum_are_refused(tmp_path: Path) -> None:
