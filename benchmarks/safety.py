@@ -12,7 +12,7 @@ from string import ascii_lowercase
 from gateway.safety.classifier import Classifier
 from gateway.safety.hidden import hidden
 from gateway.safety.plain import plain
-from gateway.safety.rules import RULES, find_by_rules, holds_phrase
+from gateway.safety.rules import find_by_rules, holds_phrase
 
 SEED = 7
 ENGLISH = (
@@ -38,7 +38,7 @@ def main() -> None:
     def rules(text: str) -> None:
         shown = plain(text)
         for one in (shown, *hidden(shown)):
-            list(find_by_rules(one, RULES))
+            find_by_rules(one)
             holds_phrase(one, ("project nightingale",))
 
     both = (("rules", rules), ("classifier", classifier.score))

@@ -23,7 +23,7 @@ from gateway.safety.hidden import hidden
 from gateway.safety.outcomes import Outcomes
 from gateway.safety.plain import plain, visible
 from gateway.safety.policy import Policy, Stage, policy_of
-from gateway.safety.rules import RULES, find_by_rules, foldings, holds_phrase
+from gateway.safety.rules import find_by_rules, foldings, holds_phrase
 from gateway.safety.texts import ids_of, is_unreadable, texts_of
 from gateway.settings import Safety, TeamSafety
 from gateway.telemetry.metrics import Metrics, counter_of
@@ -123,7 +123,7 @@ class Guard:
         if known is None:
             shown = plain(text)
             inside = hidden(shown)
-            known = [finding for one in (shown, *inside) for finding in find_by_rules(one, RULES)]
+            known = [finding for one in (shown, *inside) for finding in find_by_rules(one)]
             if self._deny and any(holds_phrase(one, self._deny) for one in (text, *inside)):
                 known.append(PHRASE)
             if len(self._found) >= REMEMBERED:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 # Letters of other alphabets that look like Latin ones, after compatibility decomposition has done its part: Cyrillic,
@@ -52,8 +53,10 @@ def _table() -> dict[int, str | None]:
 
 
 _TABLE = _table()
-_UNSEEN = {code: seen for code, seen in _TABLE.items() if seen is None}
+_UNSEEN = re.compile("[" + "".join(rf"\U{first:08x}-\U{last:08x}" for first, last in _INVISIBLE) + "]+")
 _CONTROLS = bytes(code for code, shown in _TABLE.items() if code < 0x80 and shown is None)
+# What is not printed ASCII, with the little that stands between: texts are mostly ASCII, of which only this is undone.
+_STRANGE = re.compile(r"[^\t-\r -~]+(?:[\t-\r -~]{1,3}[^\t-\r -~]+)*")
 
 
 def plain(text: str) -> str:
@@ -62,9 +65,13 @@ def plain(text: str) -> str:
         data = text.encode()
         seen = data.translate(None, _CONTROLS)
         return text if len(seen) == len(data) else seen.decode()
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFKD", text).translate(_TABLE))
+    return _STRANGE.sub(_undone, text)
 
 
 def visible(text: str) -> str:
     """Return ``text`` without invisible characters and accents, however many there are."""
-    return plain(text) if text.isascii() else text.translate(_UNSEEN)
+    return plain(text) if text.isascii() else _UNSEEN.sub("", text)
+
+
+def _undone(strange: re.Match[str]) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFKD", strange.group()).translate(_TABLE))

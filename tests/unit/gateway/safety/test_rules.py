@@ -12,7 +12,7 @@ import pytest
 
 from gateway.safety.hidden import hidden
 from gateway.safety.plain import plain
-from gateway.safety.rules import RULES, find_by_rules, foldings, holds_phrase
+from gateway.safety.rules import find_by_rules, foldings, holds_phrase
 
 AWS = "AKIAIOSFODNN7EXAMPLE"
 OPENAI = "sk-proj-" + "aB3_" * 10
@@ -20,7 +20,7 @@ OPENAI = "sk-proj-" + "aB3_" * 10
 
 def found(text: str) -> set[str]:
     shown = plain(text)
-    return {finding.name for one in (shown, *hidden(shown)) for finding in find_by_rules(one, RULES)}
+    return {finding.name for one in (shown, *hidden(shown)) for finding in find_by_rules(one)}
 
 
 @pytest.mark.parametrize(
