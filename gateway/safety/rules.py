@@ -131,7 +131,9 @@ RULES = (
     _secret(
         "assigned_secret",
         "= : =>",
-        r"[wWcCkK](?i:(?<=passw)(?:or)?d|(?<=sec)ret|(?<=tok)en|(?<=api[_-]k)ey|(?<=apik)ey|(?<=access[_-]k)ey|(?<=accessk)ey)"
+        # From the letter on that is rarest elsewhere: password, secret, token, API key, access key.
+        r"[wWcCkK](?i:(?<=passw)(?:or)?d|(?<=sec)ret|(?<=tok)en"
+        r"|(?:(?<=apik)|(?<=api[_-]k)|(?<=accessk)|(?<=access[_-]k))ey)"
         r"\w{0,20}[\\\"']{0,3}[ \t]{0,3}(?:=>|:=|[:=])"
         r"[ \t]{0,3}[\\\"']{0,3}[\w+/=.~!@#$%^&*-]{16,200}+(?![(\[])",  # a call is code
         is_assigned,
@@ -142,7 +144,8 @@ RULES = (
         "personal_data",
         _DIGITS,
         re.compile(
-            r"\d(?<=[A-Za-z]{2}\d)(?<![A-Za-z0-9](?<!\\[nrtbfv]).{3})\d(?:[ -]?[A-Za-z0-9]{4}){2,7}[ -]?[A-Za-z0-9]{0,4}"
+            r"\d(?<=[A-Za-z]{2}\d)(?<![A-Za-z0-9](?<!\\[nrtbfv]).{3})"
+            r"\d(?:[ -]?[A-Za-z0-9]{4}){2,7}[ -]?[A-Za-z0-9]{0,4}"
         ),
         is_iban,
         before=2,
@@ -171,7 +174,8 @@ RULES = (
         _DIGITS,
         re.compile(
             r"[\d+(](?<![\w.+-](?<!\\[nrtbfv]).)"  # with a country's code, with an area's, or neither
-            r"(?:(?:(?<=\+)|(?<=0)0)\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{2,5}|(?<=\()\d{1,4}\)[ .-]?\d{2,5}|(?<=\d)\d{1,4})"
+            r"(?:(?:(?<=\+)|(?<=0)0)\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{2,5}"
+            r"|(?<=\()\d{1,4}\)[ .-]?\d{2,5}|(?<=\d)\d{1,4})"
             r"(?:[ .-]\d{2,7}){1,4}(?![\w-])"
         ),
         is_phone,
