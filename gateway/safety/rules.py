@@ -112,17 +112,31 @@ RULES = (
     _tokens(
         "model_service_key",
         {
-            **{"gsk_": "[A-Za-z0-9]{40}", "xai-": "[A-Za-z0-9]{60}", "pplx-": "[A-Za-z0-9]{40}", "nvapi-": r"[\w-]{60}"},
-            **{"sk-or-v1-": "[0-9a-f]{40}", "r8_": "[A-Za-z0-9]{30}", "tgp_v1_": r"[\w-]{40}"},
+            "gsk_": "[A-Za-z0-9]{40}",
+            "xai-": "[A-Za-z0-9]{60}",
+            "pplx-": "[A-Za-z0-9]{40}",
+            "nvapi-": r"[\w-]{60}",
+            "sk-or-v1-": "[0-9a-f]{40}",
+            "r8_": "[A-Za-z0-9]{30}",
+            "tgp_v1_": r"[\w-]{40}",
         },
     ),
     _tokens(
         "service_token",
         {
-            **{"dckr_pat_": r"[\w-]{20}", "glsa_": r"\w{32}", "hvs.": r"[\w-]{24}", "lin_api_": "[A-Za-z0-9]{32}"},
-            **{"ntn_": "[A-Za-z0-9]{32}", "sbp_": "[0-9a-f]{40}", "figd_": r"[\w-]{32}", "PMAK-": "[0-9a-f]{24}"},
-            **{"NRAK-": "[A-Z0-9]{20}", "dp.pt.": r"\w{32}", "pscale_": r"(?:tkn|oauth|pw)_[\w-]{24}"},
-            **{"ATATT3": r"[\w-]{40}", "AGE-SECRET-KEY-1": "[A-Z0-9]{40}"},
+            "dckr_pat_": r"[\w-]{20}",
+            "glsa_": r"\w{32}",
+            "hvs.": r"[\w-]{24}",
+            "lin_api_": "[A-Za-z0-9]{32}",
+            "ntn_": "[A-Za-z0-9]{32}",
+            "sbp_": "[0-9a-f]{40}",
+            "figd_": r"[\w-]{32}",
+            "PMAK-": "[0-9a-f]{24}",
+            "NRAK-": "[A-Z0-9]{20}",
+            "dp.pt.": r"\w{32}",
+            "pscale_": r"(?:tkn|oauth|pw)_[\w-]{24}",
+            "ATATT3": r"[\w-]{40}",
+            "AGE-SECRET-KEY-1": "[A-Z0-9]{40}",
         },
     ),
     _secret("bearer_token", "earer", r"[Bb]earer[ \t]{1,3}[\w.~+/-]{20,200}", is_bearer),
@@ -150,9 +164,7 @@ RULES = (
         is_iban,
         before=2,
     ),
-    Rule(
-        "us_ssn", "personal_data", _DIGITS, re.compile(r"\d(?<![\d-]\d)\d\d([-. ])\d\d\1\d{4}(?![\d-])"), is_us_ssn
-    ),
+    Rule("us_ssn", "personal_data", _DIGITS, re.compile(r"\d(?<![\d-]\d)\d\d([-. ])\d\d\1\d{4}(?![\d-])"), is_us_ssn),
     Rule(
         "email",
         "contacts",
@@ -180,9 +192,7 @@ RULES = (
         ),
         is_phone,
     ),
-    Rule(
-        "ip_address", "contacts", _DIGITS, re.compile(r"\d(?<![\d.]\d)\d{0,2}(?:\.\d{1,3}){3}(?![\d.])"), is_ip
-    ),
+    Rule("ip_address", "contacts", _DIGITS, re.compile(r"\d(?<![\d.]\d)\d{0,2}(?:\.\d{1,3}){3}(?![\d.])"), is_ip),
 )
 
 _USUAL = "zjqxkvbKSACyTPwgfmpcu.-dlhrsinaote "  # signs that texts often have, the rarer ones first
