@@ -1,18 +1,20 @@
 # All that `make gpu` shows, within ten minutes: the checks, the engine shape by shape beside its peer, where a step's
 # time goes, the kernels one by one; and what `make gpu-rows` shows, the longer tables. Each part is a process of its
 # own, so that one that dies takes nothing else with it, and all of it is in one JSON and one Markdown file, written
-# again whenever there is more: whoever stops this early has what came before.
+# again whenever there is more: whoever stops this early has what came before, and what ended badly is told of with
+# the last thing it said.
 #
 #   python -m benchmarks.gpu           needs a CUDA device and torch; writes results/gpu-DEVICE-DATE.{json,md}
 #   python -m benchmarks.gpu --tiny    tiny shapes on the CPU, to --out FOLDER
 #   python -m benchmarks.gpu --seconds 300    for half of the time: the first parts get what they need
-#   python -m benchmarks.gpu --rows    the longer tables, to results/gpu-rows-DEVICE-DATE.{json,md}, half an hour
+#   python -m benchmarks.gpu --rows    the longer tables, to results/gpu-rows-DEVICE-DATE.{json,md}, an hour at most
 #   python -m benchmarks.gpu --rows --only 70B    parts whose name has the word, to gpu-rows-70b-DEVICE-DATE
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import re
 import signal
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -32,13 +35,14 @@ import torch
 from benchmarks import engine, engine_rows
 from benchmarks.engine_table import RESULTS, write_whole
 
-ALL_SECONDS = 570.0  # and the start of this process, within ten minutes
+ALL_SECONDS = 560.0  # and the start of this process, within ten minutes
 ROWS_SECONDS = 3600.0
-GRACE = 10.0  # seconds for a part that is out of time to end by itself, and again for one that is interrupted
+GRACE = 10.0  # seconds for a part that is out of time to end by itself, again when interrupted, and when killed
 EVERY = 15.0  # seconds between two writings of what is there
-# Seconds that a part may take, by the first word of its name; the last ones share what is left.
-CAPS = {"checks": 150.0, "engine": 130.0, "profile": 45.0, "kernels": 90.0, "transformers": 70.0}
-ROWS_CAP = 240.0  # of each of the longer tables
+SAID = "errors.txt"  # in a part's folder
+# Seconds that a part may take, by the first word of its name. Together they are more than there are: each needs about
+# half of it where nothing goes wrong, and the last ones get what is left.
+CAPS = {"checks": 120.0, "engine": 110.0, "profile": 45.0, "kernels": 90.0, "transformers": 70.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +56,22 @@ class Part:
     @property
     def longest(self) -> float:
         """Seconds."""
-        return CAPS.get(self.name.split()[0], ROWS_CAP)
+        return CAPS.get(self.name.split()[0], engine_rows.GROUP_SECONDS)
 
 
 def parts(tiny: bool) -> Iterator[Part]:
-    """Yield them in the order of what is most worth knowing where the time is short."""
+    """Yield them in the order of what is most worth knowing where the time is short.
+
+    That the numbers are right, our rows at the shape of every goal, the peer at that shape, then what explains them.
+    """
     yield Part("checks", "tests.gpu")
-    groups = engine.groups(tiny)
+    groups = [Part(group, "benchmarks.engine", group) for group in engine.groups(tiny)]
     ours, peers = groups[: len(groups) // 2], groups[len(groups) // 2 :]
-    *others, last = [
-        Part(group, "benchmarks.engine", group) for pair in zip(ours, peers, strict=True) for group in pair
-    ]
-    yield from others
+    first, *others = sorted(peers, key=lambda part: engine.SWEPT not in part.name)
+    yield from (*ours, first)
     yield Part("profile", "benchmarks.step_profile")
     yield Part("kernels", "benchmarks.kernels")
-    yield last
+    yield from others
 
 
 def longer_tables(tiny: bool) -> Iterator[Part]:
@@ -116,7 +121,8 @@ def main() -> int:
 def run_part(part: Part, out: Path, tiny: bool, seconds: float, save: Callable[[], object]) -> str:
     """Run a part that writes what it found to ``out``; return what went wrong, if anything did.
 
-    It is told of its time, interrupted some seconds after that, and killed some seconds after that.
+    It is told of its time, interrupted some seconds after that, and killed some seconds after that, with whatever it
+    has started.
     """
     if seconds <= 0:
         return "left out: no time"
@@ -124,7 +130,19 @@ def run_part(part: Part, out: Path, tiny: bool, seconds: float, save: Callable[[
     command = [sys.executable, "-m", part.module, "--out", str(out), "--seconds", str(seconds)]
     command += ["--only", part.only] if part.only else []
     command += ["--tiny"] * tiny
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[1])
+    with (out / SAID).open("w") as errors:
+        process = subprocess.Popen(command, cwd=Path(__file__).parents[1], stderr=errors, start_new_session=True)
+    try:
+        problem = _wait(process, seconds, save)
+    finally:
+        _end_all(process)
+    said = (out / SAID).read_text(errors="replace").strip()
+    print(said[-4000:], file=sys.stderr, flush=True)
+    last = said.rpartition("\n")[2][:300]
+    return f"{problem}; the last it said: {last}" if problem and last else problem
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float, save: Callable[[], object]) -> str:
     ends = time.monotonic() + seconds + GRACE
     while (left := ends - time.monotonic()) > 0:
         try:
@@ -133,12 +151,17 @@ def run_part(part: Part, out: Path, tiny: bool, seconds: float, save: Callable[[
         except subprocess.TimeoutExpired:
             save()
     process.send_signal(signal.SIGINT)
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
     return f"out of time after {seconds:.0f} s"
+
+
+def _end_all(process: subprocess.Popen[bytes]) -> None:
+    """Kill a part and its own processes, which would keep the device's memory; who cannot be killed is left behind."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE)
 
 
 def _write(
@@ -152,12 +175,14 @@ def _write(
         f"# The engine on {device}, {title}, {now:%Y-%m-%d}",
         ", ".join(f"{name} {value}" for name, value in about.items()),
     ]
-    text += [f"{part}: {problem}" for part, problem in problems.items()]
+    text += [f"**PROBLEM** in {part}: {problem}" for part, problem in problems.items()]
     for part in chosen:
         for file in sorted((found / part.name).glob("*.json")):
             facts["parts"][part.name] = json.loads(file.read_text())
-        for file in sorted((found / part.name).glob("*.md")):
-            text.append(file.read_text().strip().replace("# ", "## ", 1))
+        tables = [file.read_text() for file in sorted((found / part.name).glob("*.md"))]
+        if part.name in problems and not tables:
+            tables = [f"# {part.name}\n\nNothing was measured: {problems[part.name]}"]
+        text += [table.strip().replace("# ", "## ", 1) for table in tables]
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"{re.sub('[^a-z0-9]+', '-', f'{title} {device}'.lower())}-{now:%Y-%m-%d}"
     write_whole(stem.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")

@@ -51,10 +51,12 @@ class Outcome:
     passed: bool
     figures: str
     seconds: float
+    left_out: bool = False  # neither passed nor failed: there was no time
 
     def line(self) -> str:
         """Return it as one line for people."""
-        return f"{'PASS' if self.passed else 'FAIL'}  {self.name:<58} {self.seconds:6.2f} s  {self.figures}"
+        word = "LEFT" if self.left_out else "PASS" if self.passed else "FAIL"
+        return f"{word}  {self.name:<58} {self.seconds:6.2f} s  {self.figures}"
 
 
 def outcome_of(check: Check, dtype: torch.dtype, device: torch.device, seed: int) -> Outcome:
