@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gateway.config_fields import Faults, Fields
-from gateway.config_readers import duration, integer, list_of, one_of, secret, struct_of, switch, text, url
+from gateway.config_readers import complain, duration, integer, list_of, one_of, secret, struct_of, switch, text, url
 from gateway.config_yaml import Node
+from gateway.safety.plain import visible
 from gateway.safety.policy import NAMES
 from gateway.settings import AbuseSettings, CheckerSettings, Level, Safety
 
@@ -46,6 +47,13 @@ def _read_levels(node: Node, faults: Faults) -> dict[str, Level] | None:
     return found
 
 
+def _read_phrase(node: Node, faults: Faults) -> str | None:
+    phrase = text(node, faults)
+    if phrase is not None and not visible(phrase).strip():  # it would stand in every text
+        return complain(node, faults, "expected a phrase, found signs that nobody sees")
+    return phrase
+
+
 def _read_phrases(node: Node, faults: Faults) -> tuple[str, ...] | None:
-    phrases = list_of(text, what="phrases")(node, faults)
+    phrases = list_of(_read_phrase, what="phrases")(node, faults)
     return None if phrases is None else tuple(" ".join(phrase.casefold().split()) for phrase in phrases)

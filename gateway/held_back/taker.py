@@ -68,14 +68,16 @@ class Taker:
         if route is None or target.model.name not in route.small or not is_comparable(call):
             return NOT_TAKEN
         assert route.held_back is not None
-        return Watch(self, call, name, route) if self._dice() < route.held_back.share else NOT_TAKEN
+        return Watch(self, call, name, route, self._catalog) if self._dice() < route.held_back.share else NOT_TAKEN
 
-    def take(self, call: Call, name: str, route: AutoRoute, record: UsageRecord, answer: str) -> None:
-        """Note a call, behind its back."""
-        self._background.spawn(self._note(call, name, route, record, answer))
+    def take(self, call: Call, name: str, route: AutoRoute, catalog: Catalog, record: UsageRecord, answer: str) -> None:
+        """Note a call, behind its back, by the catalogue that it was routed by."""
+        self._background.spawn(self._note(call, name, route, catalog, record, answer))
 
-    async def _note(self, call: Call, name: str, route: AutoRoute, record: UsageRecord, answer: str) -> None:
-        noted = held_back_call(call, name, route, self._catalog, record, answer)
+    async def _note(
+        self, call: Call, name: str, route: AutoRoute, catalog: Catalog, record: UsageRecord, answer: str
+    ) -> None:
+        noted = held_back_call(call, name, route, catalog, record, answer)
         if noted is None or route.held_back is None:
             return
         try:
@@ -90,8 +92,8 @@ class Taker:
 class Watch(ReplyHook):
     """Gathers the text of one reply."""
 
-    def __init__(self, taker: Taker, call: Call, name: str, route: AutoRoute) -> None:
-        self._taker, self._call, self._name, self._route = taker, call, name, route
+    def __init__(self, taker: Taker, call: Call, name: str, route: AutoRoute, catalog: Catalog) -> None:
+        self._taker, self._call, self._name, self._route, self._catalog = taker, call, name, route, catalog
         self._texts: list[str] = []
         self._length = 0
         self._is_text = True
@@ -124,7 +126,7 @@ class Watch(ReplyHook):
             and self._is_text
             and 0 < len(answer) <= LONGEST_ANSWER
         ):
-            self._taker.take(self._call, self._name, self._route, record, answer)
+            self._taker.take(self._call, self._name, self._route, self._catalog, record, answer)
 
 
 def is_comparable(call: Call) -> bool:

@@ -59,6 +59,7 @@ class Guard:
         self._classifier = classifier
         self._outcomes = outcomes
         self._abuse = abuse
+        self._behind: set[asyncio.Task[None]] = set()  # verdicts that nobody waits for
         self._known: dict[int, Floats] = {}  # by the window's hash: what was said is not kept
         self._found: dict[int, list[Finding]] = {}  # by rules, by the text's hash
         self.follow(house)
@@ -187,6 +188,11 @@ class Guard:
             names = ", ".join(sorted({finding.name for finding in blocked}))
             param = PARAMS.get(call.endpoint, "messages") if stage == "input" else None
             raise ContentPolicyViolation(f"The content policy forbids this {what}: {names}.", param=param)
+
+    def go_on(self, judging: asyncio.Task[None]) -> None:
+        """Let a verdict come behind the call that it is about."""
+        self._behind.add(judging)
+        judging.add_done_callback(self._behind.discard)
 
     def note_refusal(self, call: Call) -> None:
         """Count an answer that its model, or its upstream, refused: whoever keeps asking for such is probing."""

@@ -63,7 +63,7 @@ class InputCheck:
 
         Raises ContentPolicyViolation when the rules forbid the call; or, as ContentUnchecked, when the verdict comes
         before the answer: then the upstream is left. When it comes after, it is in ``violation``, and the answer is the
-        caller's to close.
+        caller's to close. Nothing waits for a verdict that can forbid nothing.
         """
         self._apply(await self._looking)
         judging = asyncio.create_task(self._judge())
@@ -83,6 +83,9 @@ class InputCheck:
             raise
         finally:
             self._leash = None
+        if not self._policy.may_block("input"):
+            self._guard.go_on(judging)
+            return answering
         answered = perf_counter()
         self._take_turn()
         try:

@@ -40,7 +40,7 @@ class OutputWatch(ReplyHook):
         self._guard = guard
         self._call = call
         self._policy = policy
-        self._may_block = policy.may_block_answers
+        self._may_block = policy.may_block("output")
         self._choices: dict[int, _Choice] = {}
         self._noted: set[str] = set()  # findings that were told of: once for an answer
         self._is_refused = False  # whether that was told of

@@ -45,10 +45,10 @@ class Policy(Struct, frozen=True):
             return said
         return "flag" if finding.group in ONLY_FLAGGED or finding.name in ONLY_FLAGGED else usual
 
-    @property
-    def may_block_answers(self) -> bool:
-        """Whether anything that an answer holds can be blocked."""
-        return "block" in (self.output, *self.levels.values(), *self.own.values())
+    def may_block(self, stage: Stage) -> bool:
+        """Whether anything that can be found in a request, or in an answer, is blocked."""
+        usual = self.input if stage == "input" else self.output
+        return usual != "off" and "block" in (usual, *self.levels.values(), *self.own.values())
 
     def verdict(self, stage: Stage, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
         """Return the findings that are blocked, and those that are flagged."""

@@ -203,6 +203,7 @@ FAULTS = [
     ("quotas: {standalone_share: 1.5}", "quotas.standalone_share", "above 0 and at most 1"),
     ("quotas: {standalone_share: .nan}", "quotas.standalone_share", "expected a number"),
     ("safety: {input: on}", "safety.input", "expected one of block, flag, off"),
+    ("safety: {deny: [\u200b]}", "safety.deny[0]", "expected a phrase, found signs that nobody sees"),
     ("journal: {fsync: sometimes}", "journal.fsync", "never, interval, always"),
     ("journal: {fsink: never}", "journal.fsink", "did you mean `fsync`?"),
     ("callbacks: {allow: [10.20.1.1/16]}", "callbacks.allow[0]", "the range is 10.20.0.0/16"),

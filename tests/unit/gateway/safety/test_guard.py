@@ -154,6 +154,30 @@ async def test_a_line_that_may_not_leave_never_does(
     assert sent == ["sent"]
 
 
+async def test_no_answer_waits_for_a_verdict_that_can_forbid_nothing() -> None:
+    """Where everything is flagged at the most, it comes behind the call, and is noted."""
+    with moderating() as moderator:
+        checker = CheckerSettings(url=moderator.url, deadline=9.0)
+        guarding = Guarding(Safety(input="flag", checker=checker))
+        may_answer = threading.Event()
+        moderator.flags, moderator.waits_for = True, may_answer.is_set
+        check = input_check_of(guarding.guard, guarding.call())
+        assert check is not None
+
+        await check.beside(begin)
+
+        assert not may_answer.is_set() and not guarding.outcomes._waiting
+        may_answer.set()
+        while not guarding.outcomes._waiting:
+            await asyncio.sleep(0.005)
+        await guarding.close()
+    assert guarding.outcomes._waiting[0]["details"]["findings"] == {"checker:house_rules": 1.0}
+
+
+async def begin() -> Begun:
+    return Begun()
+
+
 class Begun:
     """An answer that has begun, and holds nothing."""
 
