@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.config_fields import Faults, Fields
-from gateway.config_readers import complain, duration, integer, list_of, one_of, secret, struct_of, switch, text, url
+from gateway.config_fields import Faults, Fields, complain
+from gateway.config_readers import duration, integer, list_of, one_of, secret, struct_of, switch, text, url
 from gateway.config_yaml import Node
 from gateway.safety.plain import visible
 from gateway.safety.policy import NAMES

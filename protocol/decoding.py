@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from protocol.errors import BadRequest, TooLarge
 
@@ -39,7 +41,7 @@ def decode_with_extra(body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
     try:
         value: T = decoder.decode(body)
     except msgspec.ValidationError as exc:
-        raise _wrong_field(str(exc)) from exc
+        raise _wrong_field(str(exc), shape) from exc
     except msgspec.DecodeError as exc:  # the standard library read it, msgspec did not
         raise _not_json(str(exc)) from exc
     extra = {name: plain[name] for name in plain.keys() - known} if isinstance(plain, dict) else {}
@@ -51,7 +53,7 @@ def convert(fields: dict[str, Any], type: type[T]) -> T:
     try:
         return msgspec.convert(fields, type)
     except msgspec.ValidationError as exc:
-        raise _wrong_field(str(exc)) from exc
+        raise _wrong_field(str(exc), type) from exc
 
 
 @cache
@@ -148,7 +150,7 @@ _MISSING = re.compile(r"Object missing required field `([^`]+)`")
 _WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 
 
-def _wrong_field(complaint: str) -> BadRequest:
+def _wrong_field(complaint: str, type: Any) -> BadRequest:
     """Turn msgspec's complaint and path, ``Expected `int`, got `str` - at `$.n```, into one of ours."""
     match = _PATH.match(complaint)
     what, path = (match["what"], match["path"] or "") if match else (complaint, "")
@@ -160,7 +162,44 @@ def _wrong_field(complaint: str) -> BadRequest:
     code = "invalid_type" if what.startswith("Expected `") else "invalid_value"
     words = re.sub(r"`(\w+)( \| \w+)*`", _plain_words, what)
     where = f"'{param}'" if param else "body"
-    return BadRequest(f"Invalid {where}: {words[:1].lower()}{words[1:]}.", param=param or None, code=code)
+    right = _right(what, type, path)
+    return BadRequest(f"Invalid {where}: {words[:1].lower()}{words[1:]}.{right}", param=param or None, code=code)
+
+
+def _right(what: str, type: Any, path: str) -> str:
+    """Return what would have been right at a path of ``type``, where that is one of a few names."""
+    places = [inspect.type_info(type)]
+    for field, item in re.findall(r"\.([^.\[\]]+)|(\[)", path.replace("[...]", "[]")):
+        places = [inner for place in _members(places) for inner in _inside(place, None if item else field)]
+    places = list(_members(places))
+    names: list[Any] = []
+    if what.startswith("Invalid enum value"):
+        for place in places:
+            if isinstance(place, inspect.LiteralType):
+                names += place.values
+            elif isinstance(place, inspect.EnumType):
+                names += [each.value for each in place.cls]
+    elif what.startswith("Object contains unknown field"):
+        names = [
+            field.encode_name for place in places if isinstance(place, inspect.StructType) for field in place.fields
+        ]
+    return f" Known here: {', '.join(map(str, names))}." if names else ""
+
+
+def _members(places: list[inspect.Type]) -> Iterator[inspect.Type]:
+    for place in places:
+        yield from place.types if isinstance(place, inspect.UnionType) else (place,)
+
+
+def _inside(place: inspect.Type, field: str | None) -> Iterator[inspect.Type]:
+    """Yield what may stand in a field, or in an item where ``field`` is None."""
+    match place:
+        case inspect.StructType(fields=fields) if field is not None:
+            yield from (each.type for each in fields if each.encode_name == field)
+        case inspect.DictType(value_type=inner) if field is None:
+            yield inner
+        case inspect.ListType(item_type=inner) | inspect.VarTupleType(item_type=inner) if field is None:
+            yield inner
 
 
 def _plain_words(match: re.Match[str]) -> str:

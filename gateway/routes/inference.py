@@ -109,7 +109,7 @@ def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:
     found: dict[str, Any] = {}
     for name in OPTIONS:
         header = "x-" + name.replace("_", "-")
-        said = [extra.pop(key) for key in (name, header) if key in extra]
+        said = [value for key in (name, header) if key in extra and (value := extra.pop(key)) is not None]
         if (value := headers.get(header)) is not None:
             said.append(value)
         if not said:

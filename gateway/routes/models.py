@@ -37,8 +37,9 @@ def _allowed_names(catalog: Catalog, caller: Caller | Admin) -> list[str]:
     if isinstance(caller, Admin) or caller.team.allowed_models is None:
         return list(catalog.names())
     allowed = caller.team.allowed_models
-    autos = [name for name, auto in catalog.auto.items() if allowed & {*auto.small, *auto.large}]
-    aliases = [name for name, meant in catalog.aliases.items() if meant in allowed or name in allowed]
+    autos = [name for name, auto in catalog.auto.items() if allowed & {name, *auto.small, *auto.large}]
+    usable = allowed.union(autos)
+    aliases = [name for name in catalog.aliases if not usable.isdisjoint((name, catalog.meaning(name)))]
     return [*(name for name in catalog.models if name in allowed), *autos, *aliases]
 
 

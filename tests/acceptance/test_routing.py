@@ -159,6 +159,63 @@ def test_named_models_are_explained_too(client: httpx.Client, body: dict[str, An
     assert (told["reason"], told["model_used"], told["small_suffices"]) == (reason, model, None)
 
 
+@pytest.mark.parametrize(
+    ("allowed", "listed"),
+    [
+        (["auto"], ["auto"]),
+        (["small"], ["auto", "small"]),
+        (["large"], ["auto", "large", "old-name"]),
+        (["old-name"], ["old-name"]),
+        ([], []),
+    ],
+)
+def test_a_team_is_shown_what_it_may_ask_for(house: House, allowed: list[str], listed: list[str]) -> None:
+    """Routes too, by their own name or by a model of theirs; with one kind of model there is nothing to judge."""
+    team = "allowed_" + "_".join(allowed)
+    with house.client(house.admin_key) as admin:
+        admin.post("/admin/teams", json={"id": team, "allowed_models": allowed}).raise_for_status()
+        key = admin.post("/admin/keys", json={"team_id": team}).json()["key"]
+    with house.client(key) as client:
+        shown = sorted(model["id"] for model in client.get("/v1/models").json()["data"])
+        explained = {
+            name: client.post("/v1/route", json={"model": name, "messages": [{"role": "user", "content": EASY}]})
+            for name in ("auto", "small", "large", "old-name")
+        }
+
+    assert shown == listed == sorted(name for name, answer in explained.items() if answer.status_code == 200)
+    assert all(answer.status_code == 403 for name, answer in explained.items() if name not in listed)
+    if "auto" in listed:
+        assert (explained["auto"].json()["small_suffices"] is None) == (allowed != ["auto"])
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"quality": "best"}, "a number from 0 to 1"),
+        ({"quality": 1.5}, "a number from 0 to 1"),
+        ({"quality": True}, "a number from 0 to 1"),
+        ({"max_cost_usd": -1}, "a number 0 or more"),
+        ({"max_cost_usd": "$1"}, "a number 0 or more"),
+        ({"quality": 0.5, "x-quality": 0.6}, "disagree"),
+    ],
+)
+def test_a_wish_that_cannot_be_read_is_refused_with_what_would_be_right(
+    client: httpx.Client, said: dict[str, Any], words: str
+) -> None:
+    """In the body as in headers; null says nothing."""
+    body = {"model": "auto", "messages": [{"role": "user", "content": EASY}]}
+    headers = {f"x-{name.removeprefix('x-').replace('_', '-')}": str(value) for name, value in said.items()}
+    answers = [client.post("/v1/chat/completions", json=body | said)]
+    if "x-quality" not in said:
+        answers.append(client.post("/v1/route", json=body, headers=headers))
+
+    for answer in answers:
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, next(iter(said))), error
+        assert words in error["message"]
+    assert ask(client, dict.fromkeys(said)).status_code == 200
+
+
 def test_a_message_in_anthropics_dialect_is_explained(client: httpx.Client) -> None:
     """Told by the header that its clients send; it goes where the explanation says."""
     used = {"type": "tool_use", "id": "a", "name": "f", "input": {}}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.team_inputs import TeamPatch
 from protocol.chat import ChatRequest, StreamOptions
 from protocol.decoding import MAX_DEPTH, convert, decode, decode_with_extra
 from protocol.errors import BadRequest, TooLarge
@@ -67,6 +68,21 @@ def test_what_could_be_misunderstood_is_refused(fields: str, param: str | None, 
 
     assert (error.status, error.param, error.code) == (400, param, code)
     assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "words"),
+    [
+        (ChatRequest, {"model": "m", "messages": [{"role": "usr"}]}, "assistant, developer, system, tool, user"),
+        (TeamPatch, {"safety": {"input": "blok"}}, "block, flag, off"),
+        (TeamPatch, {"safety": {"levels": {"secrets": "blok"}}}, "block, flag, off"),
+        (TeamPatch, {"safety": {"inputs": "block"}}, "input, output, levels"),
+    ],
+)
+def test_where_few_names_are_right_they_are_named(kind: type, body: object, words: str) -> None:
+    """Of values and of fields, however deep."""
+    with pytest.raises(BadRequest, match=f"Known here: {words}[.]"):
+        decode(json.dumps(body).encode(), kind)
 
 
 @pytest.mark.parametrize(
