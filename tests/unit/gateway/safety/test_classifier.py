@@ -32,10 +32,11 @@ SOME = {
 
 
 @pytest.fixture(scope="module")
-def fitted() -> FittedSafety:
-    """All heads, fitted on a few texts."""
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> FittedSafety:
+    """All heads, fitted on a few texts, with vectors of some of their words."""
     from gateway.safety.training.dataset import Examples
     from gateway.safety.training.fit import FittedSafety
+    from gateway.safety.training.meaning import read_vectors
     from gateway.safety.training.windows import windows_of
 
     rows = [(text, task) for task, texts in SOME.items() for text in texts]
@@ -46,7 +47,11 @@ def fitted() -> FittedSafety:
     tasks = np.array([task for _, task in rows])
     texts = [text for text, _ in rows]
     examples = Examples(texts, tasks, tasks, kinds, np.ones(len(rows), bool))
-    return FittedSafety().fit(examples, windows_of(texts))
+    dice = np.random.default_rng(1)
+    known = ["the", "rules", "love", "hate", "bomb", "car", "bread", "you", "i", "not-a-word"]
+    vectors = tmp_path_factory.mktemp("vectors") / "vectors.txt"
+    vectors.write_text("".join(f"{word} {' '.join(map(str, dice.standard_normal(5)))}\n" for word in known))
+    return FittedSafety(read_vectors(vectors)).fit(examples, windows_of(texts))
 
 
 @pytest.fixture(scope="module")
