@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import base64
 import codecs
 import html
 import re
@@ -13,15 +12,14 @@ from itertools import compress
 from urllib.parse import unquote
 
 from gateway.safety.plain import plain
+from gateway.safety.runs import CODED, decoded, is_text
 
 DEEPEST = 3  # how often what was decoded is decoded again
 MOST = 32  # readings of one text: no disguise needs as many, and what costs time is bounded
-LEAST = 15  # characters of an encoding that are worth decoding
 ALIKE = 5  # words in a row of one length: they are groups of something
 LONG, LONGER = 8, 12  # characters of words of which three and two are enough
 LEET = 4  # words with digits for letters, in a text that is written so
 DIGITS = 16  # in the shortest list of numbers that is read
-PRINTABLE = 0.9  # share of a decoded text that makes it one
 
 
 def hidden(text: str) -> list[str]:
@@ -49,28 +47,35 @@ def _readings(text: str) -> Iterator[str]:
     lengths = _lengths_of(tokens)
     yield from _regrouped(tokens, lengths)
     if runs := " ".join(compress(tokens, lengths.translate(_IS_CUT))):
-        yield from _spelt(runs, _SPELT_TIGHT)
-        groups = (match.group() for match in _GROUPS.finditer(runs))
-        if joined := "\n".join(_JOINTS.sub("", group) for group in groups if _CODED.search(group)):
-            yield joined
-        yield from _decoded(runs)
-        if _MIXED.search(runs) and (unbroken := _BROKEN.sub("", text)) != text:
-            yield from _decoded(unbroken)
-        if any(map(runs.__contains__, _ROTATED)):
-            yield codecs.encode(runs, "rot13")
-        if any(map(runs.__contains__, _BACKWARDS)):
-            yield runs[::-1]
-    if any(map(text.__contains__, _ESCAPES)) and (said := _unescaped(text)) != text:
-        yield said
-    if any(map(text.__contains__, _SEAMS)) and (said := _SEAM.sub("", text)) != text:
-        yield said
-    lists = _NUMBERS.finditer(text) if not text.isascii() or _count(text, _DIGITS) >= DIGITS else ()
+        yield from _inside(runs, text)
+    signs = text.encode("utf-8", "replace").translate(None, _UNREMARKABLE)
+    if signs:
+        if any(map(text.__contains__, _ESCAPES)) and (said := _unescaped(text)) != text:
+            yield said
+        if any(map(text.__contains__, _SEAMS)) and (said := _SEAM.sub("", text)) != text:
+            yield said
+    lists = _NUMBERS.finditer(text) if len(signs) >= DIGITS or not text.isascii() else ()
     if numbered := "\n".join(said for match in lists for said in _numbered(match.group())):
         yield numbered
     if " gur " in text or " naq " in text:
         yield codecs.encode(text, "rot13")
     if " eht " in text or " dna " in text:
         yield text[::-1]
+
+
+def _inside(runs: str, text: str) -> Iterator[str]:
+    """Yield what is written in the long words of a text, and in what they come to when they are not broken."""
+    yield from _spelt(runs, _SPELT_TIGHT)
+    groups = (match[match.lastindex or 0] + match.group() for match in _matches(_GROUPS, runs))
+    if joined := "\n".join(_JOINTS.sub("", group) for group in groups if CODED.search(group)):
+        yield joined
+    yield from decoded(runs)
+    if _EARLY.search(runs) and _MIXED.search(runs) and (unbroken := _BROKEN.sub("", text)) != text:
+        yield from decoded(unbroken)
+    if any(map(runs.__contains__, _ROTATED)):
+        yield codecs.encode(runs, "rot13")
+    if any(map(runs.__contains__, _BACKWARDS)):
+        yield runs[::-1]
 
 
 def _lengths_of(tokens: list[str]) -> bytes:
@@ -85,104 +90,38 @@ def _count(text: str, signs: bytes) -> int:
     return len(text.encode("utf-8", "replace").translate(None, signs))
 
 
-# Runs of base64 and hexadecimal.
-
-_RUN = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{15,}")
-_CODED = re.compile(r"[0-9][A-Za-z]|[a-z][A-Z]|[0-9]{4}|[A-Z]{4}")  # in every run that is no word
-# What ends a line of a run, quotes and joins it, and begins the next.
-_BROKEN = re.compile(r"(?<=[A-Za-z0-9+/_-]{15})(?:[\"'`,;\\+&.|]|\s){1,8}[>#*|/+&. \t\"'`]{0,16}(?=[A-Za-z0-9+/_=-])")
-_URL_SAFE = str.maketrans("-_", "+/")
-_TEXT_BYTES = bytes([9, 10, 13, *range(32, 127)])
-_STRETCH = re.compile(rb"[\t\n\r -~]{12,}")  # by chance in one of some 100,000 random runs
-_MIXED = re.compile(r"(?<![^\s\"'`])[A-Za-z+/_-]{0,15}[0-9][A-Za-z0-9+/_-]{14}")  # a line of a run has a digit early on
-_IS_CUT = bytes(length > 11 for length in range(256))  # by length: words that signs may cut
-
-
-def _decoded(text: str) -> Iterator[str]:
-    """Yield what the runs of base64 or hexadecimal in ``text`` say."""
-    runs = (match.group() for match in _RUN.finditer(text))
-    if said := "".join(_meaning_of(run) for run in runs if _CODED.search(run)):
-        yield said
-
-
-def _meaning_of(run: str) -> str:
-    """Return the text that a run stands for; of one that is no text as a whole, what is text in it, wherever in its
-    groups it was begun."""
-    for data in (_from_hexadecimal(run), _from_base64(run), _from_base32(run), _from_bits(run)):
-        if _is_text(data):
-            return data.decode("utf-8", "replace")
-    stretches = (match for data in _shifted(run) for match in _STRETCH.findall(data.replace(b"\0", b"")))
-    return "\n".join(match.decode() for match in stretches)
-
-
-def _shifted(run: str) -> Iterator[bytes]:
-    yield from (_from_hexadecimal(run[start:]) for start in range(2))
-    yield from (_from_base64(run[start:]) for start in range(4))
-
-
-def _from_hexadecimal(run: str) -> bytes:
-    try:
-        return bytes.fromhex(run[: len(run) & ~1])
-    except ValueError:
-        return b""
-
-
-def _from_base64(run: str) -> bytes:
-    kept = run[:-1] if len(run) % 4 == 1 else run
-    return base64.b64decode(kept.translate(_URL_SAFE) + "=" * (-len(kept) % 4))
-
-
-def _from_base32(run: str) -> bytes:
-    if not (run.isupper() or run.islower()):
-        return b""
-    try:
-        return base64.b32decode(run + "=" * (-len(run) % 8), casefold=True)
-    except ValueError:
-        return b""
-
-
-def _from_bits(run: str) -> bytes:
-    return b"" if run.strip("01") else bytes(int(run[at : at + 8], 2) for at in range(0, len(run) - 7, 8))
-
-
-def _is_text(data: bytes) -> bool:
-    # Look-alikes inside are several bytes each, so what is not ASCII has to be UTF-8, and little of it control.
-    if len(data) < LEAST // 2:
-        return False
-    if not data.translate(None, _TEXT_BYTES):
-        return True
-    try:
-        said = data.decode()
-    except UnicodeDecodeError:
-        return False
-    return sum(map(str.isprintable, said)) >= PRINTABLE * len(said)
-
-
 # Letter by letter, and in groups.
 
+_IS_CUT = bytes(length > 11 for length in range(256))  # by length: words that signs may cut
 _SAME, _SAME_TWO = re.compile(rb"\0{2,}"), re.compile(rb"\0+")
 _NOT_LONGER = bytes(range(LONGER))
-_SPELT = re.compile(r"(?<!\w)\S([^\w]{1,6})(?:\S\1){4,}\S(?!\w)")
-_SPELT_TIGHT = re.compile(r"(?<!\w)\S([^\w\s]{1,6})(?:\S\1){4,}\S(?!\w)")
+# Both from the first sign on, before which the first letter stands: signs are rarer than letters.
+_SPELT = re.compile(r"([^\w](?<=(?<!\w)\S.)[^\w]{0,5})(?:\S\1){4,}\S(?!\w)", re.DOTALL)
+_SPELT_TIGHT = re.compile(r"([^\w\s](?<=(?<!\w)\S.)[^\w\s]{0,5})(?:\S\1){4,}\S(?!\w)")
 _QUOTES = "\"'`,;()[]{}|"
 _JOINTS = re.compile(r"[-_.:/|]")
-_GROUPS = re.compile(
-    r"(?<!\w)(?:(?:\w\w[-.:/|]){5,}|(?:\w{3}[-.:/|]){4,}|(?:\w{4}[-.:/|]){3,}|(?:\w{5}[-.:/|]){3,}|(?:\w{8}[-.:/|]){2,})"
-    r"\w{1,8}(?!\w)"
+_GROUPS = re.compile(  # from the first joint on; what stands before it is the group that took part
+    r"[-.:/|](?:(?<=(?<!\w)(\w\w).)(?:\w\w[-.:/|]){4,}|(?<=(?<!\w)(\w{3}).)(?:\w{3}[-.:/|]){3,}"
+    r"|(?<=(?<!\w)(\w{4}).)(?:\w{4}[-.:/|]){2,}|(?<=(?<!\w)(\w{5}).)(?:\w{5}[-.:/|]){2,}"
+    r"|(?<=(?<!\w)(\w{8}).)(?:\w{8}[-.:/|])+)\w{1,8}(?!\w)"
 )
+# What ends a line of a run, quotes and joins it, and begins the next.
+_BROKEN = re.compile(r"(?<=[A-Za-z0-9+/_-]{15})(?:[\"'`,;\\+&.|]|\s){1,8}[>#*|/+&. \t\"'`]{0,16}(?=[A-Za-z0-9+/_=-])")
+_EARLY = re.compile(r"[0-9][A-Za-z0-9+/_-]{14}")  # a line of a run has a digit early on
+_MIXED = re.compile(r"(?<![^\s\"'`])[A-Za-z+/_-]{0,15}[0-9][A-Za-z0-9+/_-]{14}")
 
 
 def _regrouped(tokens: list[str], lengths: bytes) -> Iterator[str]:
     """Yield what neighbours of one length come to when they are joined, each row on a line: decoys are no readings."""
-    if len(lengths) < 2:
-        return
-    differ = int.from_bytes(lengths[1:]) ^ int.from_bytes(lengths[:-1])
+    number = int.from_bytes(lengths)
+    differ = number ^ number >> 8  # each from the one before
     same = _SAME_TWO if len(lengths.translate(None, _NOT_LONGER)) > 1 else _SAME
     spelt: list[str] = []
     rows: list[str] = []
     longer: list[str] = []  # the same with what comes after a row, which may be what was left over
-    for match in same.finditer(differ.to_bytes(len(lengths) - 1)):
-        size, (first, last) = lengths[match.start()], match.span()
+    for match in same.finditer(differ.to_bytes(len(lengths))):
+        first, last = match.start() - 1, match.end() - 1
+        size = lengths[first]
         if last - first + 1 < (ALIKE if size < LONG else 3 if size < LONGER else 2):
             continue
         if size <= 4:  # a letter, perhaps in quotes; the first and the last may have a bracket more
@@ -190,7 +129,7 @@ def _regrouped(tokens: list[str], lengths: bytes) -> Iterator[str]:
         if size > 1:
             bare = [token.strip(_QUOTES) for token in tokens[first : last + 2]]
             row = "".join(bare[: last + 1 - first])
-            if _CODED.search(row):
+            if CODED.search(row):
                 rows.append(row)
                 longer.append(row + bare[-1])
     for lines in (spelt, rows, longer):
@@ -199,16 +138,24 @@ def _regrouped(tokens: list[str], lengths: bytes) -> Iterator[str]:
 
 
 def _spelt(text: str, spelling: re.Pattern[str]) -> Iterator[str]:
-    said = " ".join(match.group()[:: 1 + len(match.group(1))] for match in spelling.finditer(text))
-    if any(map(str.isalnum, said)):
+    rows = (text[match.start() - 1 : match.end() : 1 + len(match[1])] for match in _matches(spelling, text))
+    if any(map(str.isalnum, said := " ".join(rows))):
         yield said
+
+
+def _matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """Yield matches from the sign after a first letter on, which may not be the last letter of the match before."""
+    at = 0
+    while match := pattern.search(text, at):
+        yield match
+        at = match.end() + 1
 
 
 # Escapes, numbers, and letters for letters.
 
 _ESCAPES = ("\\", "%", "=", "&", "U+", "0x")  # one stands in every text that _unescaped changes
 _SEAMS = ("<", "**", "`", "\\", "'", '"')
-_DIGITS = bytes(set(range(256)) - set(b"0123456789"))
+_UNREMARKABLE = bytes(set(range(256)) - set(b"\\%=&+<*`'\"0123456789"))  # no escape, seam or number has only these
 
 # Patterns that begin with the sign they look for, so that a text without it is passed over quickly.
 _ESCAPE = re.compile(  # a text that stands inside another one has its backslashes doubled
@@ -253,7 +200,7 @@ def _numbered(numbers: str) -> Iterator[str]:
             data = bytes(int(number, base) for number in listed if len(number) <= width)
         except ValueError:
             continue
-        if len(data) == len(listed) and _is_text(data):
+        if len(data) == len(listed) and is_text(data):
             yield data.decode()
 
 
