@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from gateway.database import Database
 from tests.support import servers
+from tests.support.databases import Databases
 from tests.support.rewriting import compile_share
 from tests.support.soak_table import pytest_runtest_logreport, pytest_sessionfinish, pytest_sessionstart
 
@@ -62,9 +63,24 @@ def redis_url() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def databases(postgres_url: str) -> Iterator[Databases]:
+    """Lends databases to tests."""
+    databases = Databases(postgres_url)
+    yield databases
+    databases.close()
+
+
 @pytest.fixture
-def database_url(postgres_url: str) -> Iterator[str]:
-    """A database of the test's own, on the newest schema, with no rows."""
+def database_url(databases: Databases) -> Iterator[str]:
+    """A database of the test's own, on the newest schema, with no rows; the partitions of coming days are there."""
+    with databases.lend() as url:
+        yield url
+
+
+@pytest.fixture
+def new_database_url(postgres_url: str) -> Iterator[str]:
+    """A database of the test's own as the migrations leave it, without the partition of any day."""
     with servers.database_of_its_own(postgres_url) as url:
         yield url
 

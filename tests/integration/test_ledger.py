@@ -110,14 +110,15 @@ async def test_a_late_row_for_a_closed_day_is_booked_today(database: Database) -
     ]
 
 
-async def test_a_day_has_its_own_partition(database: Database) -> None:
+async def test_a_day_has_its_own_partition(new_database_url: str) -> None:
     """Today's rows lie in today's partition, a day nobody prepared in the default one."""
-    clock, past = SetClock(), SetClock()
+    clock, past, database = SetClock(), SetClock(), Database(new_database_url)
     past.move(-90 * 86_400)
 
     await write(database, [make_record(clock.new_id()), make_record(past.new_id())])
 
     places = await rows(database, "SELECT tableoid::regclass::text FROM usage_records ORDER BY 1")
+    await database.close()
     assert places == [("usage_records_20260405",), ("usage_records_rest",)]
 
 

@@ -25,6 +25,12 @@ NOTHING = Settlement(Usage(), 0)
 
 
 @pytest.fixture
+def database_url(new_database_url: str) -> str:
+    """A database that nobody has prepared for any day."""
+    return new_database_url
+
+
+@pytest.fixture
 def clock() -> SetClock:
     """Noon, until the test moves it."""
     return SetClock()

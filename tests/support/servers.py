@@ -22,6 +22,9 @@ def postgres() -> Iterator[str]:
     with temporary_postgres() as server:
         url = make_url(server.url)
         asyncio.run(execute(server.url, f"CREATE DATABASE {TEMPLATE}"))
+        # No statistics: whatever ran in a database before, to the planner its tables are as new.
+        asyncio.run(execute(server.url, "ALTER SYSTEM SET autovacuum = off"))
+        asyncio.run(execute(server.url, "SELECT pg_reload_conf()"))
         migrations.upgrade(text_of(url.set(database=TEMPLATE)))
         with database_of_its_own(server.url) as shared:
             yield shared
