@@ -105,7 +105,8 @@ class EmbeddedPostgres(EmbeddedServer):
             "tollgate",
             f"--pwfile={password_file}",
         ]
-        initdb += ["--auth=scram-sha-256", "--encoding=UTF8"]
+        # Our password is 192 random bits: hashed 4096 times it were no safer, and each connection 2 ms of CPU dearer.
+        initdb += ["--auth=scram-sha-256", "--set=scram_iterations=1", "--encoding=UTF8"]
         initdb += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C", "--no-instructions"]
         if self._server_settings.get("fsync") == "off":
             initdb.append("--no-sync")
