@@ -22,6 +22,7 @@ from gateway.batch.shapes import ENDPOINTS
 from gateway.errors import (
     CallTakenOver,
     ContentPolicyViolation,
+    ContentUnchecked,
     Forbidden,
     Overloaded,
     UpstreamBusy,
@@ -43,6 +44,7 @@ from router.targets import Tier
 
 MOST_TRIES = 6  # of an upstream, before its failure is what the line says
 LONGEST_PAUSE = 60.0  # seconds between two tries
+UNCHECKED_PAUSE = 15.0  # seconds, while the outside checker fails: every try leaves a line in the books
 
 CONGESTED = (UpstreamBusy, UpstreamFull, UpstreamTimeout, Overloaded)
 
@@ -165,6 +167,8 @@ def _wait_or_end(error: ServiceError, claim: Claim, request_id: str) -> Ended | 
     if not is_final and not (was_upstream and claim.tries >= MOST_TRIES):
         pause = min(LONGEST_PAUSE, 2.0 ** min(claim.tries, 6))
         told = float(error.headers.get("retry-after", 0) or 0)
+        if isinstance(error, ContentUnchecked):
+            told = max(told, UNCHECKED_PAUSE)
         seconds = max(told, pause * random.uniform(0.5, 1.0))
         return Wait(seconds, is_congestion=isinstance(error, CONGESTED), is_try=was_upstream)
     response = response_of(error.status, request_id, msgspec.json.encode(error.body()))

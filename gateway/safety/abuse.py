@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -45,17 +46,18 @@ class AbuseWatch:
         """Return for how many whole seconds more a key is paused; 0: it is not."""
         return max(0, math.ceil(self.paused.get(key_id, 0.0) - self._clock.now()))
 
-    def count(self, key_id: str, team_id: str) -> bool:
-        """Count a blocked or refused call of a key, and return whether that pauses it."""
+    def count(self, key_id: str, team_id: str, tell: Callable[[], None]) -> None:
+        """Count a blocked or refused call of a key; ``tell`` is called where that pauses it, here or by what other
+        gateways counted."""
         policy, now = self._policy, self._clock.now()
         if not policy.blocks:
-            return False
+            return
         seen = self._seen.setdefault(key_id, deque(maxlen=policy.blocks))
         seen.append(now)
         is_too_much = len(seen) == policy.blocks and now - seen[0] <= policy.window
-        is_paused = is_too_much and self._pause(key_id, team_id, now + policy.pause)
-        self._background.spawn(self._share(key_id, team_id, now))
-        return is_paused
+        if is_too_much:
+            self._pause(key_id, team_id, now + policy.pause, tell)
+        self._background.spawn(self._share(key_id, team_id, now, tell))
 
     async def run(self) -> None:
         """Learn of the pauses that other gateways made, for ever."""
@@ -78,7 +80,7 @@ class AbuseWatch:
         horizon = now - self._policy.window
         self._seen = {key_id: seen for key_id, seen in self._seen.items() if seen[-1] > horizon}
 
-    async def _share(self, key_id: str, team_id: str, now: float) -> None:
+    async def _share(self, key_id: str, team_id: str, now: float, tell: Callable[[], None]) -> None:
         policy = self._policy
         counted = f"{PREFIX}:{key_id}"
         try:
@@ -90,16 +92,16 @@ class AbuseWatch:
                     pipe.expire(counted, math.ceil(policy.window))
                     count = (await pipe.execute())[2]
                 if count >= policy.blocks:
-                    self._pause(key_id, team_id, now + policy.pause)
+                    self._pause(key_id, team_id, now + policy.pause, tell)
                 if (until := self.paused.get(key_id, 0.0)) > now:
                     await self._redis.zadd(PAUSED, {key_id: until})
                     await self._redis.zremrangebyscore(PAUSED, 0, now)
         except UNREACHABLE as exc:
             log.warning("abuse_not_shared", error=repr(exc))
 
-    def _pause(self, key_id: str, team_id: str, until: float) -> bool:
+    def _pause(self, key_id: str, team_id: str, until: float, tell: Callable[[], None]) -> None:
         if until - self.paused.get(key_id, 0.0) < 1.0:
-            return False
+            return
         self.paused[key_id] = until
         log.warning("key_paused", key_id=key_id, team=team_id, seconds=round(until - self._clock.now(), 1))
-        return True
+        tell()

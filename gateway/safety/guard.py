@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -200,10 +201,9 @@ class Guard:
         self._count(call)
 
     def _count(self, call: Call) -> None:
-        if call.is_aside:
-            return
-        if self._abuse.count(call.caller.key_id, call.caller.team.id):
-            self._outcomes.note(call, "safety.key_paused", {})
+        if not call.is_aside:
+            tell = partial(self._outcomes.note, call, "safety.key_paused", {})
+            self._abuse.count(call.caller.key_id, call.caller.team.id, tell)
 
     def _note(self, call: Call, stage: Stage, outcome: str, findings: list[Finding]) -> None:
         scores = {finding.name: round(finding.score, 3) for finding in findings}

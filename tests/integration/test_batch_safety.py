@@ -65,10 +65,11 @@ async def worker(house: House) -> AsyncIterator[None]:
 
 @pytest.mark.usefixtures("worker")
 async def test_every_line_waits_for_its_verdict_through_a_checkers_failure(
-    house: House, upstream: ScriptedUpstream, moderator: Moderator
+    house: House, upstream: ScriptedUpstream, moderator: Moderator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the checker fails nothing is sent; once it is back, each line leaves after it was judged, and those that
     may not, never do. What was refused meanwhile costs nothing."""
+    monkeypatch.setattr("gateway.batch.item.UNCHECKED_PAUSE", 0.5)
     approved: dict[str, float] = {}  # monotonic seconds by text: when the checker, in order again, was asked of it
 
     def approve() -> bool:
