@@ -87,14 +87,14 @@ class Authenticator:
             except (OSError, TimeoutError, *DRIVER_ERRORS) as exc:
                 log.warning("access_listener_lost", error=repr(exc))
             self.is_listening.clear()
-            self._forget()
+            self.forget()
             await asyncio.sleep(0.5)
 
     async def _listen(self) -> None:
         connection = await asyncpg.connect(self._database.url, timeout=LOOKUP_WITHIN)
         try:
-            await connection.add_listener(ACCESS_CHANNEL, lambda *_: self._forget())
-            self._forget()
+            await connection.add_listener(ACCESS_CHANNEL, lambda *_: self.forget())
+            self.forget()
             self.is_listening.set()
             while True:
                 await asyncio.sleep(CHECK_LISTENER_EVERY)
@@ -104,7 +104,8 @@ class Authenticator:
             with suppress(OSError, TimeoutError, *DRIVER_ERRORS):
                 connection.terminate()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Ask anew for every key from now on: teams or keys have changed."""
         self._generation += 1
 
     def _admin(self, key: str, address: str) -> Admin:

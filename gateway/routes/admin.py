@@ -61,6 +61,7 @@ async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[by
     check_safety(changes.safety, services.settings.safety)
     async with services.database.begin() as connection:
         record = await update_team(connection, team_id, changes, act_of(request), services.catalog.names())
+    services.auth.forget()  # other gateways hear of it a moment later
     return answer(team_view(record))
 
 
@@ -108,14 +109,17 @@ async def post_rotation(request: AnyRequest, key_id: FromPath[str]) -> Response[
         made = await rotate_key(
             connection, services.settings.key_pepper, key_id, rotation, act_of(request), services.clock.now()
         )
+    services.auth.forget()
     return answer(made_view(made, now_of(request)), 201)
 
 
 @delete("/admin/keys/{key_id:str}", guards=[admin_guard], status_code=200, summary="Revoke a key")
 async def delete_key(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
     """End a key for ever. Every gateway refuses it within a second."""
-    async with services_of(request).database.begin() as connection:
+    services = services_of(request)
+    async with services.database.begin() as connection:
         record = await revoke_key(connection, key_id, act_of(request))
+    services.auth.forget()
     return answer(key_view(record, now_of(request)))
 
 

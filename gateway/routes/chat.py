@@ -74,7 +74,8 @@ def check_sampling(request: Any) -> None:
     require_between(request.presence_penalty, -2, 2, "presence_penalty")
     require_between(request.frequency_penalty, -2, 2, "frequency_penalty")
     tokens = request.logit_bias or ()
-    require(all(token.isascii() and token.isdigit() for token in tokens), "logit_bias", "'logit_bias' names token ids.")
+    are_ids = all(token.isascii() and token.isdigit() and len(token) < 10 for token in tokens)
+    require(are_ids, "logit_bias", "'logit_bias' names token ids.")
     if isinstance(request.stop, tuple):
         require(len(request.stop) <= 4, "stop", "'stop' may hold at most 4 sequences.")
     require(

@@ -18,7 +18,8 @@ from protocol.embeddings import EmbeddingRequest
 from protocol.messages import MessagesRequest, TextBlock, ToolResultBlock
 
 JUDGED = ("user", "tool")  # roles; what the operator of the team or a model wrote is not judged
-PICTURE = re.compile(r"data:image/[\w.+-]{1,40};base64,", re.IGNORECASE)  # how one begins that nobody can read
+# How a picture begins: a PNG, JPEG, GIF or WebP. What only says that it is one is a text as any other.
+PICTURE = re.compile(r"(?i:data:image/[\w.+-]{1,40};base64,)(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR)")
 
 
 def texts_of(
@@ -47,11 +48,15 @@ def texts_of(
 
 
 def ids_of(request: Request) -> str:
-    """Return the names of tool calls that leave with a request, one a line: chosen by whoever writes it."""
+    """Return the ids of tool calls and the seals of thoughts that leave with a request, one a line: whoever writes the
+    request may have written them."""
     if not isinstance(request, ChatRequest):
         return ""
     ids = [message.tool_call_id or "" for message in request.messages]
-    ids += [call.id for message in request.messages for call in message.tool_calls or ()]
+    for message in request.messages:
+        ids += [call.id for call in message.tool_calls or ()]
+        for block in message.thinking_blocks or ():
+            ids.append(block.signature if isinstance(block, ThinkingBlock) else block.data)
     return "\n".join(filter(None, ids))
 
 

@@ -423,11 +423,12 @@ def test_token_ids_cannot_be_read_and_do_not_pass(strict: House, upstream: Scrip
         {"messages": [*PLAIN["messages"], {"role": "assistant", "refusal": f"Not {SECRET}."}, *PLAIN["messages"]]},
         {"messages": [user(text("My key is"), text(TOKEN))]},
         {"messages": [user({"type": "image_url", "image_url": {"url": f"data:text/plain,{SECRET}"}})]},
+        {"messages": [user({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{SECRET}"}})]},
         {"messages": [user("".join(sign + "\u200b" * 1000 for sign in SECRET))]},
         {"messages": [*PLAIN["messages"], CALLED, {"role": "tool", "tool_call_id": SECRET, "content": "4"}]},
         {"tools": [{"type": "function", "function": {"name": "f", "description": f"Use this:\t{TOKEN}"}}]},
     ],
-    ids=["stop", "metadata", "tool", "schema", "refusal", "parts", "no picture", "unseen", "id", "tab"],
+    ids=["stop", "metadata", "tool", "schema", "refusal", "parts", "no picture", "no png", "unseen", "id", "tab"],
 )
 def test_a_secret_leaves_in_no_other_field(strict: House, upstream: ScriptedUpstream, more: dict[str, Any]) -> None:
     """Whatever goes to the upstream is looked at."""

@@ -10,8 +10,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from msgspec import inspect
 
 from gateway.errors import ContentPolicyViolation
+from gateway.routes.chat import check_chat
+from gateway.routes.completions import check_completion
+from gateway.routes.embeddings import check_embeddings
+from gateway.routes.messages import check_message
 from gateway.safety.output_watch import SHARED, output_watch_of
 from gateway.safety.plain import visible
 from gateway.safety.policy import CATEGORIES
@@ -21,6 +26,7 @@ from protocol.chat import ChatRequest, FinishReason
 from protocol.completions import CompletionRequest
 from protocol.decoding import decode_with_extra
 from protocol.embeddings import EmbeddingRequest
+from protocol.errors import BadRequest
 from protocol.events import Delta, ToolCallDelta
 from protocol.messages import MessagesRequest
 from router.targets import Endpoint, Target
@@ -220,6 +226,74 @@ async def test_no_rule_is_passed_by_on_any_way_out(guarding: Guarding, way: str)
                 missed.append((name, disguise))
 
     assert missed == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "check"),
+    [
+        (ChatRequest, check_chat),
+        (CompletionRequest, check_completion),
+        (EmbeddingRequest, check_embeddings),
+        (MessagesRequest, check_message),
+    ],
+)
+async def test_no_field_of_a_request_is_passed_by(guarding: Guarding, kind: type, check: Callable[[Any], None]) -> None:
+    """A secret in every string that a request can have, and in every name there, is found, or the request refused."""
+    missed, tried = [], 0
+    for path, body in planted(inspect.type_info(kind)):
+        try:
+            asked, extra = decode_with_extra(json.dumps(body).encode(), kind)
+            check(asked)
+            native = asked if isinstance(asked, MessagesRequest) else None
+            request = asked.as_chat() if native is not None else asked
+        except BadRequest:
+            continue
+        tried += 1
+        if "aws_key" not in {one.name for one in await guarding.guard.find_by_form(request, extra, native)}:
+            missed.append(path)
+
+    assert missed == [] and tried >= 3
+
+
+def smallest(shape: inspect.Type, role: str = "user") -> Any:
+    """Return the smallest value of a type."""
+    match shape:
+        case inspect.UnionType(types=types):
+            return None if any(isinstance(one, inspect.NoneType) for one in types) else smallest(types[0], role)
+        case inspect.StructType(fields=fields, tag_field=tag_field, tag=tag):
+            value = {one.encode_name: smallest(one.type, role) for one in fields if one.required}
+            return value | ({} if tag_field is None else {tag_field: tag})
+        case inspect.LiteralType(values=values):
+            return role if role in values else values[0]
+        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
+            return [smallest(item, role)]
+        case inspect.DictType():
+            return {}
+        case inspect.StrType():
+            return "x"
+    return 1
+
+
+def planted(shape: inspect.Type) -> Iterator[tuple[str, Any]]:
+    """Yield values of a type with a secret in one of its strings each, and where that stands."""
+    match shape:
+        case inspect.UnionType(types=types):
+            for one in types:
+                yield from planted(one)
+        case inspect.StructType(fields=fields):
+            for role in ("user", "assistant", "tool"):
+                for field in fields:
+                    for path, value in planted(field.type):
+                        yield f".{field.encode_name}{path}", {**smallest(shape, role), field.encode_name: value}
+        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
+            for path, value in planted(item):
+                yield f"[]{path}", [value]
+        case inspect.DictType(value_type=item):
+            for path, value in planted(item):
+                yield f"{{}}{path}", {"a": value}
+            yield "{}", {FINDS["aws_key"]: smallest(item)}
+        case inspect.StrType() | inspect.AnyType() | inspect.RawType():
+            yield "", FINDS["aws_key"]
 
 
 PIECES: dict[str, Callable[[str], Delta]] = {
