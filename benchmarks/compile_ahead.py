@@ -22,7 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gpu_backend.kernels import decoding, fused, logprobs, paged_attention, quantized_linear, sampling
+from gpu_backend.kernels import decode_rows, decoding, fused, logprobs, paged_attention, quantized_linear, sampling
 from gpu_backend.kernels.layout import MAX_SPLITS, PagedLayout, PagedLayouts
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -227,16 +227,30 @@ def _fused() -> Iterator[Variant]:
 
 
 def _decoding() -> Iterator[Variant]:
-    longs = ("inputs", "last_tokens", "starts", "numbers", "token_ids", "positions", "slots", "seed", "tokens")
+    longs = (
+        "inputs",
+        "last_tokens",
+        "starts",
+        "guesses",
+        "numbers",
+        "token_ids",
+        "positions",
+        "slots",
+        "seed",
+        "tokens",
+    )
     types = dict.fromkeys(longs, "*i64") | dict.fromkeys(("shares", "temperature", "top_p", "min_p"), "*fp32")
     types |= dict.fromkeys(
-        ("block_tables", "tables", "context_lens", "top_k", "position", "reply", "drawn"), "*i32"
+        ("block_tables", "tables", "context_lens", "texts", "top_k", "position", "reply", "drawn"), "*i32"
     ) | {"usable": "*i1"}  # fmt: skip
     for name, width in (("decodes", 1), ("decodes of 4 guesses", 5)):
         size = {"WIDTH": width, "WIDTH_PADDED": triton.next_power_of_2(width)}
-        placing = size | {"BLOCK_SIZE": 16, "BLOCKS_AT_ONCE": decoding.BLOCKS_AT_ONCE}
+        placing = size | {"BLOCK_SIZE": 16, "MOST": 4, "BLOCKS_AT_ONCE": decoding.BLOCKS_AT_ONCE}
         yield Variant(f"rows of {name}", decoding.place_kernel, types, placing, 4)
-        yield Variant(f"what counts of {name}", decoding.accept_kernel, types, size, 1)
+        yield Variant(f"what counts of {name}", decoding.accept_kernel, types, size | {"WINDOW": 4096}, 1)
+    size |= {"MOST": 4, "MOST_PADDED": 4, "WINDOW": 4096, "AT_ONCE": decoding.PLACES_AT_ONCE}
+    lengths = {"SHORTEST": decode_rows.SHORTEST, "LONGEST": decode_rows.LONGEST}
+    yield Variant("guesses from 4,096 tokens", decoding.propose_kernel, types, size | lengths, 4)
 
 
 def _sampling() -> Iterator[Variant]:

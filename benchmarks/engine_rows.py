@@ -222,7 +222,7 @@ def speculation(bench: Bench, tiny: bool) -> Iterator[Row]:
     sizes, given, asked = ((2,), 12, 40) if tiny else ((1, 8, 32), 256, 256)
     vocab = ALL_SHAPES[model]["vocab_size"]
     work = {size: _fixed(size, given, asked) for size in sizes}
-    with speculating.known_text():
+    with speculating.known_text(vocab, bench.device) as right_of_1000:
         loop = _loop(bench, model, max_num_seqs=max(sizes))
         alone = {size: _decode(bench, model, loop, requests, "no guesses") for size, requests in work.items()}
         yield from alone.values()
@@ -232,7 +232,7 @@ def speculation(bench: Bench, tiny: bool) -> Iterator[Row]:
         for size, requests in work.items():
             points = []
             for share in speculating.SHARES:
-                speculating.guess(loop, share, vocab)
+                speculating.guess(loop, share, vocab, right_of_1000)
                 before = loop.load().counters
                 row = _decode(bench, model, loop, requests, f"guesses, {share:.0%} hold")
                 after = loop.load().counters

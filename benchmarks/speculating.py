@@ -20,6 +20,7 @@ from gpu_backend.engine.plan import SequenceStep
 from gpu_backend.engine.sampler import Sampled
 from gpu_backend.engine.sequence import Sequence as Reply
 from gpu_backend.engine.upload import upload
+from gpu_backend.kernels.decode_rows import FROM_TABLE, Requests
 from gpu_backend.kernels.wishes import Wishes
 
 GUESSES = 4
@@ -36,9 +37,13 @@ def known(position: int, vocab: int) -> int:
 
 
 @contextmanager
-def known_text() -> Iterator[None]:
-    """Let every reply be that text. Graphs captured meanwhile stay so."""
-    sample, draw = device_step.sample, graphs.draw
+def known_text(vocab: int, device: torch.device) -> Iterator[Tensor]:
+    """Let every reply be that text, and the device guess it. Graphs captured meanwhile stay so.
+
+    What it yields says how many of a thousand guesses of the device are right.
+    """
+    sample, draw, propose = device_step.sample, graphs.draw, graphs.propose
+    right_of_1000 = torch.zeros((), dtype=torch.long, device=device)
 
     def sample_known(
         logits: Tensor,
@@ -54,16 +59,27 @@ def known_text() -> Iterator[None]:
         drawn, usable = draw(logits, wishes)
         return torch.where(drawn < 0, 0, _known_at(wishes.position.long(), logits.shape[-1])), usable
 
-    device_step.sample, graphs.draw = sample_known, draw_known
+    def propose_known(inputs: Tensor, requests: Requests, width: int) -> None:
+        propose(inputs, requests, width)  # what searching takes is a part of it
+        row, start = inputs[:, 0], inputs[:, 1]
+        start = torch.where(start == FROM_TABLE, requests.starts.index_select(0, row), start)
+        where = start[:, None] + 1 + torch.arange(requests.guesses.shape[1], device=inputs.device)
+        dice = (where * 1_103_515_245 + row[:, None] * 40_503 + 12_345) % 2**31
+        is_right = (dice // 2**9 * 48_271 % (2**31 - 1)) % 1000 < right_of_1000
+        right = _known_at(where, vocab)
+        requests.guesses.index_copy_(0, row, torch.where(is_right, right, (right + 1) % vocab))
+
+    device_step.sample, graphs.draw, graphs.propose = sample_known, draw_known, propose_known
     try:
-        yield
+        yield right_of_1000
     finally:
-        device_step.sample, graphs.draw = sample, draw
+        device_step.sample, graphs.draw, graphs.propose = sample, draw, propose
 
 
-def guess(loop: EngineLoop, share: float, vocab: int) -> None:
-    """Let a loop guess that text, each token right with a chance of ``share``."""
+def guess(loop: EngineLoop, share: float, vocab: int, right_of_1000: Tensor) -> None:
+    """Let a loop guess that text, each token right with a chance of ``share``, by the host or on the device."""
     dice = random.Random(0)
+    right_of_1000.fill_(round(1000 * share))
 
     def propose(reply: Reply, count: int) -> tuple[int, ...]:
         first = len(reply.token_ids)

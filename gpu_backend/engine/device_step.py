@@ -69,6 +69,7 @@ class DeviceStep:
         model: Decoder,
         hidden: Tensor,
         spoilt: list[int],
+        block_size: int,
         last_tokens: Tensor,
         timer: Timer,
         roofline: Roofline | None = None,
@@ -81,6 +82,7 @@ class DeviceStep:
         self._model = model
         self._hidden = hidden
         self._spoilt = spoilt
+        self._block_size = block_size
         self._last_tokens = last_tokens
         self._timer = timer
         self._roofline = roofline
@@ -129,13 +131,14 @@ class DeviceStep:
         plan, batch = self._plan, self._batch
         tokens, logprobs, failed = self._gained()
         failed |= self._not_finite()
-        if failed and (retracted := [s for s in batch.samplers if s.num_proposed and s.sequence_id in failed]):
+        unsure = [step for step in batch.samplers if step.num_proposed or step.slack] if failed else []
+        if retracted := [step for step in unsure if step.sequence_id in failed]:
             self._retract(retracted)
             failed -= {step.sequence_id for step in retracted}
             for step in retracted:
                 tokens[step.sequence_id] = logprobs[step.sequence_id] = ()
         samplers = [step.sequence_id for step in plan.sequences if step.samples]
-        guessed = any(step.num_proposed for step in batch.samplers)
+        guessed = any(step.num_proposed or step.slack for step in batch.samplers)
         return StepResult(
             step=plan.step,
             token_ids=tuple(chain.from_iterable([tokens[id_] for id_ in samplers])),
@@ -168,9 +171,10 @@ class DeviceStep:
             return tokens, logprobs, failed
         reports = iter(self._logprobs.read() if self._logprobs is not None else ())
         first = 0
+        known = iter(self._drawn[:, -2].tolist() if self._drawn is not None else ())
         for step in self._batch.samplers:
             places = step.num_proposed + 1
-            count = num_gained(step, sampled[first : first + places])
+            count = next(known) if self._drawn is not None else num_gained(step, sampled[first : first + places])
             tokens[step.sequence_id] = tuple(sampled[first : first + count])
             if self._logprobs is not None:
                 asks = step.sampling.logprobs is not None
@@ -185,7 +189,7 @@ class DeviceStep:
         """Return the token drawn at each place, and whether its logits were numbers."""
         if self._drawn is None or self._drawing is None:
             return self._tokens.tolist(), self._usable.tolist()
-        width = self._drawn.shape[1] // 2
+        width = self._drawn.shape[1] // 2 - 1
         tokens, usable = self._drawn[:, :width].flatten().tolist(), self._drawn[:, width : 2 * width].flatten().tolist()
         if (rows := self._drawing.rows) is not None:
             tokens, usable = [tokens[row] for row in rows], [usable[row] for row in rows]
@@ -193,14 +197,13 @@ class DeviceStep:
 
     def _retract(self, steps: list[SequenceStep]) -> None:
         """Note where these steps wrote keys and values: what is not a number would spoil all that comes later."""
-        slots = self._batch.slots.tolist()
-        if self._drawing is not None and (rows := self._drawing.rows) is not None:
-            slots = [slots[row] for row in rows]
-        where = iter(slots)
         ids = {step.sequence_id for step in steps}
-        for step in self._batch.steps:
-            own = list(islice(where, len(step.token_ids)))
-            self._spoilt += own if step.sequence_id in ids else ()
+        starts = self._drawn[:, -1].tolist() if self._drawn is not None else [step.start for step in self._batch.steps]
+        for step, start in zip(self._batch.steps, starts, strict=True):
+            if step.sequence_id in ids:
+                where = range(start, start + len(step.token_ids))
+                size = self._block_size
+                self._spoilt += [step.block_table[at // size] * size + at % size for at in where]
 
     def _score(self, step: SequenceStep, hidden: Tensor) -> list[Logprobs]:
         """Return the log-probability of each target, some rows at a time: all logits of a long prompt have no room."""

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from gpu_backend.kernels.quantized_kv import KvScales
 from gpu_backend.models.layers import Decoder
 
 assert UNKNOWN == FROM_TABLE
+propose = ops.propose_guesses
 
 Replay = Callable[[], None]
 Recorder = Callable[[Callable[[], None]], Replay]
@@ -118,7 +120,7 @@ class DecodeGraphs:
             return None
         count = len(plan.sequences)
         width = self._most if any(step.num_proposed for step in plan.sequences) else 1
-        if min(step.start + len(step.token_ids) for step in plan.sequences) < width:
+        if min(step.start - step.slack + len(step.token_ids) for step in plan.sequences) < width:
             return None  # unused tokens come before a sequence's own, and there are none before
         fitting = next(size for size in self.sizes if size >= count), width
         if width * fitting[0] > self._most_rows:
@@ -129,28 +131,61 @@ class DecodeGraphs:
         larger = [size for size in self._graphs if count <= size[0] <= 2 * count and size[1] == width]
         return min(larger, default=None)
 
+    def fitting(self, plan: StepPlan) -> Size:
+        """Return the smallest size for a plan that no graph may have been captured for."""
+        width = self._most if any(step.num_proposed for step in plan.sequences) else 1
+        return next(size for size in self.sizes if size >= len(plan.sequences)), width
+
+    @property
+    def most_ahead(self) -> int:
+        """For how many sequences guesses are made and verified in one step."""
+        return max([size for size in self.sizes if size * self._most <= self._most_rows], default=0)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compute a step of nobody in each width, so that no stream waits for its kernels to be compiled."""
+        for width in sorted({1, self._most}):
+            size = self.sizes[0], width
+            self._rows.setdefault(size, self._room.cut(*size))
+            self.fill((), size)
+            self._compute(size)
+            if self._draws:
+                self._draw(size)
+
     def fill(self, steps: Sequence[SequenceStep], size: Size) -> None:
         """Tell the device what the next replay computes."""
         places, width = size
         rows = [
-            (step.row, step.start, len(step.token_ids), *new, *(0,) * (width - len(step.token_ids)), *step.token_ids)
+            (
+                step.row,
+                FROM_TABLE if step.slack else step.start,
+                len(step.token_ids),
+                *new,
+                *(0,) * (width - len(step.token_ids)),
+                *step.token_ids,
+            )
             for step, new in zip(steps, self._table.update(steps), strict=True)
         ]
         rows += [(self._table.spare, 0, width, *NO_BLOCK, *(0,) * width)] * (places - len(steps))
         self._inputs_of(size).copy_(pinned(rows, self._inputs.device, torch.long), non_blocking=True)
         if ops.uses_triton(self._kv_cache.device):
             return  # kernels read no further than is written
-        fresh = [step.block_table[-1] for step in steps if _begins_block(step, self._block_size)]
+        fresh = [block for step in steps for block in step.block_table[-(-step.start // self._block_size) :]]
         if fresh:  # masked out or not, a leftover that is not a number would spoil its neighbours' sums
             self._kv_cache.index_fill_(1, upload(fresh, self._kv_cache.device, torch.long), 0)
 
     def replay(self, plan: StepPlan, size: Size) -> tuple[Batch, Tensor, Drawing | None]:
-        """Compute what was filled in: the batch, its final hidden states, and what draws all of its tokens.
+        """Compute what was filled in, from a graph if there is one.
 
-        The last is None where some token needs more than what the graph knows. Batch and hidden states are written over
-        by the next replay; those of a step that is drawn here have rows that are nobody's between its own.
+        Returns the batch, its final hidden states, and what draws all of its tokens: None where some token needs more
+        than what the graph knows. Batch and hidden states are written over by the next replay; those of a step that is
+        drawn here have rows that are nobody's between its own.
         """
-        forward, drawing = self._graphs[size]
+        if size in self._graphs:
+            forward, drawing = self._graphs[size]
+        else:
+            self._rows.setdefault(size, self._room.cut(*size))
+            forward, drawing = partial(self._compute, size), partial(self._draw, size)
         forward()
         steps, width, rows = plan.sequences, size[1], self._rows[size]
         own: Tensor | slice = slice(0, len(steps) * width)
@@ -205,6 +240,8 @@ class DecodeGraphs:
     def _compute(self, size: Size) -> None:
         places, width = size
         rows = self._rows[size]
+        if width > 1 and self._table.has_texts:
+            propose(self._inputs_of(size), self._table.on_device, width)
         ops.place_decodes(self._inputs_of(size), self._table.on_device, rows, self._block_size)
         if self._share is not None:
             self._share(rows.token_ids)
@@ -236,11 +273,6 @@ class DecodeGraphs:
         rows = self._rows[size]
         tokens, usable = draw(self._model.logits(self._hidden[: places * width]), rows.wishes)
         ops.accept_draws(self._inputs_of(size), self._table.on_device, rows, tokens, usable)
-
-
-def _begins_block(step: SequenceStep, block_size: int) -> bool:
-    """Whether a decode is the first to write to its last block."""
-    return (len(step.block_table) - 1) * block_size >= step.start
 
 
 def cuda_recorder(device: torch.device) -> Recorder:

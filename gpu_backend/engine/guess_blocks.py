@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 from gpu_backend.engine.blocks import BlockManager
 from gpu_backend.engine.guess_value import Offer
-from gpu_backend.engine.plan import SequenceStep
+from gpu_backend.engine.plan import UNKNOWN, SequenceStep
 from gpu_backend.engine.sequence import Sequence
+
+
+def lengthen_ahead(
+    offer: Offer, length: int, sequence: Sequence, blocks: BlockManager, headroom: int, window: int
+) -> SequenceStep:
+    """Let the device guess, as many tokens as have room if all hold, from the last ``window`` ones of the text."""
+    step = lengthen(offer, length, sequence, blocks, headroom)
+    length = step.num_to_draft
+    if not length:
+        return step
+    known = len(sequence.token_ids)
+    first = max(sequence.num_told, known - window)
+    sequence.num_told = known
+    sequence.num_computed += length
+    sequence.num_awaited += length
+    return replace(
+        step,
+        token_ids=step.token_ids + (UNKNOWN,) * length,
+        num_proposed=length,
+        num_to_draft=0,
+        text=array("i", sequence.token_ids[first:]).tobytes(),
+        text_start=first,
+    )
 
 
 def lengthen(offer: Offer, length: int, sequence: Sequence, blocks: BlockManager, headroom: int) -> SequenceStep:

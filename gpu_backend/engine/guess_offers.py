@@ -36,6 +36,13 @@ def text_offers(
     return offers
 
 
+def device_offers(decodes: Iterable[SequenceStep], running: Mapping[int, Sequence], most_for: MostFor) -> list[Offer]:
+    """Offer what the device can guess, or will: it fills up what its text does not suggest."""
+    asked = [(step, running[step.sequence_id]) for step in decodes]
+    offers = [Offer(step, most, _trust(sequence)) for step, sequence in asked if (most := most_for(sequence))]
+    return offers[:PROPOSERS]
+
+
 def draft_offers(
     decodes: Iterable[SequenceStep],
     running: Mapping[int, Sequence],

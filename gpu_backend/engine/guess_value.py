@@ -18,7 +18,7 @@ TO_BEGIN = 1.2  # times the tokens that its time would have made: what guessing 
 class Offer:
     """Guesses for one sequence's next tokens; ``acceptance`` is the chance that one holds if those before it did.
 
-    Without ``guesses`` the draft model makes them, within the step.
+    Without ``guesses`` the draft model makes them, within the step, or the device, from the text that it has.
     """
 
     step: SequenceStep

@@ -102,9 +102,10 @@ class EngineLoop:
         self._draining = False
         self._drained = False
         self._failures = 0
-        # Guesses follow the last token, so they wait for it.
-        overlaps = runner.is_asynchronous if config.async_scheduling is None else config.async_scheduling
-        self._overlaps = overlaps and self.scheduler.speculator is None
+        self._overlaps = runner.is_asynchronous if config.async_scheduling is None else config.async_scheduling
+        if self.scheduler.speculator is not None:  # guesses follow the last token, which the device has first
+            self._overlaps &= runner.most_ahead > 0
+            self.scheduler.speculator.most_ahead = runner.most_ahead if self._overlaps else 0
         self._due: _Due | None = None
 
     def has_work(self) -> bool:
@@ -160,7 +161,7 @@ class EngineLoop:
         if failure is not None:
             self._due = None
             return [*events, *self._survive(plan, failure, launched)]
-        return events if self._overlaps else [*events, *self._settle()]
+        return events if self._overlaps and plan.may_be_followed else [*events, *self._settle()]
 
     def _settle(self) -> list[Event]:
         """Read the result that is due, if one is."""
@@ -219,8 +220,8 @@ class EngineLoop:
         seconds_per_token = result.seconds / max(1, num_staying)
         if self._swapping.wants(plan.step) and plan.sequences:
             self._swapping.learn(plan_work(plan.sequences), result.seconds)
-        if self.scheduler.speculator is not None and not plan.copies:
-            self.scheduler.speculator.note_step(gained - len(gains), result.seconds)
+        if self.scheduler.speculator is not None:
+            self.scheduler.speculator.note_step(plan, gained - len(gains), result.seconds)
         least = result.least_seconds if num_staying else 0.0
         self._meter.count_step(sum(sizes), gained, seconds_per_token * num_staying, least)
         gpu_seconds_per_token = seconds_per_token * self._config.num_ranks
@@ -252,7 +253,11 @@ class EngineLoop:
             sequence.gpu_seconds += gpu_seconds_per_token * size
             if scores:  # what was scored before a preemption is not reported again
                 sequence.prompt_scores += scores[len(sequence.prompt_scores) - step.start :]
-            if step.sequence_id in result.failed:
+            if sequence.is_void:
+                sequence.is_void, sequence.num_awaited = False, 0
+                sequence.num_computed = len(sequence.token_ids) - 1
+                self.scheduler.advance(sequence, sequence.num_computed)
+            elif step.sequence_id in result.failed:
                 self.scheduler.distrust(sequence)
                 problem = "the model's numbers for this request are not finite; change the prompt"
                 events.append(self._finish(sequence, FinishReason.ERROR, problem))
@@ -290,7 +295,8 @@ class EngineLoop:
         events: list[Event] = []
         if (step.num_proposed or step.draft_ids) and self.scheduler.speculator is not None:
             self.scheduler.speculator.learn(sequence, step, len(token_ids), self.blocks)
-        sequence.num_awaited -= 1
+        sequence.num_awaited -= 1 + step.num_unsure
+        has_text = step.num_unsure > 0 and sequence.num_told == len(sequence.token_ids)
         reason: FinishReason | None = None
         problem: str | None = None
         taken = 0
@@ -304,10 +310,13 @@ class EngineLoop:
                 reason = FinishReason.STOP
             if reason is not None:
                 break
+        if has_text:  # the device has kept what it accepted
+            sequence.num_told = len(sequence.token_ids)
         # The last token is known, but not computed; without any, nothing that the step computed counts.
-        end = step.start + (step.num_known + taken - 1 if taken else 0)
-        if step.num_proposed or step.num_to_draft:
-            sequence.num_computed = end
+        end = len(sequence.token_ids) - 1
+        if step.num_proposed or step.num_to_draft or step.slack:
+            sequence.num_computed = end + sequence.num_awaited
+            sequence.is_void = not token_ids and sequence.num_awaited > 0
         self.scheduler.advance(sequence, end)
         if taken:
             events.append(self._new_tokens(sequence, token_ids[:taken], logprobs[:taken], reason, now))

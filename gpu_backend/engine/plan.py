@@ -13,7 +13,10 @@ from gpu_backend.engine.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from gpu_backend.engine.grammar import Constraint
 
-UNKNOWN = -1  # in place of a token that is still being sampled: the last one of the sequence's row, on the device
+# In place of a token that is still being sampled: the last one of the sequence's row, on the device. In place of a
+# guess: one that the device is to make.
+UNKNOWN = -1
+TEXT_WINDOW = 4096  # last tokens of a text from which the device guesses
 
 
 @dataclass(slots=True)  # nobody changes one; frozen, it takes five times as long to make, hundreds a step
@@ -48,11 +51,22 @@ class SequenceStep:
     draft_ids: tuple[int, ...] = ()
     draft_start: int = 0
     num_to_draft: int = 0
+    # Planned before it is known how many guesses of the step before held: so many tokens earlier than ``start`` it may
+    # begin. The device knows.
+    slack: int = 0
+    # Tokens from position ``text_start`` on that the device does not know of, int32 each: given where it is to guess.
+    text: bytes = b""
+    text_start: int = 0
 
     @property
     def num_known(self) -> int:
         """Leading ``token_ids`` that are the sequence's for sure."""
         return len(self.token_ids) - self.num_proposed
+
+    @property
+    def num_unsure(self) -> int:
+        """Guesses that the device makes: tokens that the step may bring beside the one that it brings for sure."""
+        return self.num_proposed if self.token_ids[-1] == UNKNOWN else 0
 
     @property
     def num_tokens(self) -> int:
@@ -86,6 +100,16 @@ class StepPlan:
     sequences: tuple[SequenceStep, ...]
     copies: tuple[BlockCopy, ...] = ()
     cleared: tuple[int, ...] = ()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it takes from the device where sequences begin, or what they guess."""
+        return any(step.slack or step.num_unsure for step in self.sequences)
+
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether the next one may be planned before its result: the host's own guesses must be judged first."""
+        return all(step.num_proposed == step.num_unsure and not step.draft_ids for step in self.sequences)
 
     @property
     def num_tokens(self) -> int:
@@ -140,12 +164,18 @@ class StepRunner(Protocol):
     """Computes step plans; the real one is ``runner.Runner``.
 
     Steps are computed in the order of their launches. ``is_asynchronous`` says whether ``launch`` comes back before the
-    step is computed, so that there is something to gain by launching a step before the last one's result is read.
+    step is computed, so that there is something to gain by launching a step before the last one's result is read. Of up
+    to ``most_ahead`` decodes the device itself makes guesses, and knows where the next step begins; 0: of none.
     """
 
     @property
     def is_asynchronous(self) -> bool:
         """Whether ``launch`` comes back early."""
+        ...
+
+    @property
+    def most_ahead(self) -> int:
+        """How many decodes may be guessed for before the last step's result is read."""
         ...
 
     def launch(self, plan: StepPlan) -> Launched:
@@ -171,6 +201,7 @@ class AtOnce(ABC):
     """A runner that computes a step when it is launched: all of it is ``run``."""
 
     is_asynchronous = False
+    most_ahead = 0
 
     @abstractmethod
     def run(self, plan: StepPlan) -> StepResult:

@@ -16,7 +16,16 @@ from gpu_backend.engine.drafter import Drafter
 from gpu_backend.engine.grammar import begin_masks
 from gpu_backend.engine.graphs import DecodeGraphs, Recorder, cuda_recorder, rerun
 from gpu_backend.engine.host_cache import HostCache
-from gpu_backend.engine.plan import UNKNOWN, BlockCopy, Computed, Launched, SequenceStep, StepPlan, StepResult
+from gpu_backend.engine.plan import (
+    TEXT_WINDOW,
+    UNKNOWN,
+    BlockCopy,
+    Computed,
+    Launched,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+)
 from gpu_backend.engine.roofline import Roofline, measure_roofline
 from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.table import RequestTable
@@ -98,7 +107,14 @@ class Runner:
             self.max_model_len = _possible_length(config, wished, self.num_blocks * self.block_size)
             self._grouping = self._placement(self.model_config, self.num_blocks + 1, self.max_model_len)
             longest = -(-self.max_model_len // self.block_size)
-            self._table = RequestTable(config.max_num_seqs, longest, self.num_blocks, self.device)
+            self._table = RequestTable(
+                config.max_num_seqs,
+                longest,
+                self.num_blocks,
+                self.device,
+                config.num_speculative_tokens,
+                _text_window(config, self.max_model_len),
+            )
             self.graphs = self._make_graphs(config)
             if self._drafter is not None:
                 placement = self._placement(self._drafter.config, self.num_blocks + 1, self.max_model_len)
@@ -116,6 +132,11 @@ class Runner:
     def is_asynchronous(self) -> bool:
         """Whether the device computes while the host goes on."""
         return self.device.type == "cuda"
+
+    @property
+    def most_ahead(self) -> int:
+        """How many decodes may be guessed for before the last step's result is read."""
+        return self.graphs.most_ahead if self.graphs is not None and self._table.has_texts else 0
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step from beginning to end."""
@@ -140,7 +161,9 @@ class Runner:
         if not plan.sequences:
             return Computed(StepResult(plan.step, (), 0.0))
         drawing, last_tokens = None, self._table.last_tokens
-        if self.graphs is not None and (size := self.graphs.find(plan)) is not None:
+        size = self.graphs.find(plan) if self.graphs is not None else None
+        if self.graphs is not None and (size is not None or plan.is_ahead):
+            size = size or self.graphs.fitting(plan)
             self.graphs.fill(plan.sequences, size)
             timer.begin(after=plan.copies)
             batch, hidden, drawing = self.graphs.replay(plan, size)
@@ -162,7 +185,18 @@ class Runner:
         if not self._leads:
             return Computed(StepResult(plan.step, (), 0.0))
         step = DeviceStep(
-            plan, batch, places, masks, self._model, hidden, self._spoilt, last_tokens, timer, self._roofline, drawing
+            plan,
+            batch,
+            places,
+            masks,
+            self._model,
+            hidden,
+            self._spoilt,
+            self.block_size,
+            last_tokens,
+            timer,
+            self._roofline,
+            drawing,
         )
         if not any(sampler.constraint for sampler in batch.samplers):
             step.sample()
@@ -200,6 +234,8 @@ class Runner:
         for step, (count, start, sampling) in enumerate(pieces):
             table = tuple(range(-(-(start + count) // self.block_size)))
             self.run(StepPlan(step, (SequenceStep(0, (0,) * count, start, table, True, sampling, 0),)))
+        if self.graphs is not None and self._ranks is None:
+            self.graphs.warm_up()
         kv_bytes = self._all_layers.kv_floats_per_token * self._cache_dtype.itemsize
         self._roofline = measure_roofline(self._all_layers, self._model, kv_bytes, self.device)
 
@@ -334,6 +370,13 @@ def _choose_device(name: str, rank: int) -> torch.device:
     if name == "cuda":
         torch.cuda.set_device(rank)  # where Triton and NCCL launch
     return torch.device(name, rank) if name == "cuda" else torch.device(name)
+
+
+def _text_window(config: EngineConfig, max_model_len: int) -> int:
+    """Return how many tokens of each text the device keeps to guess from; 1: none, the host does it."""
+    if config.speculative_method != "ngram" or config.num_ranks > 1:
+        return 1
+    return 1 << (min(max_model_len, TEXT_WINDOW) - 1).bit_length()
 
 
 def _wished_length(config: EngineConfig, model: ModelConfig) -> int:

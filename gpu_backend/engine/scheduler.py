@@ -114,8 +114,12 @@ class Scheduler:
         """Choose what the next step computes, and give it room. The plan is empty if there is nothing to compute.
 
         A planned step counts as computed. Where results of earlier ones are due, nobody ``may_preempt``: then None says
-        that somebody must give way first, and is to be asked for again when all tokens are known.
+        that somebody must give way first, or that guesses wait for tokens, and is to be asked for again when all
+        tokens are known.
         """
+        goes_ahead = self.speculator is not None and self._goes_ahead(self.speculator)
+        if self.speculator is not None and not may_preempt and not goes_ahead:
+            return None
         yielding = self.admission.who_yields(self._running.values())
         leaving = yielding or self.admission.who_makes_room(self._running.values())
         if leaving and not may_preempt:
@@ -158,7 +162,8 @@ class Scheduler:
         is_held_up = long and sum(len(step.token_ids) for step in of_long) < block_size
         self._held_up = self._held_up + 1 if is_held_up else 0
         if self.speculator is not None:
-            steps = self.speculator.extend(steps, self._running, self.blocks)
+            goes_ahead = goes_ahead and len(decodes) == len(steps)
+            steps = self.speculator.extend(steps, self._running, self.blocks, self._step, goes_ahead)
         return StepPlan(self._step, tuple(steps), self.blocks.take_copies())
 
     def advance(self, sequence: Sequence, end: int) -> None:
@@ -212,6 +217,15 @@ class Scheduler:
         assert everyone == known, "a sequence is in no place, or in two"
         self.admission.check(s for s in chain(self._running.values(), queued) if s.place)
 
+    def _goes_ahead(self, speculator: Speculator) -> bool:
+        """Whether the device guesses: nobody waits, and nobody's tokens take more than the device knows."""
+        running = self._running.values()
+        return (
+            0 < len(running) <= speculator.most_ahead
+            and not self.num_waiting
+            and all(map(speculator.may_go_ahead, running))
+        )
+
     def _budget(self, decodes: list[Sequence], steps: list[SequenceStep]) -> StepBudget:
         num_batch = num_batch_decodes = 0
         if self._config.max_batch_tier_tokens is not None:
@@ -230,6 +244,7 @@ class Scheduler:
         looks_back = samples and sampling.penalises_reply
         scores = sampling.prompt_logprobs is not None and sequence.unscored_from is not None
         token_ids = (UNKNOWN,) if sequence.num_awaited else tuple(sequence.token_ids[start:end])
+        slack = max(0, sequence.num_awaited - 1)
         sequence.num_computed = end
         sequence.num_awaited += samples
         return SequenceStep(  # names would make up a third of what it takes
@@ -247,11 +262,12 @@ class Scheduler:
             sequence.prompt_token_ids[start + 1 : end + 1] if scores else (),
             sequence.constraint if samples else None,
             row=sequence.row,
+            slack=slack,
         )
 
     def _give_back(self, sequence: Sequence) -> None:
         """Release the blocks that only guesses needed."""
-        needed = self.blocks.blocks_for(len(sequence.token_ids))
+        needed = self.blocks.blocks_for(max(len(sequence.token_ids), sequence.num_computed))
         if len(sequence.block_table) > needed:
             self.blocks.release(sequence.block_table[needed:])
             sequence.block_table = sequence.block_table[:needed]
@@ -311,6 +327,7 @@ class Scheduler:
             return None
         self._running[sequence.sequence_id] = sequence
         sequence.row = self._rows.pop()
+        sequence.num_told = 0
         self._count_prefix(sequence)
         self.admission.admit(sequence)
         return sequence

@@ -30,7 +30,8 @@ class Sequence:
 
     The scheduler owns it. ``token_ids`` are the prompt and what was generated; the KV of the first ``num_computed`` of
     them lies in ``block_table``, or will when the steps that are planned are computed. ``num_awaited`` tokens more are
-    being sampled by these. Clock readings are seconds of one monotonic clock.
+    being sampled by these. Both count guesses that the device makes as if they held, until the result tells. Clock
+    readings are seconds of one monotonic clock.
     """
 
     sequence_id: int
@@ -47,6 +48,8 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_awaited: int = 0
+    is_void: bool = False  # what is under way follows numbers that were none: it is dropped, then computed again
+    num_told: int = 0  # leading tokens that the device has the text of
     row: int = 0  # its place among those that run
     block_table: tuple[int, ...] = ()  # the same object until it changes: whoever knows it need not look again
     swapped: tuple[int, ...] = ()  # host blocks that hold its computed tokens while it waits; none: nothing does
@@ -102,7 +105,7 @@ class Sequence:
         1 for a running decode.
         """
         known = len(self.token_ids) + self.num_awaited
-        return 0 if self.num_awaited and known >= self.limit else known - self.num_computed
+        return 0 if self.num_awaited and (known >= self.limit or self.is_void) else known - self.num_computed
 
     @property
     def unscored_from(self) -> int | None:

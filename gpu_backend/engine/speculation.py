@@ -12,11 +12,11 @@ from gpu_backend.engine.blocks import BlockManager
 from gpu_backend.engine.composition import may_speculate
 from gpu_backend.engine.cost import StepCost, StepWork, plan_work
 from gpu_backend.engine.guess_account import GuessAccount
-from gpu_backend.engine.guess_blocks import lengthen, note_drafted
-from gpu_backend.engine.guess_offers import Proposer, draft_offers, propose_from_text, text_offers
+from gpu_backend.engine.guess_blocks import lengthen, lengthen_ahead, note_drafted
+from gpu_backend.engine.guess_offers import Proposer, device_offers, draft_offers, propose_from_text, text_offers
 from gpu_backend.engine.guess_record import Everybody, GuessRecord
 from gpu_backend.engine.guess_value import Offer, StepFrame, best_lengths, could_pay, first_come, trial_lengths
-from gpu_backend.engine.plan import SequenceStep
+from gpu_backend.engine.plan import TEXT_WINDOW, SequenceStep, StepPlan
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.sequence import Sequence
 from gpu_backend.engine.step_times import StepTimes
@@ -53,6 +53,7 @@ class Speculator:
         draft_share: float = 0.0,
     ) -> None:
         self.propose = propose
+        self.most_ahead = 0  # decodes for which the device guesses by itself
         self.is_forced = False  # guess whether it pays or not: for measurements
         self.num_drafts = 0  # times that a sequence's guesses were verified
         self.num_proposed = 0  # guesses
@@ -68,7 +69,7 @@ class Speculator:
         self._is_on = False
         self._step = 0
         self._with_guesses = 0  # steps in a row
-        self._planned: _Planned | None = None
+        self._planned: dict[int, _Planned] = {}  # by the plan's number
 
     @property
     def num_held(self) -> int:
@@ -82,31 +83,56 @@ class Speculator:
         return {name: float(count) for name, count in (counts | held_at).items()}
 
     def extend(
-        self, steps: list[SequenceStep], running: Mapping[int, Sequence], blocks: BlockManager
+        self,
+        steps: list[SequenceStep],
+        running: Mapping[int, Sequence],
+        blocks: BlockManager,
+        number: int,
+        goes_ahead: bool = False,
     ) -> list[SequenceStep]:
-        """Return the steps of a plan, some decodes with guesses. Their blocks are in the sequences' tables."""
-        self._step += 1
-        self._planned = None
+        """Return the steps of a plan of that number, some decodes with guesses; their blocks are in the sequences'
+        tables. If it ``goes_ahead``, the device makes them, maybe before the host knows the last tokens.
+        """
+        self._step = number
         decodes = [step for step in steps if step.samples and len(step.token_ids) == 1]
         if not decodes:
             return steps
         base = plan_work(decodes)
         work = base if len(decodes) == len(steps) else plan_work(steps)
         frame = StepFrame(base, work, self._draft_share * self._cost.seconds(base))
-        extended = self._extend(steps, decodes, frame, running, blocks) if self._may_guess(frame) else steps
+        extend = self._extend_ahead if goes_ahead else self._extend
+        extended = extend(steps, decodes, frame, running, blocks) if self._may_guess(frame) else steps
         if extended is steps:
             is_wanted = (
                 self._step % MEASURED_EVERY == 0 or self._with_guesses or not self.times.knows_plain(base.tokens)
             )
             self._is_on, self._with_guesses = False, 0
             if frame.is_decodes_alone and is_wanted:
-                self._planned = _Planned(frame, base, 0.0, is_guessing=False, is_clean=True)
+                self._planned[number] = _Planned(frame, base, 0.0, is_guessing=False, is_clean=True)
         return extended
 
-    def note_step(self, num_gained: int, seconds: float) -> None:
-        """Take note of what the last step took, and how many tokens more than its decodes it gained by guesses."""
-        planned, self._planned = self._planned, None
-        if planned is None:
+    def may_go_ahead(self, sequence: Sequence) -> bool:
+        """Whether the device can guess a sequence's tokens, verify and follow them without the host.
+
+        Steps of a graph have one width, which its beginning must fill.
+        """
+        asked = sequence.sampling
+        return (
+            sequence.remaining == 1
+            and len(sequence.token_ids) > self._most
+            and sequence.constraint is None
+            and asked.logprobs is None
+            and not asked.logit_bias
+            and not asked.penalises_reply
+            and sequence.num_generated >= asked.min_tokens
+            and not sequence.pools
+        )
+
+    def note_step(self, plan: StepPlan, num_gained: int, seconds: float) -> None:
+        """Take note of what a step took, and how many tokens more than its decodes it gained by guesses."""
+        planned = self._planned.pop(plan.step, None)
+        self._planned = {number: other for number, other in self._planned.items() if number > plan.step}
+        if planned is None or plan.copies:
             return
         if planned.is_clean:
             self.times.learn(planned.work, planned.drafting, seconds, planned.is_guessing)
@@ -182,12 +208,41 @@ class Speculator:
             self._record(sequence).plan(length)
             if length:
                 changed[offer.step.sequence_id] = lengthen(offer, length, sequence, blocks, len(running))
+        return self._note_plan(steps, changed, frame, any(lengths))
+
+    def _extend_ahead(
+        self,
+        steps: list[SequenceStep],
+        decodes: list[SequenceStep],
+        frame: StepFrame,
+        running: Mapping[int, Sequence],
+        blocks: BlockManager,
+    ) -> list[SequenceStep]:
+        offers = device_offers(decodes, running, self._most_for)
+        left = self._config.max_num_batched_tokens - frame.work.tokens
+        lengths = self._choose(frame, offers, left, is_alone=len(steps) == 1)
+        batch_left = self._batch_tier_left(steps, running)
+        changed: dict[int, SequenceStep] = {}
+        for offer, length in zip(offers, lengths, strict=True):
+            sequence = running[offer.step.sequence_id]
+            if sequence.tier == "batch":
+                length = min(length, batch_left)
+                batch_left -= length
+            self._record(sequence).plan(length)
+            if length:
+                step = lengthen_ahead(offer, length, sequence, blocks, len(running), TEXT_WINDOW)
+                changed[step.sequence_id] = step
+        return self._note_plan(steps, changed, frame, any(lengths))
+
+    def _note_plan(
+        self, steps: list[SequenceStep], changed: dict[int, SequenceStep], frame: StepFrame, guesses: bool
+    ) -> list[SequenceStep]:
         if not changed:
             return steps
-        self._is_on = any(lengths)
+        self._is_on = guesses
         self._with_guesses += 1
         extended = [changed.get(step.sequence_id, step) for step in steps]
-        self._planned = self._plan_of(frame, extended)
+        self._planned[self._step] = self._plan_of(frame, extended)
         return extended
 
     def _plan_of(self, frame: StepFrame, steps: list[SequenceStep]) -> _Planned:
@@ -202,7 +257,7 @@ class Speculator:
         if not self._record(sequence).is_due(self._step):
             return 0
         room = min(sequence.sampling.max_tokens - sequence.num_generated, self._max_model_len - len(sequence.token_ids))
-        return min(room - 1, self._most)
+        return min(room - sequence.num_awaited, self._most)  # all that is under way may come
 
     def _record(self, sequence: Sequence) -> GuessRecord:
         if sequence.guess_record is None:

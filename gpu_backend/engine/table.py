@@ -22,7 +22,15 @@ class RequestTable:
     The spare row's only block is ``spare_block``, which no sequence has: what is computed for nobody is written there.
     """
 
-    def __init__(self, num_rows: int, num_blocks: int, spare_block: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        num_blocks: int,
+        spare_block: int,
+        device: torch.device,
+        most_guesses: int = 0,
+        text_window: int = 1,
+    ) -> None:
         self.spare = num_rows
         rows = num_rows + 1
         self.on_device = Requests(
@@ -31,6 +39,8 @@ class RequestTable:
             block_tables=torch.full((rows, num_blocks), spare_block, dtype=torch.int32, device=device),
             shares=torch.ones(rows, 3, device=device),
             numbers=torch.zeros(rows, 3, dtype=torch.long, device=device),
+            texts=torch.zeros(rows, text_window, dtype=torch.int32, device=device),
+            guesses=torch.zeros(rows, max(1, most_guesses), dtype=torch.long, device=device),
             spare_block=spare_block,
         )
         self._owners = [-1] * num_rows  # sequence ids
@@ -40,6 +50,11 @@ class RequestTable:
     def last_tokens(self) -> Tensor:
         """The token sampled last for each row."""
         return self.on_device.last_tokens
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether texts are kept, so that guesses can be made from them."""
+        return self.on_device.texts.shape[1] > 1
 
     def update(self, steps: Sequence[SequenceStep]) -> list[tuple[int, int]]:
         """Bring the rows of these steps up to date, but for what is returned.
@@ -76,4 +91,20 @@ class RequestTable:
             numbers = [(signed(step.sampling.seed), step.reply_index, step.sampling.top_k) for step in newcomers]
             table_of.shares.index_copy_(0, where, upload(shares, device, torch.float32))
             table_of.numbers.index_copy_(0, where, upload(numbers, device, torch.long))
+        self._tell([step for step in steps if step.text])
         return left
+
+    def _tell(self, steps: Sequence[SequenceStep]) -> None:
+        """Put what these steps say of their texts where the device guesses from."""
+        if not steps:
+            return
+        texts, device = self.on_device.texts, self.last_tokens.device
+        parts = [torch.frombuffer(bytearray(step.text), dtype=torch.int32) for step in steps]
+        where = [
+            torch.arange(step.text_start, step.text_start + len(part), dtype=torch.int32) % texts.shape[1]
+            for step, part in zip(steps, parts, strict=True)
+        ]
+        owners = [torch.full_like(part, step.row) for step, part in zip(steps, parts, strict=True)]
+        together = torch.stack([torch.cat(owners), torch.cat(where), torch.cat(parts)])
+        rows, places, tokens = upload(together, device, torch.int32).unbind()
+        texts.index_put_((rows, places), tokens)

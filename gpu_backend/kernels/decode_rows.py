@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gpu_backend.kernels.wishes import Wishes
 
-FROM_TABLE = -1  # in place of a token or a start: the table knows it
+FROM_TABLE = -1  # in place of a token, a guess or a start: the table knows it
+SHORTEST, LONGEST = 3, 16  # tokens of a match that a guess follows; longer ones count as equal
 HEADER = 5  # numbers of a place before its tokens: row, start, count, and where in its table which block is new
 
 
@@ -23,6 +24,9 @@ class Requests:
     block_tables: Tensor  # (rows, blocks) int32
     shares: Tensor  # (rows, 3) float32: temperature, top-p, min-p
     numbers: Tensor  # (rows, 3) int64: seed, reply index, top-k
+    # (rows, window) int32, window a power of two: the last tokens, that of position p at p % window. 1: none is kept.
+    texts: Tensor
+    guesses: Tensor  # (rows, most) int64: at the tokens behind the last one
     spare_block: int  # nobody's
 
 
@@ -41,7 +45,8 @@ class DecodeRows:
     context_lens: Tensor  # (places,) int32
     query_starts: Tensor  # (places + 1,) int32
     wishes: Wishes
-    drawn: Tensor  # (places, 2 · width + 1) int32: tokens, whether their logits were numbers, and how many count
+    # (places, 2 · width + 2) int32: tokens, whether their logits were numbers, how many count, where the step began
+    drawn: Tensor
 
     @classmethod
     def room_for(cls, places: int, rows: int, width: int, num_blocks: int, device: torch.device) -> DecodeRows:
@@ -61,7 +66,7 @@ class DecodeRows:
             context_lens=zeros(places),
             query_starts=torch.arange(places + 1, dtype=torch.int32, device=device),
             wishes=Wishes(temperature, top_p, min_p, zeros(rows), seed, zeros(rows), zeros(rows)),
-            drawn=zeros(2 * rows + places),
+            drawn=zeros(2 * (rows + places)),
         )
 
     def cut(self, places: int, width: int) -> DecodeRows:
@@ -85,5 +90,5 @@ class DecodeRows:
             self.context_lens[:places],
             self.query_starts[: places + 1] * width,
             wishes,
-            self.drawn[: places * (2 * width + 1)].view(places, 2 * width + 1),
+            self.drawn[: places * (2 * width + 2)].view(places, 2 * width + 2),
         )

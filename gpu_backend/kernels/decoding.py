@@ -1,5 +1,5 @@
-# What goes before and after the model in a step of decodes, in Triton: one launch makes every row's inputs from the
-# table of requests, one says which of the drawn tokens count and puts them back.
+# What goes before and after the model in a step of decodes, in Triton: one launch guesses, one makes every row's inputs
+# from the table of requests, one says which of the drawn tokens count and puts them back.
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_backend.kernels.decode_rows import FROM_TABLE, HEADER, DecodeRows, Requests
+from gpu_backend.kernels.decode_rows import FROM_TABLE, HEADER, LONGEST, SHORTEST, DecodeRows, Requests
 
 BLOCKS_AT_ONCE = 256
+PLACES_AT_ONCE = 1024  # of a text, where a guess may begin
 TABLE = tl.constexpr(FROM_TABLE)
 FIRST = tl.constexpr(HEADER)
+
+
+def propose_guesses(inputs: Tensor, requests: Requests, width: int) -> None:
+    """Guess what follows each place's text; ``reference.propose_guesses`` says how."""
+    most, window = requests.guesses.shape[1], requests.texts.shape[1]
+    propose_kernel[(len(inputs),)](
+        inputs, requests.last_tokens, requests.starts, requests.texts, requests.guesses, inputs.stride(0),
+        WIDTH=width, WIDTH_PADDED=triton.next_power_of_2(width), MOST=most,
+        MOST_PADDED=triton.next_power_of_2(most), WINDOW=window, AT_ONCE=min(window, PLACES_AT_ONCE),
+        SHORTEST=SHORTEST, LONGEST=min(LONGEST, window - 1), num_warps=4,
+    )  # fmt: skip
 
 
 def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_size: int) -> None:
@@ -19,30 +31,78 @@ def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_si
     places, wishes = len(inputs), rows.wishes
     assert inputs.stride(1) == 1 and rows.block_tables.shape[1] == requests.block_tables.shape[1]
     place_kernel[(places,)](
-        inputs, requests.last_tokens, requests.starts, requests.block_tables, requests.shares, requests.numbers,
-        rows.token_ids, rows.positions, rows.slots, rows.block_tables, rows.context_lens,
+        inputs, requests.last_tokens, requests.starts, requests.guesses, requests.block_tables, requests.shares,
+        requests.numbers, rows.token_ids, rows.positions, rows.slots, rows.block_tables, rows.context_lens,
         wishes.temperature, wishes.top_p, wishes.min_p, wishes.top_k, wishes.seed, wishes.position, wishes.reply,
         inputs.stride(0), requests.block_tables.stride(0), requests.spare_block,
         WIDTH=rows.width, WIDTH_PADDED=triton.next_power_of_2(rows.width), BLOCK_SIZE=block_size,
-        BLOCKS_AT_ONCE=BLOCKS_AT_ONCE, num_warps=4,
+        MOST=requests.guesses.shape[1], BLOCKS_AT_ONCE=BLOCKS_AT_ONCE, num_warps=4,
     )  # fmt: skip
 
 
 def accept_draws(inputs: Tensor, requests: Requests, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
     """Book the ``tokens`` drawn for ``rows``; ``reference.accept_draws`` says how."""
     accept_kernel[(len(inputs),)](
-        inputs, requests.last_tokens, requests.starts, rows.token_ids, tokens, usable, rows.drawn, inputs.stride(0),
-        WIDTH=rows.width, WIDTH_PADDED=triton.next_power_of_2(rows.width), num_warps=1,
+        inputs, requests.last_tokens, requests.starts, requests.texts, rows.token_ids, tokens, usable, rows.drawn,
+        inputs.stride(0), WIDTH=rows.width, WIDTH_PADDED=triton.next_power_of_2(rows.width),
+        WINDOW=requests.texts.shape[1], num_warps=1,
     )  # fmt: skip
+
+
+@triton.jit
+def propose_kernel(
+    inputs, last_tokens, starts, texts, guesses, input_stride,
+    WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, MOST: tl.constexpr, MOST_PADDED: tl.constexpr,
+    WINDOW: tl.constexpr, AT_ONCE: tl.constexpr, SHORTEST: tl.constexpr, LONGEST: tl.constexpr,
+):  # fmt: skip
+    """One place's guesses: what followed the longest match of its text's end, of equal ones the last."""
+    place = tl.program_id(0).to(tl.int64)
+    own = inputs + place * input_stride
+    row = tl.load(own)
+    start = tl.load(own + 1)
+    count = tl.load(own + 2)
+    start = tl.where(start == TABLE, tl.load(starts + row), start)
+    columns = tl.arange(0, WIDTH_PADDED)
+    given = tl.load(own + FIRST + columns, mask=columns < WIDTH, other=0)
+    asks = tl.max(((columns > WIDTH - count) & (given == TABLE)).to(tl.int32), 0)
+    last = tl.load(own + FIRST + WIDTH - count)
+    last = tl.where(last == TABLE, tl.load(last_tokens + row), last).to(tl.int32)
+    text = texts + row * WINDOW
+    tl.store(text + start % WINDOW, last)
+    if asks > 0:
+        end = start + 1
+        floor = tl.maximum(end - WINDOW, 0)
+        best = tl.full([], -1, tl.int64)
+        for begin in range(0, WINDOW, AT_ONCE):
+            at = floor + begin + tl.arange(0, AT_ONCE)
+            alive = at < end
+            length = tl.zeros([AT_ONCE], dtype=tl.int64)
+            for back in tl.static_range(1, LONGEST + 1):
+                alive = alive & (at - back >= floor)
+                there = tl.load(text + (at - back) % WINDOW, mask=alive, other=-1)
+                here = last
+                if back > 1:
+                    here = tl.load(text + (end - back) % WINDOW, mask=end - back >= floor, other=-2)
+                alive = alive & (there == here)
+                length += alive.to(tl.int64)
+            score = tl.where(length >= SHORTEST, length * WINDOW + (at - floor), -1)
+            best = tl.maximum(best, tl.max(score, 0))
+        first = tl.where(best >= 0, floor + best % WINDOW, start)
+        places = tl.arange(0, MOST_PADDED)
+        where = first + places % (end - first)
+        guess = tl.load(text + where % WINDOW, mask=(places < MOST) & (where < start), other=0)
+        guess = tl.where((best >= 0) & (where < start), guess, last)
+        tl.store(guesses + row * MOST + places, guess.to(tl.int64), mask=places < MOST)
 
 
 @triton.jit(do_not_specialize=["spare_block"])
 def place_kernel(
-    inputs, last_tokens, starts, block_tables, shares, numbers,
+    inputs, last_tokens, starts, guesses, block_tables, shares, numbers,
     token_ids, positions, slots, tables, context_lens,
     temperature, top_p, min_p, top_k, seed, position, reply,
     input_stride, table_stride, spare_block,
-    WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCKS_AT_ONCE: tl.constexpr,
+    WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr,
+    BLOCKS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """All rows of one place, and its block table as far as it is read."""
     place = tl.program_id(0).to(tl.int64)
@@ -59,7 +119,10 @@ def place_kernel(
     held = columns < WIDTH
     out = place * WIDTH + columns
     token = tl.load(own + FIRST + columns, mask=held, other=0)
-    tl.store(token_ids + out, tl.where(token == TABLE, tl.load(last_tokens + row), token), mask=held)
+    behind = columns - (WIDTH - count)  # the last token known
+    guess = tl.load(guesses + row * MOST + behind - 1, mask=held & (behind > 0) & (token == TABLE), other=0)
+    known = tl.where(behind > 0, guess, tl.load(last_tokens + row))
+    tl.store(token_ids + out, tl.where(token == TABLE, known, token), mask=held)
 
     table = block_tables + row * table_stride
     where = end - WIDTH + columns
@@ -91,8 +154,8 @@ def place_kernel(
 
 @triton.jit
 def accept_kernel(
-    inputs, last_tokens, starts, token_ids, tokens, usable, drawn, input_stride,
-    WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
+    inputs, last_tokens, starts, texts, token_ids, tokens, usable, drawn, input_stride,
+    WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """One place: how many of its draws count, and the last of them."""
     place = tl.program_id(0).to(tl.int64)
@@ -113,7 +176,12 @@ def accept_kernel(
     gained = end - (WIDTH - count)
     tl.store(last_tokens + row, tl.load(tokens + place * WIDTH + end - 1))
     tl.store(starts + row, start + gained)
-    out = drawn + place * (2 * WIDTH + 1)
+    if WINDOW > 1:
+        where = start + 1 + columns - (WIDTH - count)
+        kept = (columns >= WIDTH - count) & (columns < end)
+        tl.store(texts + row * WINDOW + where % WINDOW, token.to(tl.int32), mask=kept)
+    out = drawn + place * (2 * WIDTH + 2)
     tl.store(out + columns, token.to(tl.int32), mask=held)
     tl.store(out + WIDTH + columns, is_number.to(tl.int32), mask=held)
     tl.store(out + 2 * WIDTH, gained.to(tl.int32))
+    tl.store(out + 2 * WIDTH + 1, start.to(tl.int32))

@@ -176,6 +176,15 @@ def draw(logits: Tensor, wishes: Wishes, filters: bool) -> tuple[Tensor, Tensor]
     return sampling.draw(logits, wishes, filters)
 
 
+def propose_guesses(inputs: Tensor, requests: Requests, width: int) -> None:
+    """Guess what follows each place's text, where ``inputs`` (places, HEADER + width) leave guesses to the table."""
+    if uses_triton(inputs.device):
+        from gpu_backend.kernels import decoding
+
+        return decoding.propose_guesses(inputs, requests, width)
+    return reference.propose_guesses(inputs, requests, width)
+
+
 def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_size: int) -> None:
     """Fill ``rows`` with what a step of decodes computes, as ``inputs`` (places, HEADER + width) and the table say."""
     if uses_triton(inputs.device):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_backend.kernels.decode_rows import FROM_TABLE, HEADER, DecodeRows, Requests
+from gpu_backend.kernels.decode_rows import FROM_TABLE, HEADER, LONGEST, SHORTEST, DecodeRows, Requests
 from gpu_backend.kernels.grouping import AttentionGroup
 from gpu_backend.kernels.layout import PagedLayout
 from gpu_backend.kernels.quantized_kv import KvScales, load_kv, quantize_kv
@@ -310,6 +310,32 @@ def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tenso
     return logprobs.gather(-1, tokens[:, None])[:, 0], top.values, top.indices
 
 
+def propose_guesses(inputs: Tensor, requests: Requests, width: int) -> None:
+    """Guess what follows each place's text: what followed its end's longest match in it, of equal ones the last.
+
+    A match that reaches into the text's end is taken for the beginning of a repetition; without a match of at least
+    SHORTEST tokens the last one stands for every guess. ``inputs`` as in ``place_decodes``.
+    """
+    row, start, count = inputs[:, :3].unbind(1)
+    start = torch.where(start == FROM_TABLE, requests.starts[row], start)
+    last = inputs.gather(1, (HEADER + width - count)[:, None])[:, 0]
+    last = torch.where(last == FROM_TABLE, requests.last_tokens[row], last)
+    window = requests.texts.shape[1]
+    requests.texts[row, start % window] = last.int()
+    places = torch.arange(window)
+    where = start[:, None] + 1 - window + places
+    text = torch.where(where >= 0, requests.texts[row[:, None], where % window], -1)
+    length, alive = torch.zeros_like(where), where >= 0
+    for back in range(1, min(LONGEST, window - 1) + 1):
+        before = F.pad(text, (back, 0), value=-1)[:, :window]
+        alive = alive & (before >= 0) & (before == text[:, window - back, None])
+        length += alive
+    best = torch.where(length >= SHORTEST, length * window + places, -1).amax(1, keepdim=True)
+    first = torch.where(best >= 0, best % window, window - 1)
+    ahead = first + torch.arange(requests.guesses.shape[1]) % (window - first)
+    requests.guesses[row] = text.gather(1, ahead).long()
+
+
 def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_size: int) -> None:
     """Fill ``rows`` with what a step of decodes computes.
 
@@ -325,7 +351,10 @@ def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_si
     requests.block_tables[row[has_fresh], fresh_at[has_fresh]] = fresh[has_fresh].int()
     rows.block_tables.copy_(requests.block_tables.index_select(0, row))
     given = inputs[:, HEADER:]
-    rows.token_ids.copy_(torch.where(given == FROM_TABLE, requests.last_tokens[row, None], given).flatten())
+    behind = torch.arange(width) - (width - count)[:, None]  # the last token known
+    guesses = requests.guesses[row[:, None], (behind - 1).clamp(0, requests.guesses.shape[1] - 1)]
+    known = torch.where(behind > 0, guesses, requests.last_tokens[row, None])
+    rows.token_ids.copy_(torch.where(given == FROM_TABLE, known, given).flatten())
     positions = end[:, None] - width + torch.arange(width)
     is_used = positions >= start[:, None]
     index = torch.where(is_used, positions // block_size, 0)
@@ -345,8 +374,8 @@ def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_si
 def accept_draws(inputs: Tensor, requests: Requests, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
     """Book what was drawn for ``rows``: guesses count as long as each is the token drawn before it, and one token more.
 
-    The table gets the last token that counts and its position, ``rows.drawn`` all ``tokens`` (rows,), whether their
-    logits were numbers, and how many count.
+    The table gets the last token that counts, its position, and the text; ``rows.drawn`` all ``tokens`` (rows,),
+    whether their logits were numbers, how many count, and where the step began.
     """
     row, start, count = inputs[:, :3].unbind(1)
     start = torch.where(start == FROM_TABLE, requests.starts[row], start)
@@ -357,4 +386,9 @@ def accept_draws(inputs: Tensor, requests: Requests, rows: DecodeRows, tokens: T
     gained = end - (width - count)
     requests.last_tokens[row] = tokens.gather(1, end[:, None] - 1)[:, 0]
     requests.starts[row] = start + gained
-    rows.drawn.copy_(torch.cat((tokens, usable.view(-1, width), gained[:, None]), 1))
+    if (window := requests.texts.shape[1]) > 1:
+        behind = torch.arange(width) - (width - count)[:, None]
+        kept = (behind >= 0) & (behind < gained[:, None])
+        where = (start[:, None] + 1 + behind) % window
+        requests.texts[row[:, None].expand_as(where)[kept], where[kept]] = tokens[kept].int()
+    rows.drawn.copy_(torch.cat((tokens, usable.view(-1, width), gained[:, None], start[:, None]), 1))

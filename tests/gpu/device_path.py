@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 
 from gpu_backend.config import EngineConfig
-from gpu_backend.engine import runner
+from gpu_backend.engine import graphs, runner
 from gpu_backend.engine.cost import StepCost
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Embed, Generate
@@ -19,10 +19,11 @@ from gpu_backend.engine.plan import StepPlan
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.kernels import ops
 from gpu_backend.models.config import load_model_config
 from tests.gpu.check import Check, Setting, require
 from tests.gpu.simulated_card import Card, simulated_card
-from tests.support.engine import answer_all, expect_short_replies, guess_from
+from tests.support.engine import answer_all, expect_short_replies, guess_from, scripted_guesses
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 FLOAT32 = (torch.float32,)
@@ -62,12 +63,23 @@ def swaps(setting: Setting) -> str:
 
 
 def guesses(setting: Setting) -> str:
-    """Guesses from the text, verified in graphs."""
+    """Guesses from the text, verified in graphs, each step when the last one's are judged."""
     commands = [_ask(1, 12, temperature=0.8), _ask(2, 12)]
-    settings = {"speculative_method": "ngram", "num_speculative_tokens": 3, "step_cost": GUESSES_PAY}
+    settings = {"speculative_method": "ngram", "num_speculative_tokens": 3, "step_cost": GUESSES_PAY,
+                "async_scheduling": False}  # fmt: skip
     card, loop = _compare(setting, commands, guess=True, **settings)
     require(loop.load().counters["accepted_tokens"] > 4 and card.replays > 2, "hardly a guess was verified in a graph")
     return f"{loop.load().counters['accepted_tokens']:.0f} guesses held"
+
+
+def guesses_ahead(setting: Setting) -> str:
+    """The device guesses, verifies and goes on before the host knows what held; blocks and places are its own."""
+    commands = [_ask(1, 16, temperature=0.8), _ask(2, 14), _ask(3, 18, top_p=0.7, temperature=1.0)]
+    settings = {"speculative_method": "ngram", "num_speculative_tokens": 3, "step_cost": GUESSES_PAY, "block_size": 4}
+    card, loop = _compare(setting, commands, ahead=0.75, **settings)
+    counters, launched = loop.load().counters, card.launches["propose_kernel"]
+    require(counters["accepted_tokens"] > 4 and card.replays + launched > 4, f"{counters}, {card.launches}")
+    return f"{counters['accepted_tokens']:.0f} guesses held, {loop._meter.steps} steps, {card.replays} replays"
 
 
 def few_bits(setting: Setting) -> str:
@@ -105,6 +117,7 @@ def _compare(
     limits: dict[str, Any] | None = None,
     judges: bool = True,
     guess: bool = False,
+    ahead: float | None = None,
     **settings: Any,
 ) -> tuple[Card, EngineLoop]:
     """Answer on the CPU and on the card; return what the latter did.
@@ -119,8 +132,15 @@ def _compare(
             if guess:
                 guess_from(loop, {key: answer.token_ids for key, answer in said.items()}, 0.7)
             expect_short_replies(loop)
-            card.waits.clear()
-            answers = answer_all(loop, commands)
+            propose = ops.propose_guesses
+            if ahead is not None:
+                assert loop.scheduler.speculator is not None
+                loop.scheduler.speculator.is_forced = True
+                tokens = {key: answer.token_ids for key, answer in said.items()}
+                propose = scripted_guesses(commands, tokens, ahead, torch.device("cuda", 0))
+            with patch.object(graphs, "propose", propose):
+                card.waits.clear()
+                answers = answer_all(loop, commands)
     steps = loop._meter.steps
     require(set(card.waits) <= {"an event"}, f"the host waited for more than results: {dict(card.waits)}")
     require(card.waits["an event"] <= steps, f"{card.waits['an event']} waits in {steps} steps")
@@ -159,6 +179,7 @@ CHECKS = (
     Check("device path: wishes", wishes, FLOAT32, long=FLOAT32),
     Check("device path: swaps", swaps, FLOAT32, long=FLOAT32),
     Check("device path: guesses", guesses, FLOAT32, long=FLOAT32),
+    Check("device path: guesses ahead", guesses_ahead, FLOAT32, long=FLOAT32),
     Check("device path: few bits", few_bits, FLOAT32, long=FLOAT32),
     Check("device path: lengths", lengths, FLOAT32, long=FLOAT32),
 )

@@ -206,6 +206,7 @@ def rows_of_decodes(setting: Setting) -> str:
     dice, shapes = setting.dice, 4 if setting.device.type == "cpu" else 12
     for _ in range(shapes):
         places, width, size = dice.randrange(1, 7), dice.choice((1, 2, 4, 5)), dice.choice((1, 4, 16))
+        window = dice.choice((1, 4, 16, 64, 512))
         blocks, known = dice.choice((19, 300)), dice.randrange(1, 6)
         generator = setting.generator()
 
@@ -215,14 +216,15 @@ def rows_of_decodes(setting: Setting) -> str:
         table = Requests(
             whole(known + 1, most=50), whole(known + 1, most=blocks * size - 2 * width) + width,
             whole(known + 1, blocks, most=10**6).int(), torch.rand(known + 1, 3, generator=generator),
-            whole(known + 1, 3, most=2**31), 10**6,
+            whole(known + 1, 3, most=2**31), whole(known + 1, window, most=dice.choice((2, 5))).int(),
+            whole(known + 1, 5, most=5), 10**6,
         )  # fmt: skip
         inputs = []
         for row in dice.sample(range(known), min(known, places)):
             count, fresh = dice.randint(1, width), dice.random() < 0.5
             start = FROM_TABLE if dice.random() < 0.5 else dice.randint(width, blocks * size - width)
             at = (int(table.starts[row]) if start == FROM_TABLE else start) // size
-            tokens = (FROM_TABLE, *(dice.randrange(2) for _ in range(count - 1)))
+            tokens = (dice.choice((FROM_TABLE, 1)), *(dice.choice((FROM_TABLE, 0, 1)) for _ in range(count - 1)))
             inputs.append([row, start, count, at if fresh else -1, 77, *(0,) * (width - count), *tokens])
         inputs += [[known, 0, width, -1, 0, *(0,) * width]] * (places - len(inputs))
         drawn, usable = whole(places * width, most=2), whole(places * width, most=2) > 0
@@ -232,12 +234,17 @@ def rows_of_decodes(setting: Setting) -> str:
             own = replace(table, **copied)
             rows = DecodeRows.room_for(places + 1, places * width + 3, width, blocks, device).cut(places, width)
             given = torch.tensor(inputs, device=device)
+            if window > 1 and width > 1:
+                by.propose_guesses(given, own, width)
             by.place_decodes(given, own, rows, size)
             by.accept_draws(given, own, rows, drawn.to(device), usable.to(device))
             for place, length in enumerate(rows.context_lens.tolist()):
                 rows.block_tables[place, -(-length // size) :] = 0  # nobody reads them
-            spared = replace(own, last_tokens=own.last_tokens[:-1], starts=own.starts[:-1])
-            found = [*tensors_of(rows), *tensors_of(rows.wishes), *tensors_of(spared)]
+            for given_row in inputs:
+                if FROM_TABLE not in given_row[len(given_row) - given_row[2] + 1 :]:
+                    own.guesses[given_row[0]] = 0  # nobody asked for them
+            found = [*tensors_of(rows), *tensors_of(rows.wishes)]
+            found += [(name, value[:-1]) for name, value in tensors_of(own)]  # nobody's row is whoever's
             made.append({name: value.cpu() for name, value in found})
         for name, value in made[0].items():
             require(torch.equal(value, made[1][name]), f"{name} of {inputs}: {made[1][name]}, not {value}")

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.cost import ASSUMED_COSTS, StepCost
 from gpu_backend.engine.forecast import WINDOW
@@ -21,9 +24,13 @@ from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.sequence import FinishReason, Sequence
+from gpu_backend.engine.upload import upload
 from gpu_backend.engine.verification import num_gained
+from gpu_backend.kernels import ops
+from gpu_backend.kernels.decode_rows import Requests
 from gpu_backend.models.config import load_model_config
 
+CPU = torch.device("cpu")
 DRAFT_SHARE = 0.05  # tiny draft models are as large as their models; guessing must seem to pay all the same
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
 
@@ -53,6 +60,8 @@ class CountingRunner(AtOnce):
         self._slots: dict[int, int] = {}
         self._host_slots: dict[int, int] = {}
         self._sampled: dict[int, int] = {}  # by row
+        self._starts: dict[int, int] = {}  # by row, where the next step begins
+        self._texts: dict[int, dict[int, int]] = {}  # by row, the tokens that the device was told, by position
         self._draft_slots: dict[int, int] = {}
         self.draft_is_right = 1.0  # the chance that a draft's token is the one that will be sampled
         self._dice = random.Random(0)
@@ -68,6 +77,10 @@ class CountingRunner(AtOnce):
                 if source in origin:  # a block that was swapped need not be full
                     goal[target] = origin[source]
         plan = replace(plan, sequences=tuple(self._draft(step) if step.draft_ids else step for step in plan.sequences))
+        is_ahead = plan.is_ahead
+        if is_ahead:
+            assert len(plan.sequences) <= self.most_ahead, "more sequences than the device guesses for"
+            plan = replace(plan, sequences=tuple(map(self._place, plan.sequences)))
         for step in plan.sequences:
             for position, token in enumerate(step.token_ids, step.start):
                 token = self._sampled[step.row] if token == UNKNOWN else token
@@ -82,10 +95,29 @@ class CountingRunner(AtOnce):
                 counts.append(num_gained(step, sampled))
                 tokens += sampled[: counts[-1]]
                 self._sampled[step.row] = tokens[-1]
+                self._starts[step.row] = step.start + counts[-1]
+                if is_ahead:
+                    self._texts[step.row] |= dict(enumerate(sampled[: counts[-1]], step.start + 1))
         pooled = tuple(
             (float(sum(step.token_ids)), float(len(step.token_ids))) for step in plan.sequences if step.pools
         )
         return StepResult(plan.step, tuple(tokens), self.seconds(plan), pooled=pooled, counts=tuple(counts))
+
+    def _place(self, step: SequenceStep) -> SequenceStep:
+        """Say where a step begins, and guess: the runner knows, whatever the host does."""
+        start = self._starts[step.row] if step.slack else step.start
+        assert step.start - step.slack <= start <= step.start, "a step begins where nobody expected it"
+        last = self._sampled[step.row] if step.token_ids[0] == UNKNOWN else step.token_ids[0]
+        text = self._texts.setdefault(step.row, {})
+        text |= dict(enumerate(memoryview(step.text).cast("i"), step.text_start))
+        text[start] = last
+        seen = [self._slots[self._slot(step.block_table, i)] for i in range(start)]
+        if step.num_unsure:
+            assert [text.get(i) for i in range(start + 1)] == [*seen, last], "the device has not seen all of the text"
+        seen.append(last)
+        for _ in range(step.num_unsure):
+            seen.append(next_token(seen) if self._dice.random() < self.draft_is_right else 251)
+        return replace(step, start=start, token_ids=tuple(seen[start:]))
 
     def _draft(self, step: SequenceStep) -> SequenceStep:
         """Write what a draft model would, check that it then has seen the whole reply, and guess."""
@@ -128,14 +160,18 @@ def counting_loop(
     copy_seconds: float | None = None,
     is_forced: bool = True,
     assumed_cost: StepCost = ASSUMED_COSTS["cuda"],
+    most_ahead: int = 0,
+    runner: CountingRunner | None = None,
     **settings: Any,
 ) -> tuple[EngineLoop, CountingRunner]:
     """Build a loop over a ``CountingRunner``; ``settings`` go to ``EngineConfig``.
 
-    Unless ``is_forced`` is false, guesses are made whether they pay or not.
+    Unless ``is_forced`` is false, guesses are made whether they pay or not; for up to ``most_ahead`` decodes by the
+    runner itself, ahead of results.
     """
     config = EngineConfig(model="", **settings)
-    runner = CountingRunner(config.block_size)
+    runner = runner or CountingRunner(config.block_size)
+    runner.most_ahead = most_ahead
     length = max_model_len or num_blocks * config.block_size
     limits = Limits(
         length,
@@ -192,6 +228,36 @@ def guess_from(loop: EngineLoop, replies: Mapping[tuple[str, int], Iterable[int]
 
     assert loop.scheduler.speculator is not None
     loop.scheduler.speculator.propose = propose
+
+
+def scripted_guesses(
+    commands: Iterable[Generate],
+    replies: Mapping[tuple[str, int], Iterable[int]],
+    share: float,
+    device: torch.device = CPU,
+) -> Callable[[Tensor, Requests, int], None]:
+    """Return what makes guesses on the device out of known replies, each token right with a chance of ``share``.
+
+    It stands in for ``graphs.propose``. Requests are told apart by their prompts' first tokens.
+    """
+    dice = random.Random(0)
+    script = torch.zeros(256, 512, dtype=torch.long)
+    for command in commands:
+        text = [*command.prompt_token_ids, *replies[command.request_id, 0]]
+        own = [token if dice.random() < share else (token + 1) % 250 for token in text]
+        script[text[0], : len(own)] = torch.tensor(own)
+    with torch.inference_mode():
+        script = upload(script, device, torch.long)
+
+    def propose(inputs: Tensor, requests: Requests, width: int) -> None:
+        ops.propose_guesses(inputs, requests, width)
+        row, start = inputs[:, 0], inputs[:, 1]
+        start = torch.where(start == UNKNOWN, requests.starts.index_select(0, row), start)
+        where = start[:, None] + 1 + torch.arange(requests.guesses.shape[1], device=inputs.device)
+        names = requests.texts[:, 0].index_select(0, row).long()
+        requests.guesses.index_copy_(0, row, script[names[:, None], where.clamp(max=511)])
+
+    return propose
 
 
 def answer_all(loop: EngineLoop, commands: Iterable[Command]) -> dict[tuple[str, int], Answer]:

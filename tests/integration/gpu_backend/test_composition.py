@@ -70,9 +70,11 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 ALWAYS = ("prefix cache", "host cache", "preemption", "chunks")  # what the busy engine meets
 MORE = ("sliding window", "swap", "graphs")
-ENGINES = [(method, *ALWAYS, *more) for method in METHODS for more in ((), MORE)]
+ENGINES = [(method, *ALWAYS, *more) for method in METHODS for more in ((), MORE)] + [
+    ("ngram", "overlap", *ALWAYS, *MORE)
+]
 RANKS = ("tensor parallel", "pipeline parallel")
-ENGINES_OF_RANKS = [(method, *ALWAYS, *MORE, *RANKS) for method in METHODS]  # of four processes each
+ENGINES_OF_RANKS = [(*ways, *ALWAYS, *MORE, *RANKS) for ways in (("ngram", "overlap"), *((way,) for way in METHODS))]
 PLAIN: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "block_size": 2, "max_model_len": 80}
 BUSY: dict[str, Any] = PLAIN | {
     "prefix_caching": True,
@@ -212,11 +214,12 @@ def run(
 ) -> tuple[Answers, int]:
     """Answer all in a busy engine that has these features; return how often somebody gave way, too."""
     method, kind = engine[0], "sliding window" if "sliding window" in engine else ""
+    ways = {name: value for way in METHODS if way in engine for name, value in METHODS[way].items()}
     draft = {"speculative_model": str(models[""])} if method == "draft" else {}
     swaps = {"copy_seconds": 0.0, "step_cost": FLAT, "step_stretch": 1e9} if "swap" in engine else {}
     ranks = {f"{how.replace(' ', '_')}_size": 2 for how in RANKS if how in engine}
     graphs = {"cuda_graphs": "graphs" in engine}
-    loop = model_loop(models[kind], **BUSY, **METHODS[method], **draft, **swaps, **graphs, **ranks)
+    loop = model_loop(models[kind], **BUSY, **ways, **draft, **swaps, **graphs, **ranks)
     assert isinstance(loop.runner, Runner)
     if method == "ngram":
         guess_from(loop, {key: reply.token_ids for key, reply in expected.items()}, 0.8)
@@ -298,5 +301,6 @@ def test_what_is_apart_is_refused(models: dict[str, Path]) -> None:
     assert SAMPLING["grammar"].keys() == SAMPLING["tools"].keys() == {"grammar"}
     with pytest.raises(ValueError, match="speculative_method"):
         EngineConfig("x", speculative_method="ngram", speculative_model="y")
-    loop = model_loop(models[""], **BUSY, **METHODS["ngram"], **METHODS["overlap"])
+    draft = {"speculative_model": str(models[""])}
+    loop = model_loop(models[""], **BUSY, **METHODS["draft"], **draft, **METHODS["overlap"], cuda_graphs=True)
     assert not loop._overlaps
