@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -60,7 +60,7 @@ class Guard:
         self._classifier = classifier
         self._outcomes = outcomes
         self._abuse = abuse
-        self._behind: set[asyncio.Task[None]] = set()  # verdicts that nobody waits for
+        self._behind: set[asyncio.Task[None]] = set()  # what is looked at now, waited for or not
         self._known: dict[int, Floats] = {}  # by the window's hash: what was said is not kept
         self._found: dict[int, list[Finding]] = {}  # by rules, by the text's hash
         self.follow(house)
@@ -190,10 +190,12 @@ class Guard:
             param = PARAMS.get(call.endpoint, "messages") if stage == "input" else None
             raise ContentPolicyViolation(f"The content policy forbids this {what}: {names}.", param=param)
 
-    def go_on(self, judging: asyncio.Task[None]) -> None:
-        """Let a verdict come behind the call that it is about."""
-        self._behind.add(judging)
-        judging.add_done_callback(self._behind.discard)
+    def keep(self, looking: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin to look at something, to the end, whoever waits for it."""
+        task = asyncio.create_task(looking)
+        self._behind.add(task)
+        task.add_done_callback(self._behind.discard)
+        return task
 
     def note_refusal(self, call: Call) -> None:
         """Count an answer that its model, or its upstream, refused: whoever keeps asking for such is probing."""

@@ -47,8 +47,10 @@ class InputCheck:
         self._policy = policy
         self._loop = asyncio.get_running_loop()
         self._leash: asyncio.Timeout | None = None  # on the call while it waits for its upstream
-        self._turn: asyncio.Future[None] = self._loop.create_future()  # of the classifier
+        self._timer: asyncio.TimerHandle | None = None  # until the classifier begins
         self._rings = 0
+        self._asking: asyncio.Task[list[Finding]] | None = None  # the outside checker
+        self._judging: asyncio.Task[None] | None = None
         self._is_leaving = True
         guard.leaving += 1
         self._looking = asyncio.create_task(guard.find_by_form(call.request, call.extra, call.native))
@@ -66,67 +68,77 @@ class InputCheck:
         caller's to close. Nothing waits for a verdict that can forbid nothing.
         """
         self._apply(await self._looking)
-        judging = asyncio.create_task(self._judge())
         if self._call.is_batch_item:  # nobody waits for its first token, and what is not sent costs nothing
-            self._take_turn()
-            await judging
+            self._ask()
+            await self._judge()
             if self.violation is not None:
                 raise self.violation
             return await send()
+        self._loop.call_soon(self._has_left)  # when ``send`` has written
+        self._timer = self._loop.call_later(HEAD_START, self._ring)
+        self._ask()
         try:
             async with asyncio.timeout(None) as self._leash:
                 answering = await send()
         except BaseException as exc:
-            judging.cancel()
+            self._give_up()
             if isinstance(exc, TimeoutError) and self.violation is not None:
                 raise self.violation from None
             raise
         finally:
             self._leash = None
         if not self._policy.may_block("input"):
-            self._guard.go_on(judging)
             return answering
         answered = perf_counter()
-        self._take_turn()
         try:
-            await judging
+            await self._begin()
         except BaseException:
+            self._give_up()
             await answering.close()
             raise
         self._guard.metrics.safety_wait.observe(perf_counter() - answered)
         return answering
 
-    async def _judge(self) -> None:
-        guard = self._guard
-        self._has_left()
-        self._loop.call_later(HEAD_START, self._ring)
-        texts = judged_texts(self._call.request)
-        asking = asyncio.create_task(guard.checker.check(texts)) if guard.checker.is_on and texts else None
-        try:
-            await self._turn
-            found = await guard.judge(texts)
-            if asking is not None:
-                found += await asking
-            self._apply(found)
-        except (ContentPolicyViolation, ContentUnchecked) as exc:
-            self.violation = exc
-            if self._leash is not None:
-                self._leash.reschedule(asyncio.get_running_loop().time())
-        finally:
-            if asking is not None:
-                asking.cancel()
+    def _ask(self) -> None:
+        if self._guard.checker.is_on and (texts := judged_texts(self._call.request)):
+            self._asking = asyncio.create_task(self._guard.checker.check(texts))
 
     def _ring(self) -> None:
         """Let the classifier begin, unless others are on their way out: calls that come together are all sent first."""
         self._rings += 1
-        if self._guard.leaving and self._rings < HEAD_STARTS and not self._turn.done():
-            self._loop.call_later(HEAD_START, self._ring)
+        if self._guard.leaving and self._rings < HEAD_STARTS:
+            self._timer = self._loop.call_later(HEAD_START, self._ring)
         else:
-            self._take_turn()
+            self._begin()
 
-    def _take_turn(self) -> None:
-        if not self._turn.done():
-            self._turn.set_result(None)
+    def _begin(self) -> asyncio.Task[None]:
+        """Judge, if that has not begun."""
+        if self._judging is None:
+            assert self._timer is not None
+            self._timer.cancel()
+            self._judging = self._guard.keep(self._judge())
+        return self._judging
+
+    async def _judge(self) -> None:
+        try:
+            found = await self._guard.judge(judged_texts(self._call.request))
+            if self._asking is not None:
+                found += await self._asking
+            self._apply(found)
+        except (ContentPolicyViolation, ContentUnchecked) as exc:
+            self.violation = exc
+            if self._leash is not None:
+                self._leash.reschedule(self._loop.time())
+        finally:
+            if self._asking is not None:
+                self._asking.cancel()
+
+    def _give_up(self) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+        for task in (self._judging, self._asking):
+            if task is not None:
+                task.cancel()
 
     def _has_left(self) -> None:
         if self._is_leaving:

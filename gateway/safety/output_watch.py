@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.answering.call import Call
 from gateway.answering.hooks import ReplyHook
@@ -34,7 +34,7 @@ def output_watch_of(guard: Guard, call: Call, target: Target) -> ReplyHook:
 
 
 class OutputWatch(ReplyHook):
-    """Looks at an answer as it passes."""
+    """Looks at an answer as it passes; where nothing can be blocked, right after."""
 
     def __init__(self, guard: Guard, call: Call, policy: Policy) -> None:
         self._guard = guard
@@ -50,8 +50,11 @@ class OutputWatch(ReplyHook):
         choice = self._choices.get(delta.index)
         if choice is None:
             choice = self._choices[delta.index] = _Choice()
-        for window in choice.take(delta):
-            self._look(window)
+        windows = choice.take(delta)
+        if self._may_block:
+            self._look_at(windows)
+        elif full := list(windows):
+            asyncio.get_running_loop().call_soon(self._look_at, full)
         is_end = delta.finish_reason is not None
         if is_end and (delta.finish_reason is FinishReason.CONTENT_FILTER or choice.has_refused):
             self._note_refusal()
@@ -60,6 +63,13 @@ class OutputWatch(ReplyHook):
 
     async def whole(self, whole: WholeReply) -> None:
         """Look at a whole reply; others have their turn between windows. Raises ContentPolicyViolation."""
+        looking = self._look_through(whole)
+        if self._may_block:
+            await looking
+        else:
+            self._guard.keep(looking)
+
+    async def _look_through(self, whole: WholeReply) -> None:
         for text in map(visible, texts_of_reply(whole)):
             for start in range(0, max(1, len(text) - SHARED), STEP):
                 if start:
@@ -72,6 +82,10 @@ class OutputWatch(ReplyHook):
         if not self._is_refused:
             self._is_refused = True
             self._guard.note_refusal(self._call)
+
+    def _look_at(self, windows: Iterable[str]) -> None:
+        for window in windows:
+            self._look(window)
 
     def _look(self, window: str) -> None:
         guard = self._guard

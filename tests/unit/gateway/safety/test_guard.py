@@ -174,6 +174,24 @@ async def test_no_answer_waits_for_a_verdict_that_can_forbid_nothing() -> None:
     assert guarding.outcomes._waiting[0]["details"]["findings"] == {"checker:house_rules": 1.0}
 
 
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_no_answer_waits_to_be_looked_at_where_nothing_can_be_blocked(is_streamed: bool) -> None:
+    """It passes first, and what it held is noted then."""
+    guarding = Guarding(Safety(output="flag"))
+    hook = output_watch_of(guarding.guard, guarding.call(), TARGET)
+    if is_streamed:
+        end = Delta(text=f"The key is {SECRET}.", finish_reason=FinishReason.STOP)
+        assert list(hook.delta(end)) == [end]
+    else:
+        message = ReplyMessage(content=f"The key is {SECRET}.")
+        await hook.whole(ChatReply(choices=(Choice(index=0, message=message, finish_reason=FinishReason.STOP),)))
+
+    assert not guarding.outcomes._waiting
+    await asyncio.sleep(0.01)
+    assert [row["action"] for row in guarding.outcomes._waiting] == ["safety.output_flagged"]
+    await guarding.close()
+
+
 async def begin() -> Begun:
     return Begun()
 

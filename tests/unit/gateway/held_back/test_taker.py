@@ -1,0 +1,94 @@
+# What is held back of the calls that pass, and that nobody's call hangs on it.
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from msgspec.structs import replace
+
+from billing.records import Status, UsageRecord
+from gateway.access import Caller, Team
+from gateway.answering.call import Call, record_for
+from gateway.background import Background
+from gateway.database import Database
+from gateway.held_back.taker import NOT_TAKEN, Taker
+from protocol.chat import ChatRequest, Message
+from protocol.events import Delta
+from router import Wish
+from router.catalog import AutoRoute, Catalog, HeldBack
+from router.targets import Endpoint, Route, Target, Tier
+from tests.support.clock import SetClock
+from tests.support.guarding import NOWHERE
+from tests.support.house import model
+
+MODELS = {name: model(name) for name in ("small", "large")}
+SMALL, LARGE = (Target(MODELS[name], Endpoint("here", "http://upstream")) for name in ("small", "large"))
+AUTO = AutoRoute(small=("small",), large=("large",), held_back=HeldBack(share=0.5, budget_nanousd=10**9))
+CATALOG = Catalog(MODELS, {}, {"auto": AUTO}, {}, {"any": "auto"})
+ASKED = ChatRequest(model="auto", messages=(Message(role="user", content="Which river?"),))
+
+
+class Scene:
+    """A taker whose dice the test throws, and no Postgres."""
+
+    def __init__(self) -> None:
+        self.clock, self.background, self.database = SetClock(), Background(), Database(NOWHERE)
+        self.dice = 0.0
+        self.taker = Taker(CATALOG, self.database, self.background, self.clock, lambda: self.dice)
+
+    def call(self, request: ChatRequest = ASKED, tier: Tier = Tier.INTERACTIVE) -> Call:
+        return Call(
+            request_id=self.clock.new_id(),
+            caller=Caller(team=Team(id="a", name="A"), key_id="k"),
+            endpoint="chat.completions",
+            request=request,
+            wish=Wish(tier=tier),
+            created_at=self.clock.now(),
+            started=0.0,
+        )
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    scene = Scene()
+    yield scene
+    await scene.background.drain(5)
+    await scene.database.close()
+
+
+def record_of(call: Call) -> UsageRecord:
+    route = Route("auto", (SMALL,), "auto_small", 0.9)
+    return record_for(call, route, SMALL, Status.ANSWERED, input_tokens=5, output_tokens=3, cost_nanousd=11)
+
+
+async def test_only_a_share_of_what_small_models_answer_is_watched(scene: Scene) -> None:
+    """By the dice, under any name of the route, and never an answer that cannot be compared."""
+    calls = {
+        "auto": scene.call(),
+        "alias": scene.call(replace(ASKED, model="any")),
+        "named": scene.call(replace(ASKED, model="small")),
+        "several": scene.call(replace(ASKED, n=2)),
+        "scored": scene.call(replace(ASKED, logprobs=True)),
+        "batch": scene.call(tier=Tier.BATCH),
+    }
+    watched = {name for name, call in calls.items() if scene.taker.watch(call, SMALL) is not NOT_TAKEN}
+    scene.dice = 0.5
+
+    assert watched == {"auto", "alias"}
+    assert scene.taker.watch(calls["auto"], SMALL) is scene.taker.watch(calls["auto"], LARGE) is NOT_TAKEN
+
+
+async def test_no_call_waits_for_what_is_held_back_or_fails_with_it(scene: Scene) -> None:
+    """With Postgres away, and the models of its route gone meanwhile: pieces pass as they are, the end is no later,
+    and a sample is lost."""
+    call, piece = scene.call(), Delta(text="The Seine.")
+    hook = scene.taker.watch(call, SMALL)
+    assert list(hook.delta(piece)) == [piece]
+    scene.taker.follow(Catalog({}, {}, {}, {}, {}))
+    hook.close(record_of(call))
+
+    assert len(scene.background._tasks) == 1  # begun, and nobody has waited for it
+    [task] = scene.background._tasks
+    await scene.background.drain(5)
+    assert task.done() and not task.cancelled() and task.exception() is None
