@@ -13,15 +13,15 @@ def has_card(found: str) -> bool:
     """Whether digits in groups are the number of a payment card, or hold one as cards are printed, with a date or a
     code before or after it. Rows of a table are neither."""
     groups = re.findall(r"\d+", found)
-    if is_card("".join(groups)) or any(map(is_card, groups)):
-        return True
     widths = list(map(len, groups))
+    if is_card("".join(groups)) or (max(widths) > 11 and any(map(is_card, groups))):
+        return True
     for printed in _PRINTED:
         for first in range(len(groups) - len(printed) + 1):
             last = first + len(printed)
-            is_alone = (widths[:first] + widths[last:]).count(4) < 2
-            if widths[first:last] == printed and is_alone and is_card("".join(groups[first:last])):
-                return True
+            if widths[first:last] == printed and (widths[:first] + widths[last:]).count(4) < 2:
+                if is_card("".join(groups[first:last])):
+                    return True
     return False
 
 

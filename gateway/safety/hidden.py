@@ -101,7 +101,7 @@ _SPELT_TIGHT = re.compile(r"([^\w\s](?<=(?<!\w)\S.)[^\w\s]{0,5})(?:\S\1){4,}\S(?
 _QUOTES = "\"'`,;()[]{}|"
 _JOINTS = re.compile(r"[-_.:/|]")
 _GROUPS = re.compile(  # from the first joint on; what stands before it is the group that took part
-    r"[-.:/|](?:(?<=(?<!\w)(\w\w).)(?:\w\w[-.:/|]){4,}|(?<=(?<!\w)(\w{3}).)(?:\w{3}[-.:/|]){3,}"
+    r"[-.:/|](?<=\w\w.)(?:(?<=(?<!\w)(\w\w).)(?:\w\w[-.:/|]){4,}|(?<=(?<!\w)(\w{3}).)(?:\w{3}[-.:/|]){3,}"
     r"|(?<=(?<!\w)(\w{4}).)(?:\w{4}[-.:/|]){2,}|(?<=(?<!\w)(\w{5}).)(?:\w{5}[-.:/|]){2,}"
     r"|(?<=(?<!\w)(\w{8}).)(?:\w{8}[-.:/|])+)\w{1,8}(?!\w)"
 )
@@ -164,7 +164,7 @@ _ESCAPE = re.compile(  # a text that stands inside another one has its backslash
     r"|(?:(?<=U)\+|(?<=0)x)0{0,4}([0-9a-fA-F]{2})(?![0-9a-fA-F])[\s,;]{0,2})"
 )
 _OCTAL = re.compile(r"\\([01][0-7]{2})")
-_NUMBERS = re.compile(r"\d(?<![\w.]\d)\d{1,7}(?:[\s:,;|-]{1,3}\d{2,8}){7,}(?!\w)")
+_NUMBERS = re.compile(r"[0-9](?<![\w.]\d)\d{1,7}(?:[\s:,;|-]{1,3}\d{2,8}){7,}(?!\w)")
 # What stands inside a word without parting it for whoever sees it rendered, or runs it.
 _SEAM = re.compile(
     r"[<*`\\\"'](?<=[\w+/=-].)(?:(?<=<)[^<>\s][^<>]{0,64}>(?:<[^<>\s][^<>]{0,64}>){0,3}|(?<=\*)\*|(?<=`)"

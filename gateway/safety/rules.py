@@ -26,8 +26,8 @@ Group = Literal["secrets", "personal_data", "contacts"]
 
 class Rule(NamedTuple):
     """One thing to find. ``marks``: one of these stands in every text that has it. ``before``: how many characters
-    before a match belong to what is found; a pattern that begins with a digit is sought several times faster than one
-    that begins with any letter."""
+    before a match belong to what is found; a pattern that begins with a digit (``[0-9]``: in a plain text there
+    are no others) is sought several times faster than one that begins with any letter."""
 
     name: str
     group: Group
@@ -82,7 +82,7 @@ def _secret(name: str, marks: str, pattern: str, is_real: Callable[[str], bool] 
 _DIGITS = tuple("0123456789")
 # A row of digits, spaces and hyphens, or four groups with another sign between.
 _CARD_LIKE = (
-    r"\d(?<!\d\d)(?:(?<!\.\d)(?:[ -]{0,2}\d){11,31}(?!\d)"
+    r"[0-9](?<!\d\d)(?:(?<!\.\d)(?:[ -]{0,2}\d){11,31}(?!\d)"
     r"|(?<!\d[._/,\n]\d)\d{3}([._/,\n])\d{4}\1\d{4}\1\d{4}(?!\1?\d))"
 )
 RULES = (
@@ -106,7 +106,7 @@ RULES = (
     _secret("shopify_token", "shpat_ shpca_ shppa_ shpss_", r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"),
     _tokens("databricks_token", {"dapi": "[0-9a-f]{32}"}),
     _secret("azure_key", "AccountKey=", r"AccountKey=[A-Za-z0-9+/=]{40}"),
-    _tokens("jwt", {"eyJ": r"[\w-]{8,300}\.eyJ[\w-]{8}"}),
+    _tokens("jwt", {"eyJ": r"[\w-]{8,300}+\.eyJ[\w-]{8}"}),
     _secret("private_key", "PRIVATE KEY", r"-----BEGIN (?:[A-Z]{2,9} ){0,2}PRIVATE KEY(?: BLOCK)?-----"),
     _tokens("tollgate_key", {"tg-": r"[\w-]{43}", "tgadmin-": r"[\w-]{43}", "whsec_": "[A-Za-z0-9+/=]{24}"}),
     _tokens(
@@ -158,13 +158,13 @@ RULES = (
         "personal_data",
         _DIGITS,
         re.compile(
-            r"\d(?<=[A-Za-z]{2}\d)(?<![A-Za-z0-9](?<!\\[nrtbfv]).{3})"
+            r"[0-9](?<=[A-Za-z]{2}.)(?<![A-Za-z0-9](?<!\\[nrtbfv]).{3})"
             r"\d(?:[ -]?[A-Za-z0-9]{4}){2,7}[ -]?[A-Za-z0-9]{0,4}"
         ),
         is_iban,
         before=2,
     ),
-    Rule("us_ssn", "personal_data", _DIGITS, re.compile(r"\d(?<![\d-]\d)\d\d([-. ])\d\d\1\d{4}(?![\d-])"), is_us_ssn),
+    Rule("us_ssn", "personal_data", _DIGITS, re.compile(r"[0-9](?<![\d-]\d)\d\d([-. ])\d\d\1\d{4}(?![\d-])"), is_us_ssn),
     Rule(
         "email",
         "contacts",
@@ -185,14 +185,14 @@ RULES = (
         "contacts",
         _DIGITS,
         re.compile(
-            r"[\d+(](?<![\w.+-](?<!\\[nrtbfv]).)"  # with a country's code, with an area's, or neither
+            r"[0-9+(](?<![\w.+-](?<!\\[nrtbfv]).)"  # with a country's code, with an area's, or neither
             r"(?:(?:(?<=\+)|(?<=0)0)\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{2,5}"
             r"|(?<=\()\d{1,4}\)[ .-]?\d{2,5}|(?<=\d)\d{1,4})"
             r"(?:[ .-]\d{2,7}){1,4}(?![\w-])"
         ),
         is_phone,
     ),
-    Rule("ip_address", "contacts", _DIGITS, re.compile(r"\d(?<![\d.]\d)\d{0,2}(?:\.\d{1,3}){3}(?![\d.])"), is_ip),
+    Rule("ip_address", "contacts", _DIGITS, re.compile(r"[0-9](?<![\d.]\d)\d{0,2}(?:\.\d{1,3}){3}(?![\d.])"), is_ip),
 )
 
 _USUAL = "zjqxkvbKSACyTPwgfmpcu.-dlhrsinaote "  # signs that texts often have, the rarer ones first

@@ -6,6 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator
+from itertools import chain
 
 LEAST = 15  # characters of a run that is worth decoding
 PRINTABLE = 0.9  # share of a decoded text that makes it one
@@ -45,7 +46,7 @@ def _meaning_of(run: str) -> str:
     groups it was begun."""
     standard = run.translate(_URL_SAFE)
     begun = [_from_hexadecimal(run), _from_base64(standard)]
-    for data in (*begun, _from_base32(run), _from_bits(run)):
+    for data in chain(begun, (decode(run) for decode in (_from_base32, _from_bits))):
         if is_text(data):
             return data.decode("utf-8", "replace")
     begun.insert(1, _from_hexadecimal(run[1:]))
