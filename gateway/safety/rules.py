@@ -164,7 +164,13 @@ RULES = (
         is_iban,
         before=2,
     ),
-    Rule("us_ssn", "personal_data", _DIGITS, re.compile(r"[0-9](?<![\d-]\d)\d\d([-. ])\d\d\1\d{4}(?![\d-])"), is_us_ssn),
+    Rule(
+        "us_ssn",
+        "personal_data",
+        _DIGITS,
+        re.compile(r"[0-9](?<![\d-]\d)\d\d([-. ])\d\d\1\d{4}(?![\d-])"),
+        is_us_ssn,
+    ),
     Rule(
         "email",
         "contacts",
