@@ -19,9 +19,9 @@ def has_card(found: str) -> bool:
     for printed in _PRINTED:
         for first in range(len(groups) - len(printed) + 1):
             last = first + len(printed)
-            if widths[first:last] == printed and (widths[:first] + widths[last:]).count(4) < 2:
-                if is_card("".join(groups[first:last])):
-                    return True
+            is_alike = widths[first:last] == printed and is_card("".join(groups[first:last]))
+            if is_alike and (widths[:first] + widths[last:]).count(4) < 2:
+                return True
     return False
 
 
