@@ -22,7 +22,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gpu_backend.kernels import decode_rows, decoding, fused, logprobs, paged_attention, quantized_linear, sampling
+from gpu_backend.kernels import (
+    decode_rows,
+    decoding,
+    few_rows,
+    fused,
+    logprobs,
+    paged_attention,
+    quantized_linear,
+    sampling,
+)
 from gpu_backend.kernels.layout import MAX_SPLITS, PagedLayout, PagedLayouts
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -287,6 +296,26 @@ def _products() -> Iterator[Variant]:
             types |= {"part": "*fp32" if count == 8 else "*bf16"}
             name = f"product, {kind}, tiles of {shape.rows} rows"
             yield Variant(name, quantized_linear.product_kernel, types, constants, shape.num_warps, shape.num_stages)
+    types = dict.fromkeys(("x", "residual", "norm", "weight", "bias", "out", "summed"), "*bf16") | {"eps": "fp32"}
+    warps = few_rows.WARPS
+    for count, name, inputs, normed in (
+        (1, "after a norm", 4096, True), (2, "after a norm", 4096, True), (4, "after a norm", 4096, True),
+        (1, "after SiLU", 14336, False), (4, "after SiLU", 14336, False),
+    ):  # fmt: skip
+        constants = {
+            "INPUTS": inputs, "ROWS": count, "COLUMNS": few_rows.COLUMNS, "DEPTH": 32 * warps * 8, "EACH": 8,
+            "NORMED": normed, "ADDS": normed, "BIASED": False,
+        }  # fmt: skip
+        yield Variant(f"product {name}, {count} rows", few_rows.few_rows_kernel, types, constants, warps)
+    types = {"x": "*bf16", "weight": "*fp8e4nv", "bias": "*bf16", "part": "*bf16", "scales": "*fp32"}
+    shape = quantized_linear.product_shape(1, batch_invariant=True)
+    constants = {
+        "ROWS": shape.rows, "COLUMNS": shape.columns, "DEPTH": shape.depth, "SPLIT": False, "GROUP": 0, "SCALED": True,
+        "BIASED": False, "PRECISION": "tf32", "SHIFTED": False, "ROUNDED": False,
+    }  # fmt: skip
+    types |= {"row_scales": "*fp32", "zeros": "*u8"}
+    name, kernel = "product, same sums, float8 weights", quantized_linear.product_kernel
+    yield Variant(name, kernel, types, constants, shape.num_warps, shape.num_stages)
     types = {"part": "*fp32", "bias": "*bf16", "out": "*bf16"}
     yield Variant("product: sum of splits", quantized_linear.sum_kernel, types, {"BIASED": False, "BLOCK": 1024}, 4)
     types = {"x": "*bf16", "out": "*fp8e4nv", "scales": "*fp32"}

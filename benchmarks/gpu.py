@@ -130,16 +130,16 @@ def run_part(part: Part, out: Path, tiny: bool, seconds: float, save: Callable[[
     command = [sys.executable, "-m", part.module, "--out", str(out), "--seconds", str(seconds)]
     command += ["--only", part.only] if part.only else []
     command += ["--tiny"] * tiny
-    with (out / SAID).open("w") as errors:
-        process = subprocess.Popen(command, cwd=Path(__file__).parents[1], stderr=errors, start_new_session=True)
+    with (out / SAID).open("w") as file:
+        process = subprocess.Popen(command, cwd=Path(__file__).parents[1], stderr=file, start_new_session=True)
     try:
         problem = _wait(process, seconds, save)
     finally:
         _end_all(process)
     said = (out / SAID).read_text(errors="replace").strip()
     print(said[-4000:], file=sys.stderr, flush=True)
-    last = said.rpartition("\n")[2][:300]
-    return f"{problem}; the last it said: {last}" if problem and last else problem
+    errors = re.findall(r"^[\w.]*(?:Error|Exception|Interrupt)\b.*", said, re.MULTILINE) or said.splitlines()
+    return f"{problem}; the last it said: {errors[-1][:300]}" if problem and errors else problem
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float, save: Callable[[], object]) -> str:

@@ -189,7 +189,7 @@ def _between_products(model: str, config: ModelConfig, device: torch.device, tin
 
 
 def _products(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:
-    from gpu_backend.kernels import quantized_linear
+    from gpu_backend.kernels import few_rows, fused, ops, quantized_linear
     from gpu_backend.models.quantization import quantize
 
     outputs, inputs, dtype = 2 * config.intermediate_size, config.hidden_size, _dtype(tiny)
@@ -206,6 +206,22 @@ def _products(model: str, config: ModelConfig, device: torch.device, tiny: bool)
             weight.nbytes + ends,
             flops,
         )
+        if rows <= ops.MOST_FEW_ROWS:
+            norm = _random(device, dtype, inputs)
+            yield Case(
+                "norm and product, few rows",
+                shape,
+                lambda x=x, norm=norm: few_rows.norm_linear(x, x, norm, 1e-6, weight, None),
+                weight.nbytes + ends,
+                flops,
+            )
+            yield Case(
+                "norm, then torch's product",
+                shape,
+                lambda x=x, norm=norm: fused.add_rms_norm(x, x, norm, 1e-6)[0] @ weight.t(),
+                weight.nbytes + ends,
+                flops,
+            )
         for method in ("int8", "w8a8", "int4") if tiny else ("int8", "w8a8", "int4", "fp8"):
             kept = quantize(weight, None, method)
             size = kept.weight.nbytes + kept.scales.nbytes + ends

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -45,7 +46,8 @@ def run_peer(
 
 
 def _small(make: Any) -> Any:
-    return make(num_blocks=64, max_batch_tokens=64, page_size=16)
+    size = next(field.name for field in fields(make) if field.name in ("page_size", "block_size"))  # 5.23 and 5.17
+    return make(num_blocks=64, max_batch_tokens=64, **{size: 16})
 
 
 def _ask(manager: Any, requests: Sequence[Request], vocab: int, budget: float) -> tuple[list[int], float]:

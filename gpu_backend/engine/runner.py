@@ -50,6 +50,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 COPIES_TO_MEASURE = 16  # blocks, each way
 TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
 LENGTHS_TO_COMPILE = (100, 200)  # of prompts: products of so many rows, and of more, have kernels of their own
+FEW_LENGTHS = (2, 4)  # as few rows have kernels for two and for four, too
 GPU_SPARE_BYTES = 512 * 1024**2  # what libraries take, and graphs
 
 
@@ -229,7 +230,7 @@ class Runner:
             self._compile_attention(self._grouping)
             room = min(self.max_model_len, self.num_blocks * self.block_size, self._most_tokens)
             own_products = self._batch_invariant or isinstance(self._model.layers[0].down, QuantizedLinear)
-            lengths = LENGTHS_TO_COMPILE if own_products else ()
+            lengths = FEW_LENGTHS + (LENGTHS_TO_COMPILE if own_products else ())
             pieces += [(count, 0, SamplingParams(2)) for count in lengths if count <= room]
         for step, (count, start, sampling) in enumerate(pieces):
             table = tuple(range(-(-(start + count) // self.block_size)))

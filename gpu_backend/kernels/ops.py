@@ -19,6 +19,7 @@ from gpu_backend.kernels.side_by_side import Part
 from gpu_backend.kernels.wishes import Wishes
 
 COMPILERS = 8  # kernels that are compiled at once
+MOST_FEW_ROWS = 4  # that kernels/few_rows.py takes; above it, tensor cores are worth their tiles of sixteen
 
 
 def uses_triton(device: torch.device) -> bool:
@@ -47,6 +48,31 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
         return fused.silu_and_mul(gate_up)
     return reference.silu_and_mul(gate_up)
+
+
+def norm_linear(
+    x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return norm(x + residual) · weightᵀ + bias, and that sum; in one launch where few rows are a matter of bytes."""
+    if _is_few(x, weight):
+        from gpu_backend.kernels import few_rows
+
+        return few_rows.norm_linear(x, residual, norm, eps, weight, bias)
+    normed, summed = add_rms_norm(x, residual, norm, eps)
+    return F.linear(normed, weight, bias), summed
+
+
+def silu_linear(gate_up: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return (silu(gate) · up) · weightᵀ + bias for rows that hold gate and up beside each other."""
+    if _is_few(gate_up, weight):
+        from gpu_backend.kernels import few_rows
+
+        return few_rows.silu_linear(gate_up, weight, bias)
+    return F.linear(silu_and_mul(gate_up), weight, bias)
+
+
+def _is_few(x: Tensor, weight: Tensor) -> bool:
+    return uses_triton(x.device) and 0 < len(x) <= MOST_FEW_ROWS and x.dtype == weight.dtype
 
 
 def norm_rope_store(

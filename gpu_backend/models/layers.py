@@ -32,6 +32,19 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, self.bias, self.batch_invariant)
 
+    def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Return the product with the norm of ``x + residual``, and that sum."""
+        if not self.batch_invariant:
+            return ops.norm_linear(x, residual, norm, eps, self.weight, self.bias)
+        normed, summed = ops.add_rms_norm(x, residual, norm, eps)
+        return self(normed), summed
+
+    def of_silu(self, gate_up: Tensor) -> Tensor:
+        """Return the product with silu(gate) · up."""
+        if not self.batch_invariant:
+            return ops.silu_linear(gate_up, self.weight, self.bias)
+        return self(ops.silu_and_mul(gate_up))
+
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -47,14 +60,14 @@ class Attention:
     window: int = 0  # how many tokens back a query looks, itself included; 0: all
 
     def __call__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, batch: Batch
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, batch: Batch
     ) -> Tensor:
-        qkv = self.qkv(x).view(len(x), self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        qkv = qkv.view(len(qkv), self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         query = ops.norm_rope_store(
             qkv, self.qk_norm, cos, sin, kv_cache, batch.slots, self.num_heads, self.eps, kv_scales
         )
         attended = ops.paged_attention(query, kv_cache, batch.groups, self.head_dim**-0.5, self.window, kv_scales)
-        return self.out(attended.reshape(len(x), -1))
+        return self.out(attended.reshape(len(qkv), -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +93,10 @@ class DecoderLayer:
         batch: Batch,
     ) -> tuple[Tensor, Tensor]:
         """Return what the layer adds, and what it is to be added to: the sum is one with the next norm."""
-        normed, residual = ops.add_rms_norm(x, residual, self.attention_norm, self.eps)
-        attended = self.whole(self.attention(normed, cos, sin, kv_cache, kv_scales, batch))
-        normed, residual = ops.add_rms_norm(attended, residual, self.mlp_norm, self.eps)
-        return self.whole(self.down(ops.silu_and_mul(self.gate_up(normed)))), residual
+        qkv, residual = self.attention.qkv.of_norm(x, residual, self.attention_norm, self.eps)
+        attended = self.whole(self.attention(qkv, cos, sin, kv_cache, kv_scales, batch))
+        gate_up, residual = self.gate_up.of_norm(attended, residual, self.mlp_norm, self.eps)
+        return self.whole(self.down.of_silu(gate_up)), residual
 
     def whole(self, part: Tensor) -> Tensor:
         """Return the sum of all ranks' parts, which may be written over."""

@@ -42,6 +42,15 @@ class QuantizedLinear:
             x, self.weight, self.scales, self.bias, self.zeros, self.rounds_input, self.batch_invariant
         )
 
+    def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Return the product with the norm of ``x + residual``, and that sum."""
+        normed, summed = ops.add_rms_norm(x, residual, norm, eps)
+        return self(normed), summed
+
+    def of_silu(self, gate_up: Tensor) -> Tensor:
+        """Return the product with silu(gate) · up."""
+        return self(ops.silu_and_mul(gate_up))
+
 
 def quantize(weight: Tensor, bias: Tensor | None, method: str, batch_invariant: bool = False) -> QuantizedLinear:
     """Return the product with its weights (out, in) rounded. Raises ``UnsupportedModel`` where they don't divide."""

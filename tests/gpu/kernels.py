@@ -22,6 +22,7 @@ from gpu_backend.engine.sampler import sample
 from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.wishes import wishes_of
 from gpu_backend.kernels import decoding, fused, layout, logprobs, ops, quantized_linear, reference, sampling
+from gpu_backend.kernels import few_rows as kernels_of_few
 from gpu_backend.kernels.decode_rows import FROM_TABLE, DecodeRows, Requests
 from gpu_backend.kernels.paged_attention import paged_attention
 from gpu_backend.kernels.quantized_kv import FP8, KvScales, load_kv, scales_from
@@ -167,6 +168,11 @@ def silu_and_mul(setting: Setting) -> str:
         return relative_error(fused.silu_and_mul(gate_up), gate / (1 + (-gate).exp()) * up)
 
     return _worst(setting, error)
+
+
+def few_rows(setting: Setting) -> str:
+    """Products of one to four rows with the norm or the SiLU before them, and the sum that goes on, with odd sizes."""
+    return _worst(setting, lambda: _few_rows_error(setting), 3)
 
 
 def norm_rope_store(setting: Setting) -> str:
@@ -389,6 +395,24 @@ def _attention_error(setting: Setting, queries: tuple[int, int], window: int, fl
     return relative_error(out, torch.cat(expected))
 
 
+def _few_rows_error(setting: Setting) -> float:
+    dtype, dice = _dtype(setting), setting.dice
+    rows, inputs, outputs = dice.randint(1, 4), dice.choice((24, 200, 1024, 1500)), dice.choice((5, 24, 136))
+    weight, norm = setting.randn(outputs, inputs).to(dtype), setting.randn(inputs).to(dtype)
+    bias = setting.randn(outputs).to(dtype) if dice.random() < 0.5 else None
+    x, gate_up = setting.randn(rows, inputs).to(dtype), setting.randn(rows, 2 * inputs).to(dtype)
+    residual = setting.randn(rows, inputs).to(dtype) if dice.random() < 0.7 else None
+    out, summed = kernels_of_few.norm_linear(x, residual, norm, 1e-6, weight, bias)
+    gated = kernels_of_few.silu_linear(gate_up, weight, bias)
+
+    require(torch.equal(summed, x if residual is None else x + residual), "the sum is another one")
+    wide, shift = summed.cpu().double(), 0.0 if bias is None else bias.cpu().double()
+    normed = wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * norm.cpu().double()
+    gate, up = gate_up.cpu().double().chunk(2, -1)
+    expected = [some @ weight.cpu().double().T + shift for some in (normed, gate / (1 + (-gate).exp()) * up)]
+    return max(map(relative_error, (out, gated), expected))
+
+
 def _norm_rope_store_error(setting: Setting) -> float:
     dtype, dice = _dtype(setting), setting.dice
     (heads, kv_heads), dim, tokens = dice.choice(FEW_HEADS), dice.choice((16, 80, 128)), dice.choice((1, 5))
@@ -472,6 +496,7 @@ CHECKS = (
     Check("kernel: the end of a large cache", end_of_a_large_cache, (torch.bfloat16,)),
     Check("kernel: sum and norm", add_rms_norm),
     Check("kernel: SiLU and product", silu_and_mul),
+    Check("kernel: products of few rows", few_rows),
     Check("kernel: norm, rope and store", norm_rope_store),
     Check("kernel: rows of decodes", rows_of_decodes, (torch.float32,)),
     Check("kernel: draws", draws, (torch.float32,)),

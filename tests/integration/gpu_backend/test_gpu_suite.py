@@ -96,7 +96,7 @@ def test_every_kernel_has_a_row(shown: Path) -> None:
     """Each is measured beside the ceilings, interpreted."""
     rows = part(shown, "kernels")["rows"]
 
-    assert len({row["kernel"] for row in rows}) == len(rows) == 16
+    assert len({row["kernel"] for row in rows}) == len(rows) == 18
 
 
 def test_every_workload_has_a_row(shown: Path) -> None:
