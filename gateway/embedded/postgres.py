@@ -7,9 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.embedded.server import Address, EmbeddedFault, EmbeddedServer, write_privately
@@ -29,10 +27,16 @@ class EmbeddedPostgres(EmbeddedServer):
     death_signal = signal.SIGQUIT  # "immediate": no time is lost, the next start recovers
 
     def __init__(
-        self, data_dir: Path, *, pass_fds: tuple[int, ...] = (), server_settings: Mapping[str, str] | None = None
+        self,
+        data_dir: Path,
+        *,
+        pass_fds: tuple[int, ...] = (),
+        server_settings: Mapping[str, str] | None = None,
+        outside: Path | None = None,
     ) -> None:
         super().__init__(data_dir, pass_fds=pass_fds)
         self._server_settings = dict(server_settings or {})
+        self._outside = outside
         self._log_start = 0
 
     @property
@@ -60,7 +64,7 @@ class EmbeddedPostgres(EmbeddedServer):
             pointer.unlink()
 
     def _spawn(self, address: Address) -> subprocess.Popen[bytes]:
-        home = prepare_home(self.data_dir / self.name)
+        home = prepare_home(self.data_dir / self.name, self._outside)
         account = account_for(home)
         binaries = find_postgres_binaries(account)
         cluster = home / "cluster"
@@ -154,19 +158,6 @@ class EmbeddedPostgres(EmbeddedServer):
             return self._pid_file.read_text().splitlines()
         except (FileNotFoundError, NotADirectoryError):
             return []
-
-
-@contextmanager
-def temporary_postgres() -> Iterator[EmbeddedPostgres]:
-    """Run a Postgres for a test: nothing of it outlives the block, and it does not wait for the disk."""
-    fast = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-    with tempfile.TemporaryDirectory(prefix="tollgate-") as folder:
-        server = EmbeddedPostgres(Path(folder), server_settings=fast)
-        try:
-            server.start()
-            yield server
-        finally:
-            server.remove()
 
 
 def _postgres_environment(home: Path) -> dict[str, str]:

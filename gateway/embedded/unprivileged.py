@@ -20,8 +20,8 @@ SHARED_NAME = "tollgate-embedded"
 UNPRIVILEGED_USERS = ("nobody", "daemon", "bin")
 
 
-def prepare_home(pointer: Path) -> Path:
-    """Return Postgres's own folder: ``pointer`` itself, or as root the folder outside that it points to."""
+def prepare_home(pointer: Path, outside: Path | None = None) -> Path:
+    """Return Postgres's own folder: ``pointer`` itself, or as root the folder ``outside`` that it points to."""
     if pointer.is_symlink() and not pointer.exists():
         raise EmbeddedFault(
             f"{pointer} points to {pointer.readlink()}, which is gone, and the data with it. "
@@ -33,7 +33,7 @@ def prepare_home(pointer: Path) -> Path:
         pointer.mkdir(mode=0o700)
         return pointer
     account = _unprivileged_account()
-    home = Path(tempfile.mkdtemp(prefix="postgres-", dir=_shared_folder()))
+    home = Path(tempfile.mkdtemp(prefix="postgres-", dir=outside or _shared_folder()))
     os.chown(home, account.uid, account.gid)
     pointer.symlink_to(home)
     return home

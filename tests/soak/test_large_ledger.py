@@ -48,7 +48,7 @@ def test_a_year_of_ten_million_calls_answers_at_once() -> None:
     """The daily report stays below 50 ms, by index; the flusher above 5,000 rows/s; a day's rows go within a second."""
     if shutil.disk_usage(tempfile.gettempdir()).free < NEEDED:
         pytest.skip(f"SKIPPED: {NEEDED / 1e9:.0f} GB of disk are needed")
-    with temporary_postgres() as server:
+    with temporary_postgres(on_disk=True) as server:
         migrations.upgrade(server.url)
         measured = asyncio.run(measure(server.url))
     write_table(measured)
