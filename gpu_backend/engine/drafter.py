@@ -127,7 +127,7 @@ class Drafter:
         plan = StepPlan(0, tuple(replace(s, block_table=self._covering(s, s.block_table)) for s in steps))
         last_tokens = self._table.last_tokens
         if self.graphs is not None and all(map(draws_plainly, steps)):
-            # To a graph, known tokens before the last are what guesses are: computed, and drawn after.
+            # To a graph, known tokens before the last are computed as guesses are.
             marked = [replace(step, num_proposed=len(step.token_ids) - 1) for step in plan.sequences]
             decodes = replace(plan, sequences=tuple(marked))
             if max(step.num_proposed for step in marked) <= 1 and (size := self.graphs.find(decodes)) is not None:

@@ -76,6 +76,7 @@ class DecodeGraphs:
 
     ``record`` captures what a function launches, and returns how to launch it again; what the function allocates must
     stay where it is. Of several ranks one ``draws`` tokens, and ``share`` gives all of them what it has in a tensor.
+    Unless it ``verifies`` them, all tokens of a step are known, whatever is drawn behind those before the last.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class DecodeGraphs:
         most_guesses: int = 0,
         share: Callable[[Tensor], None] | None = None,
         draws: bool = True,
+        verifies: bool = True,
     ) -> None:
         self.sizes = sizes_up_to(table.spare)
         self._model = model
@@ -101,6 +103,7 @@ class DecodeGraphs:
         self._most = 1 + most_guesses
         self._share = share
         self._draws = draws
+        self._verifies = verifies
         self.problem = ""  # why no more are captured
         self._graphs: dict[Size, tuple[Replay, Replay]] = {}  # the model, and the drawing of tokens
         self._uses: Counter[Size] = Counter()
@@ -160,13 +163,14 @@ class DecodeGraphs:
                 step.row,
                 FROM_TABLE if step.slack else step.start,
                 len(step.token_ids),
+                1 if self._verifies else len(step.token_ids),
                 *new,
                 *(0,) * (width - len(step.token_ids)),
                 *step.token_ids,
             )
             for step, new in zip(steps, self._table.update(steps), strict=True)
         ]
-        rows += [(self._table.spare, 0, width, *NO_BLOCK, *(0,) * width)] * (places - len(steps))
+        rows += [(self._table.spare, 0, width, 1, *NO_BLOCK, *(0,) * width)] * (places - len(steps))
         self._inputs_of(size).copy_(pinned(rows, self._inputs.device, torch.long), non_blocking=True)
         if ops.uses_triton(self._kv_cache.device):
             return  # kernels read no further than is written

@@ -274,7 +274,7 @@ class Runner:
 
     def _draft_graphs(self, model: Decoder, kv_cache: Tensor, table: RequestTable, most_guesses: int) -> DecodeGraphs:
         layouts = self._layouts(model.config, self.max_model_len)
-        return DecodeGraphs(model, kv_cache, None, table, layouts, self._recorder(), most_guesses)
+        return DecodeGraphs(model, kv_cache, None, table, layouts, self._recorder(), most_guesses, verifies=False)
 
     def _recorder(self) -> Recorder:
         return cuda_recorder(self.device) if self.device.type == "cuda" else rerun

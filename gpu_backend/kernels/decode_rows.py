@@ -12,7 +12,9 @@ from gpu_backend.kernels.wishes import Wishes
 
 FROM_TABLE = -1  # in place of a token, a guess or a start: the table knows it
 SHORTEST, LONGEST = 3, 16  # tokens of a match that a guess follows; longer ones count as equal
-HEADER = 5  # numbers of a place before its tokens: row, start, count, and where in its table which block is new
+# Numbers of a place before its tokens: row, start, how many tokens, how many of them no guesses, and where in its table
+# which block is new.
+HEADER = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,8 +110,8 @@ def place_kernel(
     row = tl.load(own)
     start = tl.load(own + 1)
     count = tl.load(own + 2)
-    fresh_at = tl.load(own + 3)
-    fresh = tl.load(own + 4).to(tl.int32)
+    fresh_at = tl.load(own + 4)
+    fresh = tl.load(own + 5).to(tl.int32)
     start = tl.where(start == TABLE, tl.load(starts + row), start)
     end = start + count
 
@@ -169,16 +169,18 @@ def accept_kernel(
     rows = place * WIDTH + columns
     token = tl.load(tokens + rows, mask=held, other=0)
     is_number = tl.load(usable + rows, mask=held, other=0)
-    is_guess = held & (columns > WIDTH - count)
+    known = tl.load(own + 3)
+    final = WIDTH - count + known - 1  # column of the last token that is no guess
+    is_guess = held & (columns > final)
     guess = tl.load(token_ids + rows, mask=is_guess, other=0)
     before = tl.load(tokens + rows - 1, mask=is_guess, other=0)
     end = tl.min(tl.where(is_guess & (guess != before), columns, WIDTH), 0)
-    gained = end - (WIDTH - count)
+    gained = end - final
     tl.store(last_tokens + row, tl.load(tokens + place * WIDTH + end - 1))
-    tl.store(starts + row, start + gained)
+    tl.store(starts + row, start + known - 1 + gained)
     if WINDOW > 1:
         where = start + 1 + columns - (WIDTH - count)
-        kept = (columns >= WIDTH - count) & (columns < end)
+        kept = (columns >= final) & (columns < end)
         tl.store(texts + row * WINDOW + where % WINDOW, token.to(tl.int32), mask=kept)
     out = drawn + place * (2 * WIDTH + 2)
     tl.store(out + columns, token.to(tl.int32), mask=held)

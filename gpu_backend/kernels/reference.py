@@ -339,12 +339,12 @@ def propose_guesses(inputs: Tensor, requests: Requests, width: int) -> None:
 def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_size: int) -> None:
     """Fill ``rows`` with what a step of decodes computes.
 
-    ``inputs`` (places, HEADER + width) say of each place its row of the table, where its tokens start and how many
-    there are, which block of its table is new (none: -1) and what it is, and the tokens, behind as many as it lacks
-    of ``width``. ``FROM_TABLE`` in place of a start or a token stands for what the table has. Rows that a place does
-    not use lie before its own, and write to the spare block.
+    ``inputs`` (places, HEADER + width) say of each place its row of the table, where its tokens start, how many there
+    are and how many of these are no guesses, which block of its table is new (none: -1) and what it is, and the
+    tokens, behind as many as it lacks of ``width``. ``FROM_TABLE`` in place of a start or a token stands for what the
+    table has. Rows that a place does not use lie before its own, and write to the spare block.
     """
-    row, start, count, fresh_at, fresh = inputs[:, :HEADER].unbind(1)
+    row, start, count, _, fresh_at, fresh = inputs[:, :HEADER].unbind(1)
     start = torch.where(start == FROM_TABLE, requests.starts[row], start)
     end, width = start + count, rows.width
     has_fresh = fresh_at >= 0
@@ -377,18 +377,19 @@ def accept_draws(inputs: Tensor, requests: Requests, rows: DecodeRows, tokens: T
     The table gets the last token that counts, its position, and the text; ``rows.drawn`` all ``tokens`` (rows,),
     whether their logits were numbers, how many count, and where the step began.
     """
-    row, start, count = inputs[:, :3].unbind(1)
+    row, start, count, known = inputs[:, :4].unbind(1)
     start = torch.where(start == FROM_TABLE, requests.starts[row], start)
     width, tokens = rows.width, tokens.view(len(inputs), rows.width)
+    last = width - count + known - 1  # column of the last token that is no guess
     columns = torch.arange(1, width)
-    fails = (columns > width - count[:, None]) & (rows.token_ids.view(-1, width)[:, 1:] != tokens[:, :-1])
+    fails = (columns > last[:, None]) & (rows.token_ids.view(-1, width)[:, 1:] != tokens[:, :-1])
     end = torch.where(fails, columns, width).amin(1) if width > 1 else count
-    gained = end - (width - count)
+    gained = end - last
     requests.last_tokens[row] = tokens.gather(1, end[:, None] - 1)[:, 0]
-    requests.starts[row] = start + gained
+    requests.starts[row] = start + known - 1 + gained
     if (window := requests.texts.shape[1]) > 1:
         behind = torch.arange(width) - (width - count)[:, None]
-        kept = (behind >= 0) & (behind < gained[:, None])
+        kept = (behind >= known[:, None] - 1) & (behind < (known - 1 + gained)[:, None])
         where = (start[:, None] + 1 + behind) % window
         requests.texts[row[:, None].expand_as(where)[kept], where[kept]] = tokens[kept].int()
     rows.drawn.copy_(torch.cat((tokens, usable.view(-1, width), gained[:, None], start[:, None]), 1))

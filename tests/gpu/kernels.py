@@ -231,8 +231,10 @@ def rows_of_decodes(setting: Setting) -> str:
             start = FROM_TABLE if dice.random() < 0.5 else dice.randint(width, blocks * size - width)
             at = (int(table.starts[row]) if start == FROM_TABLE else start) // size
             tokens = (dice.choice((FROM_TABLE, 1)), *(dice.choice((FROM_TABLE, 0, 1)) for _ in range(count - 1)))
-            inputs.append([row, start, count, at if fresh else -1, 77, *(0,) * (width - count), *tokens])
-        inputs += [[known, 0, width, -1, 0, *(0,) * width]] * (places - len(inputs))
+            inputs.append(
+                [row, start, count, dice.randint(1, count), at if fresh else -1, 77, *(0,) * (width - count), *tokens]
+            )
+        inputs += [[known, 0, width, 1, -1, 0, *(0,) * width]] * (places - len(inputs))
         drawn, usable = whole(places * width, most=2), whole(places * width, most=2) > 0
         made = []
         for device, by in ((torch.device("cpu"), reference), (setting.device, decoding)):

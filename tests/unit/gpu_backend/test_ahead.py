@@ -163,7 +163,7 @@ def test_the_device_guesses_what_the_host_would() -> None:
         text = [dice.randrange(4) for _ in range(dice.randrange(4, 30))] * dice.choice((1, 1, 2))
         requests = RequestTable(1, 1, 0, CPU, most_guesses=5, text_window=64).on_device
         requests.texts[0, : len(text)] = torch.tensor(text)
-        reference.propose_guesses(torch.tensor([[0, len(text) - 1, 2, -1, 0, text[-1], -1]]), requests, 2)
+        reference.propose_guesses(torch.tensor([[0, len(text) - 1, 2, 1, -1, 0, text[-1], -1]]), requests, 2)
         expected = propose(bytearray(array("i", text).tobytes()), 5) or (text[-1],) * 5
         places = sum(text[i : i + 3] == text[-3:] for i in range(len(text) - 3))
         if places <= PLACES:

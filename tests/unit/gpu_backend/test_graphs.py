@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from gpu_backend.engine import graphs as graphs_module
 from gpu_backend.engine import table as table_module
@@ -110,10 +112,10 @@ def test_first_token_never_waits_for_a_capture(qwen: Path) -> None:
 def test_device_gets_a_step_before_the_last_is_read_and_little_to_know(
     qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Step N + 1 is launched before the tokens of step N are read; what it is told of a sequence are six numbers.
+    """Step N + 1 is launched before the tokens of step N are read; what it is told of a sequence are seven numbers.
 
-    They are its row, how far it is, that it computes one token, which block is new and where, and that the table has
-    the token; only newcomers and who needs several blocks at once bring more.
+    They are its row, how far it is, that it computes one token and knows one, which block is new and where, and that
+    the table has the token; only newcomers and who needs several blocks at once bring more.
     """
     loop = model_loop(qwen, max_num_seqs=4, cuda_graphs=True, async_scheduling=True)
     assert isinstance(loop.runner, Runner)
@@ -154,9 +156,9 @@ def test_device_gets_a_step_before_the_last_is_read_and_little_to_know(
     assert [step for what, step in order if what == "read"] == steps and len(steps) == 30
     for step in steps[:-1]:
         assert order.index(("launch", step + 1)) < order.index(("read", step))
-    assert sent[1] == [2 * 2 * 3, 2, 2 * 3, 2 * 3, 2 * 6]  # two blocks each, and how they draw
+    assert sent[1] == [2 * 2 * 3, 2, 2 * 3, 2 * 3, 2 * 7]  # two blocks each, and how they draw
     assert sorted(map(len, sent[2:])) == [1] * 26 + [2] * 2  # what plain torch clears of a new block, too
-    assert all(uploads[0] == 2 * 6 for uploads in sent[2:])
+    assert all(uploads[0] == 2 * 7 for uploads in sent[2:])
 
 
 def test_no_request_fails_for_want_of_a_graph(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,6 +252,40 @@ def test_guesses_of_a_draft_follow_each_other_on_the_device(qwen: Path, monkeypa
     assert {width for _, width in drafter.graphs._graphs} == {1, 2}
     counters = loop.load().counters
     assert counters["accepted_tokens"] > 0.9 * counters["draft_tokens"] > 50
+
+
+def test_graphs_of_a_draft_guess_what_its_passes_do(qwen: Path, tmp_path: Path) -> None:
+    """Where it lacks two tokens, what it thinks of the first of them does not count: the second is known."""
+    draft = tmp_path / "draft"
+    shutil.copytree(qwen, draft)
+    for file in draft.glob("*.safetensors"):
+        dice = torch.Generator().manual_seed(1)
+        weights = load_file(file)
+        noisy = {name: w * (1 + 0.06 * torch.randn(w.shape, generator=dice)).to(w) for name, w in weights.items()}
+        save_file(noisy, file)
+    plain = SamplingParams(50, temperature=0.6)
+    commands = [Generate(str(i), tuple(range(9 * i, 9 * i + 8)), replace(plain, seed=i)) for i in range(3)]
+    guesses: list[list[tuple[int, ...]]] = []
+    for cuda_graphs in (False, True):
+        loop = model_loop(
+            qwen, max_num_seqs=3, cuda_graphs=cuda_graphs, num_speculative_tokens=2, speculative_method="draft",
+            speculative_model=str(draft),
+        )  # fmt: skip
+        assert isinstance(loop.runner, Runner) and loop.runner._drafter is not None
+        complete, made = loop.runner._drafter.complete, []
+
+        def note(plan: StepPlan, complete: Any = complete, made: Any = made) -> StepPlan:
+            plan = complete(plan)
+            made += [step.token_ids for step in plan.sequences if step.num_proposed]
+            return plan
+
+        loop.runner._drafter.complete = note  # type: ignore[method-assign]
+        answer_all(loop, commands)
+        guesses.append(made)
+        counters = loop.load().counters
+
+    assert guesses[0] == guesses[1]
+    assert 0.2 < counters["accepted_tokens"] / counters["draft_tokens"] < 0.9
 
 
 def test_what_looks_at_more_than_logits_is_not_drawn_in_the_graph() -> None:
