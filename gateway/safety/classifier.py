@@ -162,10 +162,11 @@ def _weighed(sums: list[float], square: float, at_least: float) -> list[float]:
     return [shorter * one for one in sums[:-1]]
 
 
-def readings(text: str) -> list[str]:
-    """Return the windows in which a text is read: as its reader sees it, and what is hidden in it."""
+def readings(text: str, *, hides: bool = True) -> list[str]:
+    """Return the windows in which a text is read: as its reader sees it, and what is hidden in it. ``hides``: False
+    where it is known that nothing is."""
     shown = plain(text)
-    said = [shown, *hidden(shown)]
+    said = [shown, *hidden(shown)] if hides else [shown]
     if (lettered := with_letters(shown)) is not shown:
         said.append(lettered)
     return [window for one in said for window in windows(_evened(one.lower()))]

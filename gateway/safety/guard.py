@@ -63,6 +63,7 @@ class Guard:
         self._behind: set[asyncio.Task[None]] = set()  # what is looked at now, waited for or not
         self._known: dict[int, Floats] = {}  # by the window's hash: what was said is not kept
         self._found: dict[int, list[Finding]] = {}  # by rules, by the text's hash
+        self._open: set[int] = set()  # hashes of texts that hide nothing: the classifier reads what the rules read
         self.follow(house)
 
     def follow(self, house: Safety) -> None:
@@ -71,6 +72,7 @@ class Guard:
         self._is_off = house.input == "off" == house.output
         self._policies: dict[TeamSafety | None, Policy] = {}
         self._found.clear()  # with the phrases of another house
+        self._open.clear()
         self._deny = frozenset(folded for phrase in house.deny for folded in foldings(phrase))
         self._abuse.follow(house.abuse)
         self.checker.follow(house.checker)
@@ -120,7 +122,7 @@ class Guard:
     def rule_findings(self, text: str) -> list[Finding]:
         """Return what the rules find in a text of a few thousand characters, and in what it hides; from memory if it
         was looked at before."""
-        key = hash((text, len(text)))  # one of another width may have the same bytes, and so the same hash
+        key = _key_of(text)
         known = self._found.get(key)
         if known is None:
             shown = plain(text)
@@ -130,7 +132,10 @@ class Guard:
                 known.append(PHRASE)
             if len(self._found) >= REMEMBERED:
                 self._found.clear()
+                self._open.clear()
             self._found[key] = known
+            if not inside:
+                self._open.add(key)
         return known
 
     async def may_leave(self, team: TeamSafety | None, request: Request, native: MessagesRequest) -> bool:
@@ -153,7 +158,7 @@ class Guard:
         """Return the highest logits of any window of a text; others have their turn between windows."""
         worst: Floats | None = None
         async for piece in _slices(text):
-            for window in readings(piece):
+            for window in readings(piece, hides=_key_of(piece) not in self._open):
                 logits = self.logits(window)
                 if worst is None:
                     worst = logits
@@ -165,7 +170,7 @@ class Guard:
 
     def logits(self, window: str) -> Floats:
         """Return the classifier's logits of a window, from memory if it was judged before."""
-        key = hash((window, len(window)))
+        key = _key_of(window)
         known = self._known.get(key)
         if known is None:
             known = self._classifier.logits(window)
@@ -213,6 +218,10 @@ class Guard:
             counter_of(self.metrics.safety_findings, stage, outcome, name).inc()
         self._outcomes.note(call, f"safety.{stage}_{outcome}", scores)
         log.info("content_policy", request_id=call.request_id, team=call.caller.team.id, stage=stage, outcome=outcome)
+
+
+def _key_of(text: str) -> int:
+    return hash((text, len(text)))  # one of another width may have the same bytes, and so the same hash
 
 
 async def _slices(text: str) -> AsyncIterator[str]:

@@ -28,10 +28,13 @@ class Meaning:
 
     def rows_of(self, hashes: npt.NDArray[np.uint32]) -> Floats:
         """Return (words, columns): what each word adds to the hidden units, and 1; 0 where it has no vector."""
-        places = np.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
-        rows = np.tile(self._bias, (len(hashes), 1))
-        rows[:, :-1] += self._rows[places] * self._steps
-        rows[self._hashes[places] != hashes] = 0
+        places = self._hashes.searchsorted(hashes)
+        meant = (self._hashes.take(places, mode="clip") == hashes).nonzero()[0]
+        rows = np.zeros((len(hashes), self.columns), np.float32)
+        if len(meant):
+            known = np.tile(self._bias, (len(meant), 1))
+            known[:, :-1] += self._rows.take(places[meant], axis=0) * self._steps
+            rows[meant] = known
         return rows
 
     def logits(self, sums: Floats) -> list[float]:

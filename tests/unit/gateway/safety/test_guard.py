@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
 from collections.abc import AsyncIterator
 
@@ -205,3 +206,19 @@ class Begun:
 
 async def never() -> Begun:
     raise AssertionError("nothing may leave")
+
+
+@pytest.mark.parametrize("is_hidden", [True, False])
+async def test_the_classifier_finds_the_same_whether_rules_looked_before_or_not(
+    guarding: Guarding, is_hidden: bool
+) -> None:
+    """What they learnt of a text, that it hides nothing, spares it the looking and nothing else."""
+    said = base64.b64encode(ATTACK.encode()).decode() if is_hidden else ATTACK
+    texts = [f"Please read this: {said}", "What is the capital of Peru?"]
+    alone = [await guarding.guard.score(text) for text in texts]
+
+    for text in texts:
+        guarding.guard.rule_findings(text)
+
+    assert [await guarding.guard.score(text) for text in texts] == alone
+    assert alone[0]["attack"] >= 0.5 > alone[1]["attack"]
