@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from random import random
 
 from billing.records import Status
 from gateway.answering.account import Account
@@ -25,11 +24,12 @@ async def answer(services: Services, call: Call) -> Reply:
     Raises a ServiceError when no target may, can or does answer; then nothing is held and nothing is owed.
     """
     services.guard.refuse_paused(call)
-    share = random()
     health = services.health()
-    route = choose_route(call.request, call.wish, services.catalog, health, services.complexity, share=share)
+    catalog = services.catalog
+    share = call.share if catalog.meaning(call.request.model) in catalog.auto else 0.0
+    route = choose_route(call.request, call.wish, catalog, health, services.complexity, share=share)
     if is_sampled(call.request_id):
-        route = judge_named(route, call.request, call.wish, services.catalog, services.complexity)
+        route = judge_named(route, call.request, call.wish, catalog, services.complexity)
     gate = services.gate
     if (away := refusal(services, route, health)) is not None and not gate.can_wait(route):
         raise away

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
+from zlib import crc32
 
 from msgspec import Struct
 
@@ -11,9 +12,12 @@ from billing.holds import Scope
 from billing.records import Status, UsageRecord
 from gateway.access import Caller
 from gateway.providers.base import Request
+from protocol.chat import ChatRequest
 from protocol.messages import MessagesRequest
 from router.choose import Wish
 from router.targets import Route, Target
+
+OPENING = 2000  # characters of what a user said first that tell conversations apart
 
 Priority = Literal["low", "normal", "high"]
 
@@ -41,6 +45,18 @@ class Call(Struct, frozen=True, kw_only=True):
     def streams(self) -> bool:
         """Whether the client wants the reply in pieces."""
         return bool(getattr(self.request, "stream", None))
+
+    @property
+    def share(self) -> float:
+        """A draw in [0, 1) by which equal models share the load: one for all turns of a conversation, at any gateway.
+
+        It rests on who began the conversation, and how.
+        """
+        if not isinstance(self.request, ChatRequest):
+            return int(self.request_id[-8:], 16) / 2**32
+        opening = next((message.text() for message in self.request.messages if message.role == "user"), "")
+        begun = f"{self.caller.team.id}\n{self.request.user or ''}\n{opening[:OPENING]}"
+        return crc32(begun.encode("utf-8", "replace")) / 2**32
 
     @property
     def owes_parts(self) -> bool:

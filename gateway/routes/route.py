@@ -57,7 +57,7 @@ async def explain_route(request: Request[Any, Any, Any]) -> dict[str, Any]:
     asked, extra, endpoint = _read(body, is_anthropic="anthropic-version" in request.headers)
     call = call_of(request, asked, extra, endpoint, len(body))
     health = services.health()
-    route = choose_route(call.request, call.wish, services.catalog, health, services.complexity)
+    route = choose_route(call.request, call.wish, services.catalog, health, services.complexity, share=call.share)
     return route_view(services, call, route, health)
 
 

@@ -1,0 +1,66 @@
+# Equal models share conversations, not turns.
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.access import Caller, Team
+from gateway.answering.call import Call
+from protocol.chat import ChatRequest, Message
+from protocol.completions import CompletionRequest
+from router import Wish, choose_route
+from router.catalog import AutoRoute, Catalog
+from router.targets import Endpoint
+from tests.support.clock import NOON, SetClock
+from tests.support.house import model
+
+MODELS = {name: model(name) for name in ("one", "other")}
+AUTO = AutoRoute(small=("one", "other"), large=())
+CATALOG = Catalog(MODELS, {"upstream": (Endpoint("here", "http://upstream"),)}, {"auto": AUTO}, {}, {})
+CLOCK = SetClock()
+
+
+def call_of(*said: str, team: str = "a", user: str | None = None) -> Call:
+    """Return a call of a conversation whose user and model spoke in turns, after the operator."""
+    turns = (Message(role="assistant" if place % 2 else "user", content=text) for place, text in enumerate(said))
+    asked = ChatRequest(model="auto", messages=(Message(role="system", content="Be kind."), *turns), user=user)
+    return Call(
+        request_id=CLOCK.new_id(),
+        caller=Caller(team=Team(id=team, name=team), key_id="k"),
+        endpoint="chat.completions",
+        request=asked,
+        wish=Wish(),
+        created_at=NOON,
+        started=0.0,
+    )
+
+
+def chosen(call: Call) -> str:
+    route = choose_route(call.request, call.wish, CATALOG, {}, lambda _: 0.5, share=call.share)
+    return route.targets[0].model.name
+
+
+def test_a_conversation_keeps_its_model_among_equals() -> None:
+    """Through all of its turns, at any gateway; many conversations share the models evenly."""
+    openings = [f"Which river flows through city {number}?" for number in range(400)]
+    first = [chosen(call_of(opening)) for opening in openings]
+    later = [chosen(call_of(opening, "The Seine.", "And where does it end?")) for opening in openings]
+
+    assert first == later
+    assert 160 < first.count("one") < 240
+    assert call_of("Hello").share == 1299938811 / 2**32  # in whatever process
+
+
+@pytest.mark.parametrize("more", [{"team": "b"}, {"user": "anna"}])
+def test_who_begins_a_conversation_counts(more: dict[str, str]) -> None:
+    """Teams, and the users that they name, do not all ask the same model the same thing."""
+    assert call_of("Hello").share != call_of("Hello", **more).share
+
+
+def test_what_is_no_conversation_is_drawn_by_its_id() -> None:
+    """Each completion anew."""
+    completion = replace(call_of("Hello"), request=CompletionRequest(model="auto", prompt="Once"))
+
+    assert completion.share != replace(completion, request_id=CLOCK.new_id()).share
+    assert 0 <= completion.share < 1
