@@ -46,7 +46,7 @@ def _chat_needs(request: ChatRequest) -> list[Ability]:
     needs = [Ability.CHAT]
     if request.tools:
         needs.append(Ability.TOOLS)
-    if isinstance(request.response_format, JsonObjectFormat | JsonSchemaFormat):
+    if isinstance(request.response_format, (JsonObjectFormat, JsonSchemaFormat)):
         needs.append(Ability.JSON)
     if request.logprobs or request.top_logprobs:
         needs.append(Ability.LOGPROBS)

@@ -17,9 +17,9 @@ from router.form import FORM_LIMIT
 
 WEIGHTS = "complexity.npz"
 MANIFEST = "complexity.json"  # {"sha256": of the weights, "format": FORMAT, …}
-FORMAT = 4  # of the weights and of the features that they were fitted on
+FORMAT = 5  # of the weights and of the features that they were fitted on
 MOST_KNOWN = 8192  # scores that are remembered, some 100 bytes each
-_WEIGHTS = (1 + np.log(np.maximum(1, np.arange(1.5 * (HEAD + TAIL))))).astype(np.float32)  # of what is there so often
+_ONES = np.ones(2 * (HEAD + TAIL), np.float32)  # a sum by ``dot`` is the quickest; for as many as a text has buckets
 WARM_UP = ("Warm up, please.", "Which of the following is 12?\nA. ten\nB. 12\nAnswer:")
 
 
@@ -28,7 +28,7 @@ class Complexity:
 
     Two linear heads on words and form say how likely a strong model is right and a weak one; small trees on the form
     alone say by how much the strong one does better. The gap of the heads and the trees are weighed, and one logistic
-    step turns their sum into a calibrated probability.
+    step turns their sum into a calibrated probability. (The logistic function of x is (1 + tanh(x / 2)) / 2.)
     """
 
     def __init__(self, weights: Arrays) -> None:
@@ -74,18 +74,17 @@ class Complexity:
 
     def score(self, text: str) -> float:
         """Return ``small_suffices`` of a text as ``features.text_of`` reads it from a request."""
-        buckets, counts, form = read_text(text)
+        buckets, is_first, form = read_text(text)
         strong, weak = np.minimum(np.maximum(form, self._least), self._most).dot(self._form).tolist()
         strong, weak = strong + self._strong, weak + self._weak
         if len(buckets):
-            weight = _WEIGHTS.take(counts, mode="clip")
-            rows = self._words.take(buckets, axis=0)
-            norm = math.sqrt((weight * weight).dot(rows[:, 0]))
-            _, by_strong, by_weak = weight.dot(rows).tolist()
+            known = buckets[is_first]  # each bucket once, however often it is there
+            square, by_strong, by_weak = _ONES[: len(known)].dot(self._words.take(known, axis=0)).tolist()
+            norm = math.sqrt(square)
             strong, weak = strong + by_strong / norm, weak + by_weak / norm
         by_gap, by_gain, intercept = self._joint
-        gap, gain = _sigmoid(strong) - _sigmoid(weak), self._trees.gain(form)
-        return _sigmoid(by_gap * gap + by_gain * gain + intercept)
+        gap, gain = (math.tanh(strong / 2) - math.tanh(weak / 2)) / 2, self._trees.gain(form)
+        return 0.5 + math.tanh((by_gap * gap + by_gain * gain + intercept) / 2) / 2
 
 
 class Trees:
@@ -106,7 +105,7 @@ class Trees:
         while at[0] < inner:
             at = 2 * at + 1 + goes_right[np.arange(256), at]
         self._leaf = weights["tree_leaf"].astype(np.float64)[:, at - inner].ravel()
-        self._each = np.ones(trees)  # a sum by ``dot`` is the quickest
+        self._each = np.ones(trees)
 
     def gain(self, form: npt.NDArray[np.float64]) -> float:
         """Return the sum of the leaves that the form falls into: how much better a strong model is expected to be."""
@@ -120,10 +119,3 @@ def _in_float64(threshold: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     below = np.where(rounded > threshold, np.nextafter(rounded, np.float32(-np.inf)), rounded)
     middle = (below.astype(np.float64) + np.nextafter(below, np.float32(np.inf))) / 2  # here rounding turns
     return np.where(middle.astype(np.float32) > below, np.nextafter(middle, -np.inf), middle)
-
-
-def _sigmoid(logit: float) -> float:
-    if logit < 0:
-        odds = math.exp(max(logit, -700.0))
-        return odds / (1 + odds)
-    return 1 / (1 + math.exp(-logit))

@@ -49,8 +49,8 @@ def bounded(text: str) -> str:
 class Reading(NamedTuple):
     """What one text looks like to the model."""
 
-    buckets: npt.NDArray[np.intp]  # (hit buckets,), rising, each once
-    counts: npt.NDArray[np.intp]  # (hit buckets,), how many words and pairs of neighbours fell into each
+    buckets: npt.NDArray[np.intp]  # (hits,), rising: one for each word and each pair of neighbours
+    is_first: npt.NDArray[np.bool_]  # (hits,), whether a bucket stands there for the first time
     form: npt.NDArray[np.float64]  # (form features,)
 
 
@@ -59,23 +59,20 @@ def read_text(text: str) -> Reading:
     data = text.encode("utf-8", "replace")
     lower = data.lower()
     words = words_of(lower)
-    return Reading(*_counted(words), form_of(data, lower, words))
+    return Reading(*_hits(words), form_of(data, lower, words))
 
 
-def _counted(words: list[bytes]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+def _hits(words: list[bytes]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
     # A pair's checksum is that of its words written as one: the second goes on where the first ended.
-    hits = list(map(crc32, words))
-    hits.extend(map(crc32, words[1:], hits[:]))
-    buckets = np.array(hits, np.intp)
+    sums = list(map(crc32, words))
+    sums.extend(map(crc32, words[1:], sums[:]))
+    buckets = np.array(sums, np.intp)
     buckets &= BUCKETS - 1
-    # What numpy.unique does, without its fixed costs: a short prompt has tens of words.
     buckets.sort()
-    is_edge = np.empty(len(hits) + 1, np.bool_)
-    is_edge[0] = is_edge[-1] = True
-    np.not_equal(buckets[1:], buckets[:-1], out=is_edge[1:-1])
-    edges = is_edge.nonzero()[0]
-    starts = edges[:-1]
-    return buckets[starts], edges[1:] - starts
+    is_first = np.empty(len(sums), np.bool_)
+    is_first[:1] = True
+    np.not_equal(buckets[1:], buckets[:-1], is_first[1:])
+    return buckets, is_first
 
 
 def _bounded_text(message: Message) -> str:

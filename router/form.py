@@ -1,5 +1,5 @@
-# The form of a prompt in numbers: what it is made of and how it is laid out, whatever it speaks of. Shares rather than
-# counts, so that they carry over to any length. Made of few steps that each run in C, for every request waits for it.
+# The form of a prompt in numbers: what it is made of and how it is laid out, whatever it speaks of. So many to a word
+# rather than counts, so that they carry over to any length. Few steps, each in C: every request waits for it.
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ FORM_NAMES = (
     "log_lines",
     "line_length",
     "names",
-    "numerals",
-    "code_marks",
     "question_marks",
     "ends_with_question",
     "ends_with_full_stop",
     "ends_with_colon",
     "how_many",
     "which_of",
+    "numerals",
+    "code_marks",
     "of_the_above",
     "options",
     "option_length",
@@ -97,10 +97,8 @@ FORM_NAMES = (
     "option_digits",
     "log_stem",
 )
-LENGTH = FORM_NAMES.index("log_characters")
-_OF_CHARACTERS = len(_CHARACTERS)  # the first of these, before those of words
-_OF_LAYOUT = _OF_CHARACTERS + len(lexicon.NAMES)  # where those of the layout begin
-_NUMBERS = _OF_CHARACTERS + lexicon.NAMES.index("numbers")
+_OF_LAYOUT = FORM_NAMES.index("log_characters")  # before it: kinds of characters and of words
+_NUMBERS = FORM_NAMES.index("numbers")
 
 
 def words_of(lower: bytes) -> list[bytes]:
@@ -110,59 +108,58 @@ def words_of(lower: bytes) -> list[bytes]:
 
 def form_of(data: bytes, lower: bytes, words: list[bytes]) -> npt.NDArray[np.float64]:
     """Return the numbers of ``FORM_NAMES`` for a text, the same in lower case, and its words."""
-    size, count = len(data) or 1, len(words) or 1
+    count = len(words) or 1
     classes = np.frombuffer(lexicon.classes_of(words) + data.translate(_CLASS_OF_BYTE), np.uint8)
     kinds = np.bincount(classes, minlength=len(_KINDS_OF_CLASS)).dot(_KINDS_OF_CLASS)
-    lines = data.count(b"\n") + 1
     form = np.empty(len(FORM_NAMES))
-    np.divide(kinds[:_OF_CHARACTERS], size, form[:_OF_CHARACTERS])
-    np.divide(kinds[_OF_CHARACTERS:], count, form[_OF_CHARACTERS:_OF_LAYOUT])
-    form[_OF_LAYOUT:] = _layout(data, lower, words, size, count, lines, kinds[_NUMBERS]) + _options(lower, size, lines)
+    np.divide(kinds, count, form[:_OF_LAYOUT])
+    form[_OF_LAYOUT:] = _layout(data, lower, len(data) or 1, len(set(words)), count, kinds[_NUMBERS])
     return form
 
 
-def _layout(
-    data: bytes, lower: bytes, words: list[bytes], size: int, count: int, lines: int, numbers: float
-) -> tuple[float, ...]:
+def _layout(data: bytes, lower: bytes, size: int, distinct: int, count: int, numbers: float) -> tuple[float, ...]:
     shape = data.translate(_SHAPES)
-    found, shaped = data.count, shape.count
+    shaped = shape.count
     sentences = shaped(b". ") + shape.endswith(b".")
     end = data.rstrip()[-1:]
+    lines = data.count(b"\n") + 1
     return (
         log(size),
         log(count),
         log1p(numbers),
-        shaped(b"0.0") / count,
-        shaped(b"0/0") / count,
-        len(set(words)) / count,
+        shaped(b"0.0") / count if numbers else 0.0,
+        shaped(b"0/0") / count if numbers else 0.0,
+        distinct / count,
         log(count / (sentences or 1)),
         log1p(sentences),
         log(lines),
         log(size / lines),
         shaped(b"a A") / count,
-        found(b" II") / count,
-        (found(b"def ") + found(b"return") + found(b"```") + found(b"();") + found(b"import ")) / lines,
-        min(3, found(b"?")),
+        min(3, data.count(b"?")),
         end == b"?",
         end == b".",
         end == b":",
         b"how many" in lower or b"how much" in lower,
         b"which of" in lower,
-        b"of the above" in lower or b"none of" in lower,
+        *(_parts(data, lower, size, lines, count) if lines > 1 else (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, log(size))),
     )
 
 
-def _options(lower: bytes, size: int, lines: int) -> tuple[float, ...]:
-    """Return how many answers the text offers, how long they are and how unlike, and the length of what is asked."""
-    options = _OPTION.findall(lower) if lines > 1 else ()
+def _parts(data: bytes, lower: bytes, size: int, lines: int, count: int) -> tuple[float, ...]:
+    """Return what only a text of several lines has: statements, code, answers to choose from, and the question."""
+    found = data.count
+    code = found(b"def ") + found(b"return") + found(b"```") + found(b"();") + found(b"import ")
+    parts = found(b" II") / count, code / lines, b"of the above" in lower or b"none of" in lower
+    options = _OPTION.findall(lower)
     if not options:
-        return (0.0, 0.0, 0.0, 0.0, log(size))
+        return (*parts, 0.0, 0.0, 0.0, 0.0, log(size))
     lengths = list(map(len, options))
     total = sum(lengths)
     mean = total / len(lengths)
     spread = sqrt(sum((length - mean) ** 2 for length in lengths) / len(lengths))
     digits = sum(len(option) - len(option.translate(None, b"0123456789")) for option in options)
     return (
+        *parts,
         min(10, len(options)),
         log1p(mean),
         log1p(spread),

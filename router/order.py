@@ -67,7 +67,9 @@ def by_preference(model: ModelSpec, catalog: Catalog, health: Health) -> list[Ta
             ordered += replicas
             continue
         for tied in _soonest_first(replicas, health):
-            ordered += sorted(tied, key=lambda target: health.get(target.key, HEALTHY).queue_depth)
+            if len(tied) > 1:
+                tied.sort(key=lambda target: health.get(target.key, HEALTHY).queue_depth)
+            ordered += tied
     return ordered
 
 

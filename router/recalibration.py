@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from msgspec import Struct
 
-PRIOR = 1.0  # standard deviation, in logits, of what is believed of a shift before anything is measured
+PRIOR = 0.5  # standard deviation, in logits, of what is believed of a shift before anything is measured
+IMAGINED = 8.0  # outcomes at each hundredth of score, which go as believed
+HUNDREDTHS = tuple((place + 0.5) / 100 for place in range(100))
 NEWTON_STEPS = 50
 EDGE = 1e-6  # scores are kept this far from 0 and 1
 LEAST_OUTCOMES = 100  # that a recalibration rests on
@@ -24,17 +27,33 @@ class Outcome(Struct, frozen=True):
     large_nanousd: int
 
 
-class Shift(Struct, frozen=True):
-    """By how much scores are too low, in logits: one number, so that few outcomes can tell it and the order stays."""
+class Step(Struct, frozen=True):
+    """Scores from ``least`` up to the next step, which suffice equally often."""
 
-    value: float
-    error: float  # standard
+    least: float
+    chance: float  # that a small model suffices
+    error: float  # of it, standard
+
+
+class Calibration(Struct, frozen=True):
+    """The chance that scores really have, as steps that rise with the score."""
+
+    steps: tuple[Step, ...]
+
+    def chance(self, score: float) -> float:
+        """Return how likely a small model suffices where this score was said."""
+        return self.steps[max(0, bisect_right(self.steps, score, key=lambda step: step.least) - 1)].chance
 
     def threshold(self, quality: float, by: float = 0.0) -> float:
-        """Return the score at which the measured chance is ``quality``; ``by`` standard errors further up."""
+        """Return the score from which on the chance is ``quality`` or more, less ``by`` standard errors; 1 if none."""
         if not 0 < quality < 1:
             return quality
-        return _sigmoid(_logit(quality) - self.value + by * self.error)
+        found = 1.0
+        for step in reversed(self.steps):
+            if step.chance - by * step.error < quality:
+                break
+            found = step.least
+        return found
 
 
 class Point(Struct, frozen=True):
@@ -49,36 +68,40 @@ class Point(Struct, frozen=True):
     nanousd: float  # a request, on average
 
 
-def shift_of(outcomes: Sequence[Outcome]) -> Shift:
-    """Return the most probable shift under a normal prior about 0: without outcomes there is none."""
-    logits = [_logit(one.score) for one in outcomes]
-    found = sum(one.suffices for one in outcomes)
-    value = 0.0
-    curvature = 1 / PRIOR**2
-    for _ in range(NEWTON_STEPS):
-        chances = [_sigmoid(logit + value) for logit in logits]
-        slope = found - sum(chances) - value / PRIOR**2
-        curvature = sum(chance * (1 - chance) for chance in chances) + 1 / PRIOR**2
-        step = slope / curvature
-        value += max(-1.0, min(1.0, step))
-        if abs(step) < 1e-9:
-            break
-    return Shift(value, 1 / math.sqrt(curvature))
+def calibration_of(outcomes: Sequence[Outcome]) -> Calibration:
+    """Return the rising steps that fit best (isotonic regression) to what was found and to what is believed before.
+
+    Believed are the scores, all too low or too high by as much as was found: ``IMAGINED`` outcomes at each hundredth
+    that agree with it. So few outcomes change little, and where nothing was measured the scores hold.
+    """
+    shift = _shift_of(outcomes)
+    points = {score: (IMAGINED * _sigmoid(_logit(score) + shift), IMAGINED) for score in HUNDREDTHS}
+    for one in outcomes:
+        found, weight = points.get(one.score, (0.0, 0.0))
+        points[one.score] = found + one.suffices, weight + 1
+    steps: list[tuple[float, float, float]] = []  # least score, what was found and of how many
+    for least, (found, weight) in sorted(points.items()):
+        while steps and steps[-1][1] * weight >= found * steps[-1][2]:  # no step down: the two are one
+            least, before, of = steps.pop()
+            found, weight = found + before, weight + of
+        steps.append((least, found, weight))
+    chances = [(least, found / weight, weight) for least, found, weight in steps]
+    return Calibration(tuple(Step(least, p, math.sqrt(p * (1 - p) / weight)) for least, p, weight in chances))
 
 
 def recalibrated(outcomes: Sequence[Outcome], quality: float, applied: float | None) -> float | None:
     """Return the score to ask for so that the measured chance is ``quality``; None while too little was measured.
 
     ``applied`` is what is asked for now, if anything: it stays while it is within a standard error of what was
-    measured, so that chance alone moves nothing. Below the scores that were measured nobody goes: a step down brings
-    new outcomes, and they the next step.
+    measured, so that chance alone moves nothing, and gives way to ``quality`` when what it rested on is forgotten.
+    Below the scores that were measured nobody goes: a step down brings new outcomes, and they the next step.
     """
     if len(outcomes) < LEAST_OUTCOMES:
-        return None
-    shift = shift_of(outcomes)
-    if applied is not None and shift.threshold(quality, -1) <= applied <= shift.threshold(quality, 1):
+        return None if applied is None else quality
+    found = calibration_of(outcomes)
+    if applied is not None and found.threshold(quality, -1) <= applied <= found.threshold(quality, 1):
         return applied
-    return max(shift.threshold(quality), min(quality, *(one.score for one in outcomes)))
+    return max(found.threshold(quality), min(quality, *(one.score for one in outcomes)))
 
 
 def curve_of(outcomes: Sequence[Outcome], qualities: Sequence[float]) -> list[Point]:
@@ -92,6 +115,21 @@ def interval_of(found: int, of: int) -> tuple[float, float]:
     middle = (share + square / 2) / (1 + square)
     half = SURE * math.sqrt(share * (1 - share) / of + square / (4 * of)) / (1 + square)
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _shift_of(outcomes: Sequence[Outcome]) -> float:
+    """Return by how much scores are too low, in logits: the most probable under a normal prior about 0."""
+    logits = [_logit(one.score) for one in outcomes]
+    found = sum(one.suffices for one in outcomes)
+    value = 0.0
+    for _ in range(NEWTON_STEPS):
+        chances = [_sigmoid(logit + value) for logit in logits]
+        slope = found - sum(chances) - value / PRIOR**2
+        step = slope / (sum(chance * (1 - chance) for chance in chances) + 1 / PRIOR**2)
+        value += max(-1.0, min(1.0, step))
+        if abs(step) < 1e-9:
+            break
+    return value
 
 
 def _point(outcomes: Sequence[Outcome], quality: float) -> Point:

@@ -16,7 +16,7 @@ from gateway.routes.inference import services_of
 from gateway.routes.usage import team_in_question
 from gateway.teams import get_team
 from protocol.errors import NotFound
-from router.recalibration import Outcome, Point, curve_of, interval_of, shift_of
+from router.recalibration import Outcome, Point, calibration_of, curve_of, interval_of
 
 STEPS = tuple(round(place / 50, 2) for place in range(1, 50))  # qualities that a curve shows
 
@@ -66,7 +66,7 @@ def curve_view(outcomes: list[Outcome], quality: float) -> dict[str, Any]:
     """Return what was said and measured, the quality that keeps the chance asked for, and the curve."""
     if not outcomes:
         return {"small_suffices": None, "recalibrated_quality": None, "curve": []}
-    shift = shift_of(outcomes)
+    calibration = calibration_of(outcomes)
     found = sum(one.suffices for one in outcomes)
     least = math.floor(min(one.score for one in outcomes) * 1e4) / 1e4
     steps = [step for step in STEPS if step >= least]
@@ -77,8 +77,8 @@ def curve_view(outcomes: list[Outcome], quality: float) -> dict[str, Any]:
             "interval": [round(edge, 4) for edge in interval_of(found, len(outcomes))],
         },
         "recalibrated_quality": {
-            "value": round(shift.threshold(quality), 4),
-            "interval": [round(shift.threshold(quality, by), 4) for by in (-1.96, 1.96)],
+            "value": round(calibration.threshold(quality), 4),
+            "interval": [round(calibration.threshold(quality, by), 4) for by in (-1.96, 1.96)],
         },
         "curve": [_point_view(point) for point in curve_of(outcomes, (least, *steps))],
     }

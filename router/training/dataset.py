@@ -85,9 +85,9 @@ def features_of(prompts: list[str]) -> tuple[csr_matrix, npt.NDArray[np.float64]
     readings = [read_text(bounded(prompt)) for prompt in prompts]
     starts = np.cumsum([0, *(len(reading.buckets) for reading in readings)])
     buckets = np.concatenate([reading.buckets for reading in readings])
-    counts = np.concatenate([reading.counts for reading in readings]).astype(np.float64)
-    shape = (len(prompts), BUCKETS)
-    return csr_matrix((counts, buckets, starts), shape=shape), np.array([reading.form for reading in readings])
+    counts = csr_matrix((np.ones(len(buckets)), buckets, starts), shape=(len(prompts), BUCKETS))
+    counts.sum_duplicates()
+    return counts, np.array([reading.form for reading in readings])
 
 
 def read_outcomes(path: Path) -> Outcomes:

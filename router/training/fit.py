@@ -49,7 +49,7 @@ class FittedComplexity:
     """
 
     def __init__(self) -> None:
-        self.tfidf = TfidfTransformer(sublinear_tf=True)
+        self.tfidf = TfidfTransformer()
         self.topics = TruncatedSVD(TOPICS, n_iter=4, random_state=SEED)
         self.scaler = StandardScaler()
         self.strong = LogisticRegression(C=REGULARISATION, max_iter=2000)
@@ -61,7 +61,7 @@ class FittedComplexity:
     def fit(self, outcomes: Outcomes) -> FittedComplexity:
         """Fit all on all rows, and the joint step on what parts fitted on other rows say of each row."""
         weight = np.where(outcomes.is_main_pair, 1.0, OTHER_PAIRS)
-        topics = self.topics.fit_transform(self.tfidf.fit_transform(outcomes.counts))
+        topics = self.topics.fit_transform(self.tfidf.fit_transform(outcomes.counts.sign()))
         self.topic_share = SHARE / topics.std(axis=0).mean()  # one for all, so that a larger one counts more
         self.scaler.fit(outcomes.form, sample_weight=weight)
         signals = np.zeros((len(outcomes), len(MIX)))
@@ -117,7 +117,7 @@ class FittedComplexity:
         return self.blend.transform(signals) @ np.array(MIX)[:, None]
 
     def _features(self, outcomes: Outcomes) -> Floats:
-        topics = self.topics.transform(self.tfidf.transform(outcomes.counts)) * self.topic_share
+        topics = self.topics.transform(self.tfidf.transform(outcomes.counts.sign())) * self.topic_share
         form = np.clip(self.scaler.transform(outcomes.form), -FORM_LIMIT, FORM_LIMIT) * SHARE
         return np.hstack([topics, form])
 

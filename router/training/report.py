@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from router.training.comparisons import comparison_figures
 from router.training.yardsticks import (
     BINS,
     SHARES,
@@ -21,7 +22,8 @@ from router.training.yardsticks import (
 
 QUALITIES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 # What the goal is about: other rows of two benchmarks, subjects that were not fitted, and another pair of models.
-FOUR = ("MMLU other rows", "GSM8K other rows", "MMLU unseen subjects", "another pair never fitted")
+NEVER_FITTED = "another pair never fitted"
+FOUR = ("MMLU other rows", "GSM8K other rows", "MMLU unseen subjects", NEVER_FITTED)
 MEANS = {
     "the four sets": FOUR,
     "with the broken subject": ("MMLU with broken subject", FOUR[1], "MMLU unseen subjects with broken one", FOUR[3]),
@@ -59,6 +61,10 @@ def figures(sets: Sequence[HeldOut]) -> Iterator[str]:
                     f"| {held.name} | {quality:.2f} | {is_large.mean():.0%} | {right:.3f} "
                     f"| {held.weak.mean():.3f} | {held.strong.mean():.3f} |"
                 )
+    for held in sets:
+        if held.name == NEVER_FITTED:
+            yield ""
+            yield from comparison_figures(held)
 
 
 def _means(sets: Mapping[str, HeldOut]) -> Iterator[str]:

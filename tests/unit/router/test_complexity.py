@@ -162,14 +162,13 @@ def test_every_text_has_finite_features(text: str) -> None:
 
     assert reading.form.shape == (len(FORM_NAMES),)
     assert np.isfinite(reading.form).all()
-    assert len(reading.buckets) == len(reading.counts) == len(set(reading.buckets.tolist()))
+    assert len(reading.buckets) == len(reading.is_first)
+    assert reading.is_first.sum() == len(set(reading.buckets.tolist()))
 
 
 def test_words_and_pairs_are_counted() -> None:
-    """Three words have three singles and two pairs; what repeats is counted, whatever its case."""
-    reading = read_text("Row row boat")
-
-    assert sorted(reading.counts.tolist()) == [1, 1, 1, 2]
+    """Three words have three singles and two pairs; what repeats is known as such, whatever its case."""
+    assert sorted(read_text("Row row boat").is_first.tolist()) == [0, 1, 1, 1, 1]
 
 
 def test_the_pipe_answers_line_by_line_and_survives_faults() -> None:
