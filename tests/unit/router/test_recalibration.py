@@ -90,8 +90,8 @@ def test_an_interval_is_never_certain() -> None:
 
 
 def test_a_threshold_moves_only_by_what_was_measured() -> None:
-    """Too few outcomes move nothing, and undo what rested on others that are forgotten; what is within the error of what
-    was found stays; else the quality is kept."""
+    """Too few outcomes move nothing, and undo what rested on others that are forgotten; what is within the error of
+    what was found stays; else the quality is kept."""
     too_high = outcomes(400, -0.8)
     found = recalibrated(too_high, 0.8, None)
 
