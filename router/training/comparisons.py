@@ -30,7 +30,8 @@ def comparison_figures(held: HeldOut) -> Iterator[str]:
 
 def _cells(held: HeldOut, rows: np.ndarray, count: int) -> tuple[str, str]:
     dice = np.random.default_rng(SEED)
-    errors, noise = [], []
+    errors: list[float] = []
+    noise: list[float] = []
     for _ in range(DRAWS):
         order = dice.permutation(rows)  # what has one score falls into bins by chance
         compared, others = order[:count], order[count:]
