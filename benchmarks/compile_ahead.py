@@ -298,15 +298,19 @@ def _products() -> Iterator[Variant]:
             yield Variant(name, quantized_linear.product_kernel, types, constants, shape.num_warps, shape.num_stages)
     types = dict.fromkeys(("x", "residual", "norm", "weight", "bias", "out", "summed"), "*bf16") | {"eps": "fp32"}
     warps = few_rows.WARPS
-    for count, name, inputs, normed in (
-        (1, "after a norm", 4096, True), (2, "after a norm", 4096, True), (4, "after a norm", 4096, True),
-        (1, "after SiLU", 14336, False), (4, "after SiLU", 14336, False),
+    for count, name, inputs, weight in (
+        (1, "after a norm", 4096, "bf16"), (2, "after a norm", 4096, "bf16"), (4, "after a norm", 4096, "bf16"),
+        (1, "after SiLU", 14336, "bf16"), (4, "after SiLU", 14336, "bf16"), (1, "after a norm", 4096, "fp8e4nv"),
+        (1, "after SiLU", 14336, "fp8e4nv"), (4, "after a norm", 4096, "fp8e4nv"), (1, "after a norm", 4096, "i8"),
     ):  # fmt: skip
+        normed = name == "after a norm"
         constants = {
             "INPUTS": inputs, "ROWS": count, "COLUMNS": few_rows.COLUMNS, "DEPTH": 32 * warps * 8, "EACH": 8,
-            "NORMED": normed, "ADDS": normed, "BIASED": False,
+            "NORMED": normed, "ADDS": normed, "GATED": not normed, "SCALED": weight != "bf16", "BIASED": False,
         }  # fmt: skip
-        yield Variant(f"product {name}, {count} rows", few_rows.few_rows_kernel, types, constants, warps)
+        own = types | {"weight": f"*{weight}", "scales": "*fp32"}
+        kind = "" if weight == "bf16" else ", float8" if weight == "fp8e4nv" else ", int8"
+        yield Variant(f"product {name}{kind}, {count} rows", few_rows.few_rows_kernel, own, constants, warps)
     types = {"x": "*bf16", "weight": "*fp8e4nv", "bias": "*bf16", "part": "*bf16", "scales": "*fp32"}
     shape = quantized_linear.product_shape(1, batch_invariant=True)
     constants = {

@@ -149,21 +149,25 @@ def paced(bench: Bench, tiny: bool) -> Iterator[Row]:
         if bench.budget(ROW_SECONDS) <= 0:
             yield Row(model, f"{rate:g} requests/s", note="left out: no time")
             continue
-        dice = random.Random(0)
-        count = 8 if tiny else int(rate * 20)
-        arrivals, now = [], 0.0
-        for _ in range(count):
-            now += dice.expovariate(rate)
-            arrivals.append(now)
-        given, asked = ((5, 20), (2, 6)) if tiny else ((100, 1024), (50, 400))
-        lengths = [(dice.randint(*given), dice.randint(*asked)) for _ in range(count)]
-        requests = [Request(tuple(dice.randrange(9973) for _ in range(n)), output) for n, output in lengths]
+        requests, arrivals = paced_workload(rate, 8, (5, 20), (2, 6)) if tiny else paced_workload(rate, int(rate * 20))
         run = drive(loop, requests, bench.budget(ROW_SECONDS), arrivals)
         yield _row(
             bench, model, f"{rate:g} requests/s", requests, run,
             ttft_p50_ms=1e3 * percentile(run.waits, 0.5), ttft_p99_ms=1e3 * percentile(run.waits, 0.99),
             gap_p50_ms=1e3 * percentile(run.gaps, 0.5), gap_p99_ms=1e3 * percentile(run.gaps, 0.99),
         )  # fmt: skip
+
+
+def paced_workload(
+    rate: float, count: int, given: tuple[int, int] = (100, 1024), asked: tuple[int, int] = (50, 400)
+) -> tuple[list[Request], list[float]]:
+    """Return requests of lengths by chance, and when each arrives, so many a second on average."""
+    dice, arrivals, now = random.Random(0), [], 0.0
+    for _ in range(count):
+        now += dice.expovariate(rate)
+        arrivals.append(now)
+    lengths = [(dice.randint(*given), dice.randint(*asked)) for _ in range(count)]
+    return [Request(tuple(dice.randrange(9973) for _ in range(n)), output) for n, output in lengths], arrivals
 
 
 def precision(bench: Bench, tiny: bool) -> Iterator[Row]:

@@ -1,6 +1,6 @@
 # Products of one to four rows in Triton, with what stands before them: the norm of a sum, or SiLU × up. A decode of few
-# replies is the bytes of the weights and so many launches, of which this saves three a layer. Weights go from memory to
-# registers at 16 bytes a load, and a row's norm is a factor of its whole sum: it is found while they stream by.
+# replies is the bytes of the weights and so many launches, of which this saves three a layer, and seven with weights of
+# eight bits, whose inputs stay whole. A row's norm is a factor of its whole sum: it is found while weights stream by.
 
 from __future__ import annotations
 
@@ -14,46 +14,57 @@ COLUMNS = 8  # outputs of a program: it has 16 KiB of weights on their way, and 
 
 
 def norm_linear(
-    x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+    x: Tensor,
+    residual: Tensor | None,
+    norm: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return norm(x + residual) · weightᵀ + bias, and that sum; x (rows, in) of one to four rows.
 
-    ``weight`` is (out, in), of x's type. Without a residual the sum is ``x``.
+    ``weight`` is (out, in), of x's type, or of float8 or int8 with ``scales`` (out,). Without a residual the sum is
+    ``x``.
     """
     assert residual is None or len(x) == 1 or residual.stride() == x.stride()
     summed = x if residual is None else torch.empty_like(x)
-    return _launch(
-        x, x if residual is None else residual, norm, weight, bias, summed, eps, residual is not None
-    ), summed
+    return _launch(x, residual, norm, weight, bias, scales, summed, eps, gated=False), summed
 
 
-def silu_linear(gate_up: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def silu_linear(gate_up: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> Tensor:
     """Return (silu(gate) · up) · weightᵀ + bias for one to four rows (rows, 2 · in), gate beside up."""
-    return _launch(gate_up, gate_up, None, weight, bias, gate_up, 0.0, False)
+    return _launch(gate_up, None, None, weight, bias, scales, gate_up, 0.0, gated=True)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> Tensor:
+    """Return x · weightᵀ + bias for one to four rows."""
+    return _launch(x, None, None, weight, bias, scales, x, 0.0, gated=False)
 
 
 def _launch(
-    x: Tensor, residual: Tensor, norm: Tensor | None, weight: Tensor, bias: Tensor | None, summed: Tensor, eps: float,
-    adds: bool,
+    x: Tensor, residual: Tensor | None, norm: Tensor | None, weight: Tensor, bias: Tensor | None,
+    scales: Tensor | None, summed: Tensor, eps: float, gated: bool,
 ) -> Tensor:  # fmt: skip
     outputs, inputs = weight.shape
     assert 0 < len(x) <= 4 and x.stride(1) == weight.stride(1) == 1
     out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
     each = 16 // x.itemsize
     few_rows_kernel[(triton.cdiv(outputs, COLUMNS),)](
-        x, residual, x if norm is None else norm, weight, out if bias is None else bias, out, summed,
-        len(x), outputs, x.stride(0), weight.stride(0), eps,
+        x, x if residual is None else residual, x if norm is None else norm, weight, out if scales is None else scales,
+        out if bias is None else bias, out, summed, len(x), outputs, x.stride(0), weight.stride(0), eps,
         INPUTS=inputs, ROWS=triton.next_power_of_2(len(x)), COLUMNS=COLUMNS, DEPTH=32 * WARPS * each, EACH=each,
-        NORMED=norm is not None, ADDS=adds, BIASED=bias is not None, num_warps=WARPS,
+        NORMED=norm is not None, ADDS=residual is not None, GATED=gated, SCALED=scales is not None,
+        BIASED=bias is not None, num_warps=WARPS,
     )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["rows"])
 def few_rows_kernel(
-    x, residual, norm, weight, bias, out, summed, rows, outputs, row_stride, weight_stride, eps,
+    x, residual, norm, weight, scales, bias, out, summed, rows, outputs, row_stride, weight_stride, eps,
     INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EACH: tl.constexpr,
-    NORMED: tl.constexpr, ADDS: tl.constexpr, BIASED: tl.constexpr,
+    NORMED: tl.constexpr, ADDS: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of all rows; the first program keeps the sums."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -70,34 +81,81 @@ def few_rows_kernel(
         if NORMED:
             gamma = tl.load(norm + place, mask=place < INPUTS, other=0.0).to(tl.float32)
         a, a_squares = _add_row(
-            a, a_squares, 0, w, gamma, x, residual, summed, place, rows, row_stride, INPUTS, EACH, NORMED, ADDS
+            a, a_squares, 0, w, gamma, x, residual, summed, place, rows, row_stride, INPUTS, EACH, NORMED, ADDS, GATED
         )
         if ROWS > 1:
             b, b_squares = _add_row(
-                b, b_squares, 1, w, gamma, x, residual, summed, place, rows, row_stride, INPUTS, EACH, NORMED, ADDS
+                b,
+                b_squares,
+                1,
+                w,
+                gamma,
+                x,
+                residual,
+                summed,
+                place,
+                rows,
+                row_stride,
+                INPUTS,
+                EACH,
+                NORMED,
+                ADDS,
+                GATED,
             )
         if ROWS > 2:
             c, c_squares = _add_row(
-                c, c_squares, 2, w, gamma, x, residual, summed, place, rows, row_stride, INPUTS, EACH, NORMED, ADDS
+                c,
+                c_squares,
+                2,
+                w,
+                gamma,
+                x,
+                residual,
+                summed,
+                place,
+                rows,
+                row_stride,
+                INPUTS,
+                EACH,
+                NORMED,
+                ADDS,
+                GATED,
             )
             d, d_squares = _add_row(
-                d, d_squares, 3, w, gamma, x, residual, summed, place, rows, row_stride, INPUTS, EACH, NORMED, ADDS
+                d,
+                d_squares,
+                3,
+                w,
+                gamma,
+                x,
+                residual,
+                summed,
+                place,
+                rows,
+                row_stride,
+                INPUTS,
+                EACH,
+                NORMED,
+                ADDS,
+                GATED,
             )
-    shift = tl.zeros([COLUMNS], tl.float32)
+    scale, shift = tl.full([COLUMNS], 1.0, tl.float32), tl.zeros([COLUMNS], tl.float32)
+    if SCALED:
+        scale = tl.load(scales + column, mask=column < outputs, other=0.0)
     if BIASED:
         shift = tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)
-    _store_row(out, a, a_squares, 0, shift, column, rows, outputs, eps, INPUTS, NORMED)
+    _store_row(out, a, a_squares, 0, scale, shift, column, rows, outputs, eps, INPUTS, NORMED)
     if ROWS > 1:
-        _store_row(out, b, b_squares, 1, shift, column, rows, outputs, eps, INPUTS, NORMED)
+        _store_row(out, b, b_squares, 1, scale, shift, column, rows, outputs, eps, INPUTS, NORMED)
     if ROWS > 2:
-        _store_row(out, c, c_squares, 2, shift, column, rows, outputs, eps, INPUTS, NORMED)
-        _store_row(out, d, d_squares, 3, shift, column, rows, outputs, eps, INPUTS, NORMED)
+        _store_row(out, c, c_squares, 2, scale, shift, column, rows, outputs, eps, INPUTS, NORMED)
+        _store_row(out, d, d_squares, 3, scale, shift, column, rows, outputs, eps, INPUTS, NORMED)
 
 
 @triton.jit
 def _add_row(
     acc, squares, row, w, gamma, x, residual, summed, place, rows, row_stride,
-    INPUTS: tl.constexpr, EACH: tl.constexpr, NORMED: tl.constexpr, ADDS: tl.constexpr,
+    INPUTS: tl.constexpr, EACH: tl.constexpr, NORMED: tl.constexpr, ADDS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Add what a row has at some inputs to its sums: first what lies side by side, which is one thread's."""
     inside = (place < INPUTS) & (row < rows)
@@ -112,7 +170,7 @@ def _add_row(
     if NORMED:
         squares += tl.sum(tl.reshape(wide * wide, (1, squares.shape[1], EACH)), 2)
         wide *= gamma
-    else:
+    if GATED:
         up = tl.load(x + place + INPUTS, mask=inside, other=0.0).to(tl.float32)
         wide = wide / (1.0 + tl.exp(-wide)) * up
     acc += tl.sum(tl.reshape(w * wide, (acc.shape[0], acc.shape[1], EACH)), 2)
@@ -121,10 +179,10 @@ def _add_row(
 
 @triton.jit
 def _store_row(
-    out, acc, squares, row, shift, column, rows, outputs, eps, INPUTS: tl.constexpr, NORMED: tl.constexpr
+    out, acc, squares, row, scale, shift, column, rows, outputs, eps, INPUTS: tl.constexpr, NORMED: tl.constexpr
 ):  # fmt: skip
     total = tl.sum(acc, 1)
     if NORMED:
         total *= tl.rsqrt(tl.sum(squares) / INPUTS + eps)
     place = out + row * outputs + column
-    tl.store(place, (total + shift).to(out.dtype.element_ty), mask=(column < outputs) & (row < rows))
+    tl.store(place, (total * scale + shift).to(out.dtype.element_ty), mask=(column < outputs) & (row < rows))

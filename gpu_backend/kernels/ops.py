@@ -50,29 +50,37 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return reference.silu_and_mul(gate_up)
 
 
-def norm_linear(
-    x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return norm(x + residual) · weightᵀ + bias, and that sum; in one launch where few rows are a matter of bytes."""
-    if _is_few(x, weight):
-        from gpu_backend.kernels import few_rows
+def norm_linear_of_few(
+    x: Tensor,
+    residual: Tensor | None,
+    norm: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    scales: Tensor | None = None,
+) -> tuple[Tensor, Tensor] | None:
+    """Return norm(x + residual) · weightᵀ + bias, and that sum, in one launch; None where rows are not few."""
+    if not _are_few(x, weight):
+        return None
+    from gpu_backend.kernels import few_rows
 
-        return few_rows.norm_linear(x, residual, norm, eps, weight, bias)
-    normed, summed = add_rms_norm(x, residual, norm, eps)
-    return F.linear(normed, weight, bias), summed
-
-
-def silu_linear(gate_up: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return (silu(gate) · up) · weightᵀ + bias for rows that hold gate and up beside each other."""
-    if _is_few(gate_up, weight):
-        from gpu_backend.kernels import few_rows
-
-        return few_rows.silu_linear(gate_up, weight, bias)
-    return F.linear(silu_and_mul(gate_up), weight, bias)
+    return few_rows.norm_linear(x, residual, norm, eps, weight, bias, scales)
 
 
-def _is_few(x: Tensor, weight: Tensor) -> bool:
-    return uses_triton(x.device) and 0 < len(x) <= MOST_FEW_ROWS and x.dtype == weight.dtype
+def silu_linear_of_few(
+    gate_up: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None
+) -> Tensor | None:
+    """Return (silu(gate) · up) · weightᵀ + bias in one launch, for rows that hold both; None where they are not few."""
+    if not _are_few(gate_up, weight):
+        return None
+    from gpu_backend.kernels import few_rows
+
+    return few_rows.silu_linear(gate_up, weight, bias, scales)
+
+
+def _are_few(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is a matter of its weights' bytes and of launches, and those bytes are plain numbers."""
+    return uses_triton(x.device) and 0 < len(x) <= MOST_FEW_ROWS and weight.dtype in (x.dtype, FP8, torch.int8)
 
 
 def norm_rope_store(
@@ -174,12 +182,16 @@ def quantized_linear(
 ) -> Tensor:
     """Return x (rows, in) · weightᵀ + bias for weights (out, in) of float8 or int8, or int4 packed as (out, in / 2).
 
-    With weights of float8 the input is rounded to it, too, where the device multiplies such rows; it does so for sizes
-    in multiples of 16, and in an order of its own. With ``rounds_input`` both sides are int8. ``zeros`` (out, groups)
-    are what four bits count from; 8 if not given.
+    With weights of float8 the input is rounded to it, too, where the device multiplies such rows; it does so for more
+    than a few of them, sizes in multiples of 16, and in an order of its own. With ``rounds_input`` both sides are int8.
+    ``zeros`` (out, groups) are what four bits count from; 8 if not given.
     """
     if not uses_triton(x.device):
         return reference.quantized_linear(x, weight, scales, bias, zeros, rounds_input)
+    if not (rounds_input or batch_invariant) and _are_few(x, weight):
+        from gpu_backend.kernels import few_rows
+
+        return few_rows.linear(x, weight, bias, scales)
     from gpu_backend.kernels import quantized_linear as triton_linear
 
     if weight.dtype != FP8 or batch_invariant or weight.shape[0] % 16 or weight.shape[1] % 16:

@@ -44,12 +44,24 @@ class QuantizedLinear:
 
     def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Return the product with the norm of ``x + residual``, and that sum."""
+        if self._reads_whole and (
+            both := ops.norm_linear_of_few(x, residual, norm, eps, self.weight, self.bias, self.scales)
+        ):
+            return both
         normed, summed = ops.add_rms_norm(x, residual, norm, eps)
         return self(normed), summed
 
     def of_silu(self, gate_up: Tensor) -> Tensor:
         """Return the product with silu(gate) · up."""
-        return self(ops.silu_and_mul(gate_up))
+        few = None
+        if self._reads_whole:
+            few = ops.silu_linear_of_few(gate_up, self.weight, self.bias, self.scales)
+        return self(ops.silu_and_mul(gate_up)) if few is None else few
+
+    @property
+    def _reads_whole(self) -> bool:
+        """Whether inputs may stay as they are: what few rows have no time to gain by is not rounded."""
+        return not (self.rounds_input or self.batch_invariant)
 
 
 def quantize(weight: Tensor, bias: Tensor | None, method: str, batch_invariant: bool = False) -> QuantizedLinear:

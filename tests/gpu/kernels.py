@@ -404,15 +404,19 @@ def _few_rows_error(setting: Setting) -> float:
     bias = setting.randn(outputs).to(dtype) if dice.random() < 0.5 else None
     x, gate_up = setting.randn(rows, inputs).to(dtype), setting.randn(rows, 2 * inputs).to(dtype)
     residual = setting.randn(rows, inputs).to(dtype) if dice.random() < 0.7 else None
-    out, summed = kernels_of_few.norm_linear(x, residual, norm, 1e-6, weight, bias)
-    gated = kernels_of_few.silu_linear(gate_up, weight, bias)
+    kept = quantize(weight, None, "int8") if dice.random() < 0.4 else None
+    given = (weight, bias) if kept is None else (kept.weight, bias, kept.scales)
+    out, summed = kernels_of_few.norm_linear(x, residual, norm, 1e-6, *given)
+    gated, plain = kernels_of_few.silu_linear(gate_up, *given), kernels_of_few.linear(x, *given)
 
     require(torch.equal(summed, x if residual is None else x + residual), "the sum is another one")
     wide, shift = summed.cpu().double(), 0.0 if bias is None else bias.cpu().double()
     normed = wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * norm.cpu().double()
     gate, up = gate_up.cpu().double().chunk(2, -1)
-    expected = [some @ weight.cpu().double().T + shift for some in (normed, gate / (1 + (-gate).exp()) * up)]
-    return max(map(relative_error, (out, gated), expected))
+    numbers = (weight if kept is None else kept.weight.double() * kept.scales[:, None]).cpu().double()
+    inner = gate / (1 + (-gate).exp()) * up
+    expected = [some @ numbers.T + shift for some in (normed, inner, x.cpu().double())]
+    return max(map(relative_error, (out, gated, plain), expected))
 
 
 def _norm_rope_store_error(setting: Setting) -> float:
