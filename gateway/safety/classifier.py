@@ -10,6 +10,7 @@ import math
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from operator import add
+from sys import byteorder
 
 import numpy as np
 import numpy.typing as npt
@@ -138,8 +139,8 @@ class Classifier:
             self._adds[first:end, ANY + 1 :] = np.add.reduceat(known, runs.starts, axis=0)
             self._hashes[first:end] = hashes_of(words)
             self._meant[first:end] = self._meaning.rows_of(self._hashes[first:end])
-            places = np.arange(first, end, dtype=np.uint32).tobytes()
-            place.update((key, places[at : at + 4]) for key, at in zip(unheard, range(0, len(places), 4), strict=True))
+            for at, key in enumerate(unheard, first):
+                place[key] = at.to_bytes(4, byteorder)
             self._free = end
         for key in fresh.keys() - unheard.keys():
             place[key] = b"".join([place[hash(word)] for word in words_in(fresh[key])])

@@ -51,7 +51,7 @@ def _meaning_of(run: str) -> str:
             return data.decode("utf-8", "replace")
     begun.insert(1, _from_hexadecimal(run[1:]))
     begun += [_from_base64(standard[start:]) for start in range(1, 4)]
-    return "\n".join(said.decode() for data in begun for said in _STRETCH.findall(data.replace(b"\0", b"")))
+    return b"\n".join(_STRETCH.findall(b"\xff".join(begun).replace(b"\0", b""))).decode()
 
 
 def _from_hexadecimal(run: str) -> bytes:
