@@ -28,6 +28,7 @@ hypothesis.settings.load_profile("tollgate")
 # Each HTTP client would read all certificate authorities again, for 50 ms of CPU, to speak to a loopback without TLS.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
+ROOT = Path(__file__).parent
 LONGEST_FIRST = {"faults": 0, "acceptance": 1, "integration": 2, "wire": 3}  # folders; the rest is quick
 
 
@@ -45,8 +46,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the folders whose files take longest, so that two processes end at about the same time."""
-    root = Path(__file__).parent
-    items.sort(key=lambda item: LONGEST_FIRST.get(item.path.relative_to(root).parts[0], 4))
+    ranks = {path: LONGEST_FIRST.get(path.relative_to(ROOT).parts[0], 4) for path in {item.path for item in items}}
+    items.sort(key=lambda item: ranks[item.path])
 
 
 @pytest.fixture(scope="session")

@@ -26,12 +26,16 @@ MAY_KNOW_THE_ENGINE = {"gateway/local.py"}
 
 
 @cache
+def imports_in(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports_of(path: Path) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_in(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+        elif node.module and node.level == 0:
             names.add(node.module)
     return names
 
@@ -68,10 +72,10 @@ def name_of(path: Path) -> str:
 def needs_of(path: Path, names: Container[str]) -> set[str]:
     """Return the modules among ``names`` that a file imports: of "from a import b" a.b if there is one, else a."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_in(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {name if name in names else str(node.module) for name in inner}
     return {name for name in found if name in names}
