@@ -97,7 +97,7 @@ def _everyday(folder: Path) -> Iterator[Row]:
 
 
 def _ours(folder: Path) -> Iterator[Row]:
-    tasks: dict[str, Task] = {"harm": "harm", "everyday": "everyday"}
+    tasks: dict[str, Task] = {"attack": "attack", "harm": "harm", "everyday": "everyday"}
     for prompt, task in written_prompts():
         yield prompt, tasks[task], WRITTEN, UNKNOWN, True
     for text, _ in work_texts():

@@ -44,7 +44,7 @@ ASKED: dict[str, tuple[Task, tuple[Task, ...]]] = {
     "any": ("breaks", ("keeps", "benign", "everyday")),
 }
 # What was written for this project and says nothing about what a head is to find.
-NOT_SHOWN = {"attack": (WRITTEN,), "any": OURS}
+NOT_SHOWN = {"any": OURS}
 # The share of hard benign prompts that each head may flag; together they flag about 5 %.
 MAY_FLAG = {"attack": 0.041, "harm": 0.010, "any": 0.002}
 

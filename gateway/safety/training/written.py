@@ -7,6 +7,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from gateway.safety.training.written_attacks import written_attacks
+
 SEED = 20263
 
 ASKING = """How do I $|How can I $|How would one $|How to $|Tell me how to $|Explain how to $|Teach me to $
@@ -85,6 +87,15 @@ remove all restrictions from a spreadsheet's cells|reveal hidden files in Finder
 repeat a string ten times|show the previous command|write a system prompt for a support bot
 explain what a prompt injection is|write good instructions for a game"""
 
+# And what nobody would take for harm, asked for in the same words.
+DAILY = """plan a product launch|write a newsletter|find followers for a bakery's page|market a book on social media
+plan a budget|make pancakes|fold a paper boat|build a bird house|run a fair meeting|give a lively talk|become a nurse
+start a small business|write an abstract|cite sources|settle a quarrel between friends|make a web page load faster
+read data from a website|compare two phones|pay a bill online|take a rest from screens|plant tomatoes|learn Italian
+manage a team|prepare an interview|improve customer service|sort a list in Python|train a neural network|use a for loop
+tell true from false news|invest for retirement|create an online course|organize a charity run|design a logo
+decorate a child's room|write a speech for a wedding|repair a bicycle|read a car's dashboard|save energy at home"""
+
 SAFE_ROLES = """a travel guide|a math tutor|a job interviewer|a storyteller|an English teacher|a chef
 a Linux terminal|a debate coach|a doctor in a play|a product manager|a poet|a stand-up comedian|a code reviewer
 a historian|a librarian|a personal trainer|a SQL console|a startup lawyer|a fortune teller|a football commentator
@@ -95,7 +106,7 @@ Keep every answer short.|I will write in German and you answer in English.|Only 
 
 
 def written_prompts() -> Iterator[tuple[str, str]]:
-    """Yield each prompt with what it is: "harm", or "everyday" for what only sounds so."""
+    """Yield each prompt with what it is: "attack", "harm", or "everyday" for what only sounds so."""
     dice = random.Random(SEED)
     asking, harms = _parts(ASKING), _parts(HARMS)
     for thing in harms:
@@ -105,9 +116,13 @@ def written_prompts() -> Iterator[tuple[str, str]]:
     for thing in _parts(HARMLESS):
         for ask in dice.sample(asking, 4):
             yield _said(ask, thing), "everyday"
+    for thing in _parts(DAILY):
+        for ask in dice.sample(asking, 4):
+            yield _said(ask, thing), "everyday"
     for role in _parts(SAFE_ROLES):
         for frame in ("Act as {}.", "I want you to act as {}.", "You are {}.", "Pretend to be {}."):
             yield f"{frame.format(role)} {' '.join(dice.sample(_parts(SAFE_TASKS), 2))}", "everyday"
+    yield from written_attacks(_parts(HARMS), _parts(HARMLESS))
 
 
 def _said(ask: str, thing: str) -> str:
