@@ -64,7 +64,6 @@ APART: dict[frozenset[str], str] = {
     frozenset(("n", "resume_token_ids")): "a reply is resumed alone: refused unless n is 1",
     frozenset(("grammar", "tools")): "a reply has one grammar: a response format beside a forced tool is refused",
     frozenset(("ngram", "draft")): "an engine has one method",
-    frozenset(("draft", "overlap")): "the draft model is asked for guesses when the last token is known",
 }
 
 

@@ -103,9 +103,8 @@ class EngineLoop:
         self._drained = False
         self._failures = 0
         self._overlaps = runner.is_asynchronous if config.async_scheduling is None else config.async_scheduling
-        if self.scheduler.speculator is not None:  # guesses follow the last token, which the device has first
-            self._overlaps &= runner.most_ahead > 0
-            self.scheduler.speculator.most_ahead = runner.most_ahead if self._overlaps else 0
+        if self.scheduler.speculator is not None and self._overlaps:
+            self.scheduler.speculator.most_ahead = runner.most_ahead
         self._due: _Due | None = None
 
     def has_work(self) -> bool:

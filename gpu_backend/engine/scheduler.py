@@ -119,7 +119,9 @@ class Scheduler:
         """
         goes_ahead = self.speculator is not None and self._goes_ahead(self.speculator)
         if self.speculator is not None and not may_preempt and not goes_ahead:
-            return None
+            is_open = any(sequence.num_awaited > 1 for sequence in self._running.values())
+            if is_open or self.speculator.wants_to_guess:
+                return None
         yielding = self.admission.who_yields(self._running.values())
         leaving = yielding or self.admission.who_makes_room(self._running.values())
         if leaving and not may_preempt:
@@ -163,7 +165,10 @@ class Scheduler:
         self._held_up = self._held_up + 1 if is_held_up else 0
         if self.speculator is not None:
             goes_ahead = goes_ahead and len(decodes) == len(steps)
-            steps = self.speculator.extend(steps, self._running, self.blocks, self._step, goes_ahead)
+            knows_tokens = may_preempt or goes_ahead
+            steps = self.speculator.extend(
+                steps, self._running, self.blocks, self._step, goes_ahead=goes_ahead, knows_tokens=knows_tokens
+            )
         return StepPlan(self._step, tuple(steps), self.blocks.take_copies())
 
     def advance(self, sequence: Sequence, end: int) -> None:

@@ -67,6 +67,7 @@ class Speculator:
         self._draft_share = draft_share
         self._most = config.num_speculative_tokens
         self._is_on = False
+        self._may_pay = True
         self._step = 0
         self._with_guesses = 0  # steps in a row
         self._planned: dict[int, _Planned] = {}  # by the plan's number
@@ -89,9 +90,11 @@ class Speculator:
         blocks: BlockManager,
         number: int,
         goes_ahead: bool = False,
+        knows_tokens: bool = True,
     ) -> list[SequenceStep]:
         """Return the steps of a plan of that number, some decodes with guesses; their blocks are in the sequences'
-        tables. If it ``goes_ahead``, the device makes them, maybe before the host knows the last tokens.
+        tables. If it ``goes_ahead``, the device makes them, maybe before the host knows the last tokens; otherwise
+        there are none unless the host ``knows_tokens``.
         """
         self._step = number
         decodes = [step for step in steps if step.samples and len(step.token_ids) == 1]
@@ -101,7 +104,8 @@ class Speculator:
         work = base if len(decodes) == len(steps) else plan_work(steps)
         frame = StepFrame(base, work, self._draft_share * self._cost.seconds(base))
         extend = self._extend_ahead if goes_ahead else self._extend
-        extended = extend(steps, decodes, frame, running, blocks) if self._may_guess(frame) else steps
+        self._may_pay = self._may_guess(frame)
+        extended = extend(steps, decodes, frame, running, blocks) if self._may_pay and knows_tokens else steps
         if extended is steps:
             is_wanted = (
                 self._step % MEASURED_EVERY == 0 or self._with_guesses or not self.times.knows_plain(base.tokens)
@@ -110,6 +114,11 @@ class Speculator:
             if frame.is_decodes_alone and is_wanted:
                 self._planned[number] = _Planned(frame, base, 0.0, is_guessing=False, is_clean=True)
         return extended
+
+    @property
+    def wants_to_guess(self) -> bool:
+        """Whether the next step is worth waiting for the last tokens: guesses may pay, as it looked in the last."""
+        return self.is_forced or self._may_pay or (self._step + 1) % RETRIED_EVERY == 0
 
     def may_go_ahead(self, sequence: Sequence) -> bool:
         """Whether the device can guess a sequence's tokens, verify and follow them without the host.

@@ -17,6 +17,7 @@ from gpu_backend.engine.cost import ASSUMED_COSTS, StepCost
 from gpu_backend.engine.forecast import WINDOW
 from gpu_backend.engine.grammar import GrammarCompiler
 from gpu_backend.engine.grammar_queue import GrammarQueue
+from gpu_backend.engine.graphs import draws_plainly, is_decode
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Command, Embedding, Event, Generate, NewTokens
 from gpu_backend.engine.plan import UNKNOWN, AtOnce, SequenceStep, StepPlan, StepResult
@@ -80,6 +81,7 @@ class CountingRunner(AtOnce):
         is_ahead = plan.is_ahead
         if is_ahead:
             assert len(plan.sequences) <= self.most_ahead, "more sequences than the device guesses for"
+            assert is_decode(plan) and all(map(draws_plainly, plan.sequences)), "the device alone cannot compute it"
             plan = replace(plan, sequences=tuple(map(self._place, plan.sequences)))
         for step in plan.sequences:
             for position, token in enumerate(step.token_ids, step.start):

@@ -70,11 +70,10 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 ALWAYS = ("prefix cache", "host cache", "preemption", "chunks")  # what the busy engine meets
 MORE = ("sliding window", "swap", "graphs")
-ENGINES = [(method, *ALWAYS, *more) for method in METHODS for more in ((), MORE)] + [
-    ("ngram", "overlap", *ALWAYS, *MORE)
-]
+WAYS: tuple[tuple[str, ...], ...] = (("ngram", "overlap"), ("draft", "overlap"))
+ENGINES = [*((method, *ALWAYS) for method in METHODS), *((*ways, *ALWAYS, *MORE) for ways in WAYS)]
 RANKS = ("tensor parallel", "pipeline parallel")
-ENGINES_OF_RANKS = [(*ways, *ALWAYS, *MORE, *RANKS) for ways in (("ngram", "overlap"), *((way,) for way in METHODS))]
+ENGINES_OF_RANKS = [(*ways, *ALWAYS, *MORE, *RANKS) for ways in (*WAYS, ("overlap",))]  # of four processes each
 PLAIN: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "block_size": 2, "max_model_len": 80}
 BUSY: dict[str, Any] = PLAIN | {
     "prefix_caching": True,
@@ -293,7 +292,7 @@ def expect_none(pair: tuple[str, str], faults: Faults) -> None:
 
 
 def test_what_is_apart_is_refused(models: dict[str, Path]) -> None:
-    """By the check of requests, the one field that both need, or the configuration; guesses come before overlap."""
+    """By the check of requests, the one field that both need, or the configuration."""
     limits = Limits(100, 260)
     problem = find_problem(replace(ask("n"), resume_token_ids=(1,)), limits)
     assert problem is not None
@@ -301,6 +300,3 @@ def test_what_is_apart_is_refused(models: dict[str, Path]) -> None:
     assert SAMPLING["grammar"].keys() == SAMPLING["tools"].keys() == {"grammar"}
     with pytest.raises(ValueError, match="speculative_method"):
         EngineConfig("x", speculative_method="ngram", speculative_model="y")
-    draft = {"speculative_model": str(models[""])}
-    loop = model_loop(models[""], **BUSY, **METHODS["draft"], **draft, **METHODS["overlap"], cuda_graphs=True)
-    assert not loop._overlaps
