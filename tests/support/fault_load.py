@@ -19,7 +19,6 @@ from typing import Any, Self
 
 import aiohttp
 
-CLIENTS = 20
 BOUND = 70.0  # seconds within which every call has ended, in one way or another
 THINKING = 0.2  # seconds at most between the calls of one client
 KEYED = 0.1  # of the calls have an Idempotency-Key, and are made twice
@@ -81,6 +80,7 @@ class Load:
     urls: Sequence[str]
     members: Sequence[Member]
     seed: str
+    clients: int
     attempts: list[Attempt] = field(default_factory=list)
     on_done: Callable[[Attempt], None] = lambda _: None  # called, in our thread, when a client has read [DONE]
 
@@ -114,7 +114,7 @@ class Load:
                 for url in self.urls:
                     async with session.get(f"{url}/v1/models", headers=bearer(member)) as answer:
                         answer.raise_for_status()
-            await asyncio.gather(*(self._be_client(session, number) for number in range(CLIENTS)))
+            await asyncio.gather(*(self._be_client(session, number) for number in range(self.clients)))
 
     async def _be_client(self, session: aiohttp.ClientSession, number: int) -> None:
         dice = random.Random(f"{self.seed}:{number}")
