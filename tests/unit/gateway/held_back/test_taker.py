@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import AsyncIterator
+from statistics import mean, stdev
 
 import pytest
 from msgspec.structs import replace
@@ -17,6 +20,7 @@ from protocol.chat import ChatRequest, Message
 from protocol.events import Delta
 from router import Wish
 from router.catalog import AutoRoute, Catalog, HeldBack
+from router.complexity import Complexity
 from router.targets import Endpoint, Route, Target, Tier
 from tests.support.clock import SetClock
 from tests.support.guarding import NOWHERE
@@ -92,3 +96,39 @@ async def test_no_call_waits_for_what_is_held_back_or_fails_with_it(scene: Scene
     [task] = scene.background._tasks
     await scene.background.drain(5)
     assert task.done() and not task.cancelled() and task.exception() is None
+
+
+async def test_what_is_compared_is_drawn_without_regard_to_the_score(scene: Scene) -> None:
+    """Scores are among the calls that are taken as they are among all, so that what is measured holds for all."""
+    dice, complexity = random.Random(4), Complexity.load()
+    words = [
+        "which",
+        "prove",
+        "12",
+        "x",
+        "=",
+        "capital",
+        "of",
+        "the",
+        "sum",
+        "not",
+        "except",
+        "7/8",
+        "law",
+        "why\n",
+        "def",
+    ]
+    scores, taken = [], []
+    for _ in range(2_000):
+        text = " ".join(dice.choices(words, k=dice.randint(3, 40)))
+        request = ChatRequest(model="auto", messages=(Message(role="user", content=text),))
+        scene.dice = dice.random()
+        score = complexity(request)
+        scores.append(score)
+        if scene.taker.watch(scene.call(request), SMALL) is not NOT_TAKEN:
+            taken.append(score)
+
+    assert abs(len(taken) - 1_000) < 4 * math.sqrt(2_000 * 0.5 * 0.5)
+    assert stdev(scores) > 0.05
+    assert abs(mean(taken) - mean(scores)) < 4 * stdev(scores) / math.sqrt(len(taken))
+    assert abs(stdev(taken) / stdev(scores) - 1) < 0.15
