@@ -3,7 +3,7 @@
 # with that, so that on the card's day what is predicted stands beside what is measured. Predicted, not measured.
 #
 #   python -m benchmarks.predicted               prints the tables
-#   python -m benchmarks.predicted --out FILE    writes them there, too, in Markdown
+#   python -m benchmarks.predicted --out FOLDER  writes predicted-h200.md there, too
 
 from __future__ import annotations
 
@@ -155,12 +155,15 @@ def play(shape: Shape, requests: Sequence[Request], places: int, budget: int, ar
 def main() -> None:
     """Print and write the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.predicted")
-    parser.add_argument("--out", type=Path, help="file for the tables, in Markdown")
+    parser.add_argument("--out", type=Path, help="folder for predicted-h200.md")
+    parser.add_argument("--tiny", action="store_true", help="only what takes no time to reckon")
+    parser.add_argument("--seconds", type=float, help="it takes some, whatever is said")
     arguments = parser.parse_args()
-    lines = [*_header(), *shared_rows(), "", *one_reply_rows(), "", *paced_rows(), "", *published_rows()]
+    tables = [one_reply_rows] if arguments.tiny else [shared_rows, one_reply_rows, paced_rows, published_rows]
+    lines = [*_header(), *(line for table in tables for line in (*table(), ""))][:-1]
     print("\n".join(lines))
     if arguments.out:
-        arguments.out.write_text("\n".join(lines) + "\n")
+        (arguments.out / "predicted-h200.md").write_text("\n".join(lines) + "\n")
 
 
 def shared_rows() -> Iterator[str]:

@@ -75,7 +75,8 @@ class DecodeGraphs:
     """Computes decodes of up to ``table.spare`` sequences, of up to ``most_guesses`` each, by replaying graphs.
 
     ``record`` captures what a function launches, and returns how to launch it again; what the function allocates must
-    stay where it is. Of several ranks one ``draws`` tokens, and ``share`` gives all of them what it has in a tensor.
+    stay where it is. Of several ranks one ``draws`` tokens, ``share`` gives all of them what it has in a tensor, and
+    ``least`` is the smallest of their numbers: NCCL needs a graph to be replayed by all of them or by none.
     Unless it ``verifies`` them, all tokens of a step are known, whatever is drawn behind those before the last.
     """
 
@@ -91,6 +92,7 @@ class DecodeGraphs:
         share: Callable[[Tensor], None] | None = None,
         draws: bool = True,
         verifies: bool = True,
+        least: Callable[[int], int] | None = None,
     ) -> None:
         self.sizes = sizes_up_to(table.spare)
         self._model = model
@@ -104,6 +106,7 @@ class DecodeGraphs:
         self._share = share
         self._draws = draws
         self._verifies = verifies
+        self._least = least
         self.problem = ""  # why no more are captured
         self._graphs: dict[Size, tuple[Replay, Replay]] = {}  # the model, and the drawing of tokens
         self._uses: Counter[Size] = Counter()
@@ -226,6 +229,10 @@ class DecodeGraphs:
             self.capture(size)
         except Exception as error:  # memory, or a library that does not allow it
             self.problem = f"{type(error).__name__}: {error}"
+        if self._least is not None and not self._least(not self.problem):
+            self._graphs.pop(size, None)
+            self.problem = self.problem or "another rank could not capture one"
+        if self.problem:
             print(f"gpu_backend: no more graphs, decodes go on without: {self.problem}", file=sys.stderr)  # noqa: T201
 
     @torch.inference_mode()

@@ -270,6 +270,7 @@ class Runner:
             guesses,
             share,
             self._leads,
+            least=self._ranks.least if self._ranks is not None else None,
         )
 
     def _draft_graphs(self, model: Decoder, kv_cache: Tensor, table: RequestTable, most_guesses: int) -> DecodeGraphs:

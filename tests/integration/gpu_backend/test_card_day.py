@@ -101,7 +101,7 @@ def test_most_telling_parts_come_first() -> None:
     names = [part.name for part in order]
 
     ours = ["engine Qwen3-0.6B", "engine Llama-3.1-8B", "engine Qwen3-14B"]
-    assert names[:6] == ["checks", *ours, "transformers Llama-3.1-8B", "profile"] and len(names) == 9
+    assert names[:7] == ["checks", *ours, "transformers Llama-3.1-8B", "predicted", "profile"] and len(names) == 10
     assert sum(part.longest for part in order[:5]) + 2 * gpu.GRACE <= gpu.ALL_SECONDS
     assert sum(part.longest / 2 for part in order) < gpu.ALL_SECONDS < 600
 

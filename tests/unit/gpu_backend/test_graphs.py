@@ -179,6 +179,23 @@ def test_no_request_fails_for_want_of_a_graph(qwen: Path, capsys: pytest.Capture
     assert len(tried) == 1 and capsys.readouterr().err.count("out of memory") == 1
 
 
+def test_ranks_replay_a_graph_together_or_not_at_all(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where another rank could not capture one, ours is thrown away: NCCL waits for ranks that do not replay."""
+    loop = model_loop(qwen, num_kv_blocks=60, cuda_graphs=True)
+    graphs, told = graphs_of(loop.runner), []
+
+    def least(mine: int) -> int:
+        told.append(mine)
+        return 0 if len(told) > 1 else mine
+
+    graphs._least = least
+    commands = [greedy(str(i), range(3 + i), 60) for i in range(2)]
+    answers = answer_all(loop, commands[:1]) | answer_all(loop, commands)
+
+    assert told == [1, 1] and list(graphs._graphs) == [(1, 1)] and "another rank" in capsys.readouterr().err
+    assert [len(answer.token_ids) for answer in answers.values()] == [60, 60]
+
+
 def test_smaller_batches_borrow_a_larger_graph_until_they_have_one(qwen: Path) -> None:
     """At most half of the places are padding; what has a prompt in it is never replayed."""
     loop = model_loop(qwen, max_num_seqs=8, cuda_graphs=True, speculative_method="ngram", num_speculative_tokens=3)
