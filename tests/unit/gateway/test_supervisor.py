@@ -121,7 +121,7 @@ def test_a_second_signal_ends_the_waiting(supervisor: Supervisor, tmp_path: Path
     started = time.monotonic()
     supervisor.stop([("stubborn",)])
 
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20  # seconds, of the patience of 30
 
 
 def test_a_child_dies_with_its_parent_and_so_do_its_own(tmp_path: Path) -> None:
