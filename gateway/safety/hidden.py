@@ -67,7 +67,7 @@ def _inside(runs: str, text: str) -> Iterator[str]:
     """Yield what is written in the long words of a text, and in what they come to when they are not broken."""
     yield from _spelt(runs, _SPELT_TIGHT)
     groups = (match[match.lastindex or 0] + match.group() for match in _matches(_GROUPS, runs))
-    if joined := "\n".join(_JOINTS.sub("", group) for group in groups if CODED.search(group)):
+    if joined := "\n".join(said for group in groups if CODED.search(said := _JOINTS.sub("", group))):
         yield joined
     yield from decoded(runs)
     if _EARLY.search(runs) and _MIXED.search(runs) and (unbroken := _BROKEN.sub("", text)) != text:
@@ -161,7 +161,7 @@ _UNREMARKABLE = bytes(set(range(256)) - set(b"\\%=&+<*`'\"0123456789"))  # no es
 _ESCAPE = re.compile(  # a text that stands inside another one has its backslashes doubled
     r"[\\%=U0](?:(?<=\\)\\{0,3}(?:u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,6})\}|x([0-9a-fA-F]{2})|U([0-9a-fA-F]{8}))"
     r"|(?<=%)u([0-9a-fA-F]{4})|(?<==)([0-9A-F]{2})"
-    r"|(?:(?<=U)\+|(?<=0)x)0{0,4}([0-9a-fA-F]{2})(?![0-9a-fA-F])[\s,;]{0,2})"
+    r"|(?:(?<=U)\+|(?<=0)x)0{0,4}([0-9a-fA-F]{2})(?![0-9a-fA-F])(?:[\s,;]{1,2}(?=0x|U\+))?)"
 )
 _OCTAL = re.compile(r"\\([01][0-7]{2})")
 _NUMBERS = re.compile(r"[0-9](?<![\w.]\d)\d{1,7}(?:[\s:,;|-]{1,3}\d{2,8}){7,}(?!\w)")

@@ -118,6 +118,8 @@ DISGUISES: dict[str, Callable[[str], str]] = {
     "base32": lambda text: base64.b32encode(text.encode()).decode(),
     "hexadecimal": lambda text: text.encode().hex(),
     "hexadecimal in pairs": lambda text: text.encode().hex(" "),
+    "hexadecimal with colons": lambda text: text.encode().hex(":"),
+    "a list of hexadecimal": lambda text: " ".join(f"0x{ord(sign):02x}" for sign in text),
     "code points": lambda text: " ".join(f"U+{ord(sign):04X}" for sign in text),
     "decimal": lambda text: str(list(text.encode())),
     "binary": lambda text: " ".join(f"{ord(sign):08b}" for sign in text),
