@@ -454,6 +454,8 @@ def _product_error(setting: Setting) -> float:
     x, weight = setting.randn(rows, inputs).to(dtype), setting.randn(outputs, inputs).to(dtype)
     bias = setting.randn(outputs).to(dtype) if dice.random() < 0.5 else None
     method = dice.choice(("int8", "w8a8", "int4", "plain"))
+    # Half of a row's largest number is 63.5 steps of int8, and may fall either way.
+    x = x.where(x.abs() * 2 != x.abs().amax(-1, keepdim=True), 0)
     if method == "plain":
         with rows_one_by_one(setting):
             out = quantized_linear.linear(x, weight, None, bias, batch_invariant=True)
