@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 
 from gateway.safety.training.written_attacks import written_attacks
+from gateway.safety.training.written_plainly import plain_prompts
 
 SEED = 20263
 
@@ -123,6 +124,7 @@ def written_prompts() -> Iterator[tuple[str, str]]:
         for frame in ("Act as {}.", "I want you to act as {}.", "You are {}.", "Pretend to be {}."):
             yield f"{frame.format(role)} {' '.join(dice.sample(_parts(SAFE_TASKS), 2))}", "everyday"
     yield from written_attacks(_parts(HARMS), _parts(HARMLESS))
+    yield from plain_prompts()
 
 
 def _said(ask: str, thing: str) -> str:
