@@ -29,10 +29,13 @@ WORKDIR /var/lib/tollgate
 USER 10001:10001
 
 FROM runtime AS engine
-# Triton compiles kernels with the system's C compiler.
+# Triton compiles kernels with the system's C compiler, and loads them from where it keeps them.
 USER 0
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
+    && install -d -o 10001 -g 10001 -m 0700 /var/cache/tollgate
 USER 10001:10001
+ENV TRITON_CACHE_DIR=/var/cache/tollgate/triton
+VOLUME /var/cache/tollgate
 COPY --from=build-engine /opt/tollgate /opt/tollgate
 EXPOSE 8100
 CMD ["python", "-m", "gpu_backend", "--help"]

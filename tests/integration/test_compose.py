@@ -244,6 +244,18 @@ def test_the_house_has_every_part() -> None:
     assert "ports" not in gateway and "ports" not in SERVICES["postgres"] and "ports" not in redis
 
 
+def test_compiled_kernels_have_a_place() -> None:
+    """Triton writes libraries and loads them: not in a read-only container, nor from a tmpfs, which Docker mounts noexec."""
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    cache = re.search(r"(?m)^ENV TRITON_CACHE_DIR=(\S+)/triton$", dockerfile)
+    engine = SERVICES["engine-gpu"]
+    mounted = dict(volume.rsplit(":", 2)[-2:][::-1] for volume in engine["volumes"] if not volume.endswith(":ro"))
+
+    assert engine["read_only"] and cache is not None
+    assert mounted[cache[1]] in COMPOSE["volumes"]
+    assert f"install -d -o 10001 -g 10001 -m 0700 {cache[1]}" in dockerfile  # a new volume takes the folder's owner
+
+
 def test_what_is_mounted_exists() -> None:
     """Every file of ours that a service mounts is in the checkout."""
     mounted = [
