@@ -121,7 +121,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         idempotency = IdempotencyStore(
             database,
             clock,
-            Sealer(settings.key_pepper, "idempotency"),
+            Sealer(settings.key_pepper, "idempotency", *settings.other_key_peppers),
             retention=settings.retention.idempotency,
         )
 
@@ -162,7 +162,9 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             complexity=Complexity.load(),
             guard=guard,
             recalibrations=recalibrations,
-            auth=Authenticator(database, clock, settings.key_pepper, settings.admin_keys),
+            auth=Authenticator(
+                database, clock, settings.key_pepper, settings.admin_keys, settings.other_key_peppers
+            ),
             idempotency=idempotency,
             keeper=Keeper(),
             metrics=metrics,

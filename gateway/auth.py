@@ -23,6 +23,7 @@ from gateway.clock import Clock
 from gateway.database import DRIVER_ERRORS, Database
 from gateway.errors import Forbidden, InvalidKey, TeamSuspended, Unavailable
 from gateway.keys import ADMIN_KEY_PREFIX, KEY_PREFIX, fingerprint, key_digest
+from gateway.team_keys import move_key
 from gateway.teams import find_caller
 
 log = structlog.get_logger()
@@ -51,10 +52,18 @@ class _Known:
 class Authenticator:
     """Knows callers by their keys. ``run`` keeps what it remembers true."""
 
-    def __init__(self, database: Database, clock: Clock, pepper: str, admin_keys: Sequence[str]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        pepper: str,
+        admin_keys: Sequence[str],
+        other_peppers: Sequence[str] = (),
+    ) -> None:
         self._database = database
         self._clock = clock
         self._pepper = pepper
+        self._other_peppers = other_peppers
         self._admins = [(key_digest(pepper, key), Admin(fingerprint(key))) for key in admin_keys]
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: failures, as of when
@@ -74,7 +83,7 @@ class Authenticator:
             raise InvalidKey("No API key was given. Send it as 'Authorization: Bearer tg-…'.")
         if _KEY_SHAPE.fullmatch(key) is None:
             return self._admin(key, address)
-        caller = await self._caller(key_digest(self._pepper, key), address)
+        caller = await self._caller(key, address)
         if caller is None or (caller.expires_at is not None and caller.expires_at <= self._clock.now()):
             raise InvalidKey("Incorrect API key provided: it is unknown, revoked or expired.")
         return caller
@@ -119,7 +128,8 @@ class Authenticator:
             raise InvalidKey("Incorrect API key provided: no admin has it.")
         return matches[0]
 
-    async def _caller(self, digest: bytes, address: str) -> Caller | None:
+    async def _caller(self, key: str, address: str) -> Caller | None:
+        digest = key_digest(self._pepper, key)
         known = self._known.get(digest)
         now = self._clock.monotonic()
         is_fresh = known is not None and known.generation == self._generation
@@ -133,7 +143,7 @@ class Authenticator:
         patience = LOOKUP_WITHIN if remembered is None else QUICK_LOOKUP
         try:
             async with asyncio.timeout(patience):
-                caller = await self._look_up(digest)
+                caller = await self._look_up(digest, key)
         except (SQLAlchemyError, OSError, TimeoutError) as exc:
             self._away_until = self._clock.monotonic() + AWAY_FOR
             if remembered is not None:
@@ -143,20 +153,23 @@ class Authenticator:
             self._count_failure(address)
         return caller
 
-    async def _look_up(self, digest: bytes) -> Caller | None:
+    async def _look_up(self, digest: bytes, key: str) -> Caller | None:
         """Ask the database, or wait for whoever asks the same: a burst under one key takes one connection."""
         which = (digest, self._generation)
         asking = self._asking.get(which)
         if asking is None:
-            asking = self._asking[which] = asyncio.ensure_future(self._ask(*which))
+            asking = self._asking[which] = asyncio.ensure_future(self._ask(*which, key))
             asking.add_done_callback(lambda done: self._asked(which, done))
         await asyncio.wait((asking,))  # who leaves does not take the lookup from the others
         return asking.result()
 
-    async def _ask(self, digest: bytes, generation: int) -> Caller | None:
+    async def _ask(self, digest: bytes, generation: int, key: str) -> Caller | None:
         now = self._clock.monotonic()
+        others = [key_digest(pepper, key) for pepper in self._other_peppers]
         async with asyncio.timeout(LOOKUP_WITHIN), self._database.begin() as connection:
-            caller = await find_caller(connection, digest)
+            caller = await find_caller(connection, digest, *others)
+            if caller is not None and others:
+                await move_key(connection, others, digest, self._pepper)
         self._heard = now
         self._remember(digest, _Known(caller, now, generation))
         return caller

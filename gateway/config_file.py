@@ -86,6 +86,7 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         data_dir=folder / root.get("data_dir", text, DEFAULT_DATA_DIR),
         admin_keys=root.need("admin_keys", secrets(1), (), "at least one admin key: [${TOLLGATE_ADMIN_KEY}]"),
         key_pepper=root.need("key_pepper", secret, "", "the secret that keys are stored under: ${TOLLGATE_KEY_PEPPER}"),
+        other_key_peppers=root.get("other_key_peppers", secrets(0), ()),
         providers=catalogue.providers,
         models=catalogue.models,
         auto=catalogue.auto,

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import asyncpg
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
@@ -92,6 +93,8 @@ class IdempotencyStore:
         values = _where(wanted.place) | {"now": self._moment()}
         async with self._database.begin() as connection:
             row = (await connection.execute(LOOK, values)).one_or_none()
+            if row is not None and row.body_digest in wanted.others:  # it began under another pepper
+                wanted = replace(wanted, digest=row.body_digest)
             if row is None or (row.is_abandoned and row.body_digest == wanted.digest):
                 values |= {
                     "digest": wanted.digest,

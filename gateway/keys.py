@@ -28,6 +28,11 @@ def key_digest(pepper: str, key: str) -> bytes:
     return hmac.digest(pepper.encode(), key.encode("utf-8", "surrogateescape"), "sha256")
 
 
+def pepper_name(pepper: str) -> str:
+    """Return a short name for a pepper, the same everywhere, from which it cannot be found."""
+    return hashlib.sha256(b"tollgate pepper\0" + pepper.encode()).hexdigest()[:12]
+
+
 def shown_prefix(key: str) -> str:
     """Return the beginning of ``key`` that lists and logs may show; it says nothing about the rest."""
     return key[: len(KEY_PREFIX) + _SHOWN]

@@ -24,6 +24,7 @@ from gateway.command_line import (
     whoever_acts,
 )
 from gateway.durations import read_duration
+from gateway.keys import pepper_name
 from gateway.team_inputs import NewKey, Rotation
 from gateway.team_keys import NewlyMade, create_key, list_keys, revoke_key, rotate_key
 
@@ -64,9 +65,18 @@ def list_all_keys(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List keys by their beginnings; nobody can see a whole one again."""
-    records = run(read_settings(config), lambda connection: list_keys(connection, team_id=team, limit=100_000))
+    settings = read_settings(config)
+    records = run(settings, lambda connection: list_keys(connection, team_id=team, limit=100_000))
     rows = [key_view(record, _now()) for record in records]
-    show(format, {"object": "list", "data": rows, "has_more": False}, COLUMNS, rows, "Keys")
+    columns = COLUMNS
+    if settings.other_key_peppers:  # who is still stored under one of those?
+        current = pepper_name(settings.key_pepper)
+        rows = [
+            row | {"pepper": "current" if record.pepper == current else "other"}
+            for row, record in zip(rows, records, strict=True)
+        ]
+        columns = (*COLUMNS, "pepper")
+    show(format, {"object": "list", "data": rows, "has_more": False}, columns, rows, "Keys")
 
 
 @keys_app.command("rotate")

@@ -114,6 +114,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     data_dir: Path
     admin_keys: tuple[str, ...]
     key_pepper: str
+    other_key_peppers: tuple[str, ...] = ()  # those that were, or will be
     providers: dict[str, ProviderSettings]
     models: dict[str, ModelSpec]
     auto: dict[str, AutoRoute] = field(default_factory=dict)  # route name, usually "auto"

@@ -36,6 +36,7 @@ class Claim(Struct, frozen=True):
     place: Place
     digest: bytes  # of what is asked
     request_id: str
+    others: tuple[bytes, ...] = ()  # of the same, under other peppers
 
 
 class StoredAnswer(Struct, frozen=True):

@@ -62,6 +62,7 @@ api_keys = Table(
     Column("team_id", Text, ForeignKey("teams.id"), nullable=False, index=True),
     Column("name", Text, nullable=False, server_default=text("''")),
     Column("digest", LargeBinary, nullable=False, unique=True),  # HMAC-SHA-256 of the key under the pepper
+    Column("pepper", Text),  # its name, see gateway.keys.pepper_name; null: not noted yet
     Column("prefix", Text, nullable=False),  # "tg-ab12": enough for people to tell keys apart
     Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.holds.Limits
     since(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.holds import Limits
 from gateway.audit_log import Act, record_act
 from gateway.errors import Conflict
-from gateway.keys import key_digest, new_key, shown_prefix
+from gateway.keys import key_digest, new_key, pepper_name, shown_prefix
 from gateway.tables import api_keys
 from gateway.team_inputs import NewKey, Rotation, apply_limits, check_moment, check_name, check_overlap
 from gateway.teams import announce, get_team, read_limits
@@ -36,6 +36,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    pepper: str | None = None  # the name of the one that it is stored under; none: it was made before that was noted
 
     def status(self, now: datetime) -> str:
         """Return ``active``, ``expired`` or ``revoked``."""
@@ -118,6 +119,12 @@ async def revoke_key(connection: AsyncConnection, key_id: str, act: Act) -> KeyR
     return ended
 
 
+async def move_key(connection: AsyncConnection, others: Sequence[bytes], digest: bytes, pepper: str) -> None:
+    """Store a key that is stored under another pepper under ``pepper``, where its digest is ``digest``."""
+    values = {"digest": digest, "pepper": pepper_name(pepper)}
+    await connection.execute(update(api_keys).where(api_keys.c.digest.in_(others)).values(**values))
+
+
 async def _insert(
     connection: AsyncConnection, pepper: str, team_id: str, name: str, limits: Limits, expires_at: datetime | None
 ) -> NewlyMade:
@@ -127,6 +134,7 @@ async def _insert(
         "team_id": team_id,
         "name": name,
         "digest": key_digest(pepper, key),
+        "pepper": pepper_name(pepper),
         "prefix": shown_prefix(key),
         "limits": limits,
         "expires_at": expires_at,
@@ -174,4 +182,5 @@ def _record(row: Mapping[Any, Any]) -> KeyRecord:
         created_at=row["created_at"],
         expires_at=row["expires_at"],
         revoked_at=row["revoked_at"],
+        pepper=row["pepper"],
     )

@@ -101,10 +101,10 @@ async def update_team(
     return _record(row)
 
 
-async def find_caller(connection: AsyncConnection, digest: bytes) -> Caller | None:
-    """Return whose key has this digest, or ``None``; one indexed look-up. Expiry is the reader's to check."""
-    query = _FIND_CALLER.where(api_keys.c.digest == bindparam("digest"))
-    return _caller((await connection.execute(query, {"digest": digest})).mappings().one_or_none())
+async def find_caller(connection: AsyncConnection, *digests: bytes) -> Caller | None:
+    """Return whose key has this digest, or one of these; one indexed look-up. Expiry is the reader's to check."""
+    query = _FIND_CALLER.where(api_keys.c.digest.in_(bindparam("digests", expanding=True)))
+    return _caller((await connection.execute(query, {"digests": digests})).mappings().one_or_none())
 
 
 async def find_caller_of_key(connection: AsyncConnection, key_id: str) -> Caller | None:

@@ -20,10 +20,11 @@ from gateway.budget_alerts import BudgetAlerts
 from gateway.callbacks.deliverer import Deliverer
 from gateway.callbacks.guard import Guard
 from gateway.callbacks.sender import Sender
-from gateway.callbacks.team_secrets import PURPOSE
+from gateway.callbacks.team_secrets import PURPOSE, reseal_secrets
 from gateway.clock import Clock
 from gateway.collector import spare_what_stays
 from gateway.config_file import load_settings
+from gateway.database import UNREACHABLE, Database
 from gateway.draining import HURRIED, Drain
 from gateway.heartbeat import show_life
 from gateway.held_back.comparer import Comparer
@@ -72,13 +73,15 @@ async def _work(
     async with AsyncExitStack() as stack:
         services = await stack.enter_async_context(open_services(settings, clock, drain))
         database = services.database
-        sealer = Sealer(settings.key_pepper, PURPOSE)
+        sealer = Sealer(settings.key_pepper, PURPOSE, *settings.other_key_peppers)
         guard = Guard(settings.callbacks_allow)
         deliverer = Deliverer(database, clock, Sender(guard), sealer)
         stack.push_async_callback(deliverer.finish)
         batches, comparer = BatchRunner(services, concurrency), Comparer(services)
         await stack.enter_async_context(work_metrics(metrics_at, services, lambda: batches.running))
         log.info("worker_started", owner=services.flusher.id)
+        if settings.other_key_peppers:
+            await _reseal(database, sealer)
         reloader = Reloader(read)
         reloader.state = SimpleNamespace(services=services)
 
@@ -103,6 +106,15 @@ async def _work(
                 while await services.flusher.flush_once():
                     pass
     return status
+
+
+async def _reseal(database: Database, sealer: Sealer) -> None:
+    """Leave nothing of lasting worth under a pepper that may go."""
+    try:
+        async with database.begin() as connection:
+            log.info("webhook_secrets_resealed", count=await reseal_secrets(connection, sealer))
+    except UNREACHABLE as exc:
+        log.warning("webhook_secrets_not_resealed", error=repr(exc))
 
 
 async def _until_stopped(asked_to_stop: asyncio.Event, chores: dict[str, asyncio.Task[None]]) -> int:

@@ -65,7 +65,9 @@ async def answer_once(
     """
     assert call.idempotency_key is not None
     place = Place(call.caller.team.id, call.endpoint, call.idempotency_key)
-    wanted = Claim(place, digest_of(call, services.settings.key_pepper), call.request_id)
+    settings = services.settings
+    others = tuple(digest_of(call, pepper) for pepper in settings.other_key_peppers)
+    wanted = Claim(place, digest_of(call, settings.key_pepper), call.request_id, others)
     found = await _ask(services, wanted)
     if isinstance(found, Running):
         found = await _wait(services, wanted)

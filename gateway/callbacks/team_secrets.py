@@ -6,11 +6,12 @@ from __future__ import annotations
 import secrets
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 
 import structlog
 from msgspec import Struct
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit_log import Act, record_act
@@ -95,3 +96,15 @@ async def load_secrets(connection: AsyncConnection, sealer: Sealer, team_ids: Se
         except Unsealable as exc:
             log.error("webhook_secret_does_not_open", secret_id=secret_id, team_id=team_id, reason=str(exc))
     return found
+
+
+async def reseal_secrets(connection: AsyncConnection, sealer: Sealer) -> int:
+    """Seal what is sealed under another pepper under the one in force, and return how many. What does not open stays."""
+    secret, count = webhook_secrets.c, 0
+    for secret_id, sealed in (await connection.execute(select(secret.id, secret.secret).with_for_update())).all():
+        with suppress(Unsealable):
+            anew = sealer.reseal(bytes(sealed), secret_id)
+            if anew != sealed:
+                await connection.execute(update(webhook_secrets).where(secret.id == secret_id).values(secret=anew))
+                count += 1
+    return count

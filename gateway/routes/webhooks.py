@@ -26,7 +26,8 @@ from protocol.errors import BadRequest, NotFound
 async def post_webhook_secret(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
     """Make a secret that signs the team's callbacks. No other answer ever shows it; two may be valid."""
     services = services_of(request)
-    sealer = Sealer(services.settings.key_pepper, PURPOSE)
+    settings = services.settings
+    sealer = Sealer(settings.key_pepper, PURPOSE, *settings.other_key_peppers)
     async with services.database.begin() as connection:
         made = await create_secret(connection, sealer, team_id, act_of(request))
     view = webhook_secret_view(made.record)

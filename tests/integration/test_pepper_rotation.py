@@ -1,0 +1,157 @@
+# One pepper gives way to another, step by step as docs/operations.md has it, on a real Postgres: keys, webhook secrets
+# and stored answers are known all the time, by gateways of both steps side by side, and the first pepper can go.
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import gateway.cli
+from gateway.access import Caller
+from gateway.audit_log import Act
+from gateway.auth import Authenticator
+from gateway.callbacks.team_secrets import PURPOSE, create_secret, load_secrets, reseal_secrets
+from gateway.clock import Clock
+from gateway.database import Database
+from gateway.errors import InvalidKey
+from gateway.idempotency_store import Answered, IdempotencyStore, Reused, Running
+from gateway.keys import new_key
+from gateway.sealing import Sealer
+from gateway.stored_answers import Claim, Place, StoredAnswer
+from gateway.team_inputs import NewKey, NewTeam
+from gateway.team_keys import NewlyMade, create_key
+from gateway.teams import create_team
+
+OLD, NEW = "the pepper that was", "the pepper that will be"
+ACT = Act("tests")
+HERE = "127.0.0.1"
+PLACE = Place("team_a", "chat.completions", "key-1")
+CONFIG = """\
+database_url: {database_url}
+redis_url: redis://127.0.0.1:1
+admin_keys: [tgadmin-tests]
+key_pepper: {pepper}
+other_key_peppers: [{other}]
+providers: {{own: {{format: openai, self_hosted: true, endpoints: [{{region: here, base_url: "http://gpu/v1"}}]}}}}
+models: {{small: {{provider: own, price: {{input: 1, output: 2}}}}}}
+"""
+
+
+@asynccontextmanager
+async def gateway_with(database: Database, pepper: str, *others: str) -> AsyncIterator[Authenticator]:
+    """Give what a gateway knows callers by; it has just been started."""
+    auth = Authenticator(database, Clock(), pepper, (), others)
+    listening = asyncio.create_task(auth.run())
+    await auth.is_listening.wait()
+    yield auth
+    listening.cancel()
+
+
+async def made_key(database: Database, team: str, pepper: str) -> NewlyMade:
+    async with database.begin() as connection:
+        await create_team(connection, NewTeam(id=team), ACT)
+        return await create_key(connection, pepper, NewKey(team_id=team), ACT, time.time())
+
+
+async def test_keys_are_known_at_every_step_and_move(database: Database) -> None:
+    """Made under the old pepper, a key works with either in force, and alone with the new one once it was used."""
+    used, unused = await made_key(database, "used", OLD), await made_key(database, "unused", OLD)
+    async with gateway_with(database, OLD, NEW) as first, gateway_with(database, NEW, OLD) as second:
+        for auth in (second, first, second, first, second):  # both run while the house is restarted
+            auth.forget()
+            caller = await auth.identify(used.key, HERE)
+            assert isinstance(caller, Caller) and caller.key_id == used.record.key_id
+        with pytest.raises(InvalidKey):
+            await second.identify(new_key(), HERE)
+    async with gateway_with(database, NEW) as last:
+        assert isinstance(await last.identify(used.key, HERE), Caller)
+        with pytest.raises(InvalidKey):
+            await last.identify(unused.key, HERE)
+
+
+async def test_gateways_that_meet_a_key_at_once_all_know_it(database: Database) -> None:
+    """Whoever moves it first, nobody who looks at the same moment takes it for unknown."""
+    made = await made_key(database, "crowd", OLD)
+    gateways = [Authenticator(database, Clock(), *peppers) for peppers in [(NEW, (), (OLD,)), (OLD, (), (NEW,))] * 8]
+
+    callers = await asyncio.gather(*(auth.identify(made.key, HERE) for auth in gateways))
+
+    assert {caller.key_id for caller in callers if isinstance(caller, Caller)} == {made.record.key_id}
+    assert len(callers) == 16
+
+
+async def test_webhook_secrets_move(database: Database) -> None:
+    """A worker seals them anew when it starts; what neither pepper opens stays as it was."""
+    async with database.begin() as connection:
+        await create_team(connection, NewTeam(id="search"), ACT)
+        await create_secret(connection, Sealer(OLD, PURPOSE), "search", ACT)
+        await create_secret(connection, Sealer("a third", PURPOSE), "search", ACT)
+        before = await load_secrets(connection, Sealer(OLD, PURPOSE), ["search"])
+        count = await reseal_secrets(connection, Sealer(NEW, PURPOSE, OLD))
+        again = await reseal_secrets(connection, Sealer(NEW, PURPOSE, OLD))
+
+        assert (count, again) == (1, 0)
+        assert await load_secrets(connection, Sealer(NEW, PURPOSE), ["search"]) == before
+        assert len(await load_secrets(connection, Sealer("a third", PURPOSE), ["search"])) == 1
+
+
+async def test_answers_are_replayed_and_calls_joined(database: Database) -> None:
+    """The same request under the same Idempotency-Key is the same, whichever pepper its digest was taken under."""
+    async with database.begin() as connection:
+        await create_team(connection, NewTeam(id="team_a"), ACT)
+    clock = Clock()
+    one, two = (
+        IdempotencyStore(database, clock, Sealer(pepper, "idempotency", other), retention=60.0)
+        for pepper, other in ((OLD, NEW), (NEW, OLD))
+    )
+    mine = Claim(PLACE, b"under old", clock.new_id(), (b"under new",))
+    same = Claim(PLACE, b"under new", clock.new_id(), (b"under old",))
+    another = Claim(PLACE, b"another under new", clock.new_id(), (b"another under old",))
+    answer = StoredAnswer(200, (), b"the answer")
+
+    assert await one.claim(mine) == mine
+    assert await two.claim(same) == Running()
+    assert await one.store(mine, answer, None)
+    assert await two.claim(same) == Answered(mine.request_id, answer)
+    assert await two.claim(another) == Reused()
+
+
+async def test_an_abandoned_call_is_taken_over(database: Database) -> None:
+    """A gateway of the step before that died leaves its call to one of the next."""
+    async with database.begin() as connection:
+        await create_team(connection, NewTeam(id="team_a"), ACT)
+    clock = Clock()
+    dead = IdempotencyStore(database, clock, Sealer(OLD, "idempotency", NEW), retention=60.0, lease=0.0)
+    heir = IdempotencyStore(database, clock, Sealer(NEW, "idempotency", OLD), retention=60.0)
+    await dead.claim(Claim(PLACE, b"under old", clock.new_id(), (b"under new",)))
+
+    found = await heir.claim(Claim(PLACE, b"under new", request_id := clock.new_id(), (b"under old",)))
+
+    assert isinstance(found, Claim) and found.request_id == request_id
+
+
+async def test_the_list_of_keys_tells_who_has_not_moved(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as there is another pepper, `tollgate keys list` says which keys still need it."""
+    for team, pepper in (("moved", NEW), ("left", OLD)):
+        await made_key(database, team, pepper)
+    file = tmp_path / "tollgate.yaml"
+    file.write_text(CONFIG.format(database_url=database.url, pepper=NEW, other=OLD))
+    monkeypatch.setenv("TOLLGATE_CONFIG", str(file))
+    if not any(group.name == "teams" for group in gateway.cli.app.registered_groups):
+        gateway.cli._add_admin_commands()
+
+    listed = await asyncio.to_thread(
+        CliRunner().invoke, gateway.cli.app, ["keys", "list", "--format", "json"], catch_exceptions=False
+    )
+
+    keys = {key["team_id"]: key["pepper"] for key in json.loads(listed.stdout)["data"]}
+    assert keys == {"moved": "current", "left": "other"}
