@@ -162,9 +162,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             complexity=Complexity.load(),
             guard=guard,
             recalibrations=recalibrations,
-            auth=Authenticator(
-                database, clock, settings.key_pepper, settings.admin_keys, settings.other_key_peppers
-            ),
+            auth=Authenticator(database, clock, settings.key_pepper, settings.admin_keys, settings.other_key_peppers),
             idempotency=idempotency,
             keeper=Keeper(),
             metrics=metrics,

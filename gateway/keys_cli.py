@@ -68,7 +68,7 @@ def list_all_keys(
     settings = read_settings(config)
     records = run(settings, lambda connection: list_keys(connection, team_id=team, limit=100_000))
     rows = [key_view(record, _now()) for record in records]
-    columns = COLUMNS
+    columns: tuple[str, ...] = COLUMNS
     if settings.other_key_peppers:  # who is still stored under one of those?
         current = pepper_name(settings.key_pepper)
         rows = [

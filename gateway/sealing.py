@@ -23,8 +23,8 @@ class Unsealable(Exception):
 class Sealer:
     """Seals bytes for one purpose (``"webhook-secret"``, ``"idempotency"``): what is sealed for one opens for no other.
 
-    It seals under ``pepper`` and opens what was sealed under one of ``others``, too. ``label`` ties what is sealed to its
-    place, such as its row's key, so that it cannot be moved to another.
+    It seals under ``pepper`` and opens what was sealed under one of ``others``, too. ``label`` ties what is sealed to
+    its place, such as its row's key, so that it cannot be moved to another.
     """
 
     def __init__(self, pepper: str, purpose: str, *others: str) -> None:

@@ -99,7 +99,7 @@ async def load_secrets(connection: AsyncConnection, sealer: Sealer, team_ids: Se
 
 
 async def reseal_secrets(connection: AsyncConnection, sealer: Sealer) -> int:
-    """Seal what is sealed under another pepper under the one in force, and return how many. What does not open stays."""
+    """Seal what is under another pepper under the one in force, and return how many. What does not open stays."""
     secret, count = webhook_secrets.c, 0
     for secret_id, sealed in (await connection.execute(select(secret.id, secret.secret).with_for_update())).all():
         with suppress(Unsealable):
