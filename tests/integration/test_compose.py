@@ -245,7 +245,7 @@ def test_the_house_has_every_part() -> None:
 
 
 def test_compiled_kernels_have_a_place() -> None:
-    """Triton loads libraries that it wrote: not in a read-only container, nor in a tmpfs, which Docker mounts noexec."""
+    """Triton loads libraries that it wrote: not in a read-only container, nor in a tmpfs, which is mounted noexec."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     cache = re.search(r"(?m)^ENV TRITON_CACHE_DIR=(\S+)/triton$", dockerfile)
     engine = SERVICES["engine-gpu"]
