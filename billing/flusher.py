@@ -250,7 +250,9 @@ def _line(record: UsageRecord) -> bytes:
         return msgspec.json.encode({"request_id": ascii(record.request_id), "record": ascii(record)})
 
 
-def is_about_a_value(exc: DBAPIError) -> bool:
-    """Whether Postgres, or asyncpg before it, refused a value: trying again cannot help."""
+def is_about_a_value(exc: Exception) -> bool:
+    """Whether a value was refused, by Postgres or by what stands before it: trying again cannot help."""
+    if not isinstance(exc, DBAPIError):
+        return isinstance(exc, StatementError)  # SQLAlchemy has no words for it
     cause = exc.orig.__cause__ if exc.orig is not None else None
     return isinstance(cause, asyncpg.DataError | asyncpg.IntegrityConstraintViolationError)

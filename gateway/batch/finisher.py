@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import structlog
-from sqlalchemy.exc import DBAPIError
 
 from billing.flusher import is_about_a_value
 from gateway.batch.claims import Ended, finish_items
@@ -41,7 +40,7 @@ class Finisher:
         """Store how an item ended; False when another worker has it now. While Postgres is away, this waits.
 
         The caller closes the call's books in the same breath: nothing is flushed and no counter rebuilt in between.
-        Raises ServiceError for what Postgres will never take.
+        Raises ServiceError for what can never be stored.
         """
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._ended.append((ended, answer))
@@ -69,8 +68,9 @@ class Finisher:
         while group:
             try:
                 stored = await self._say([ended for ended, _ in group])
-            except UNREACHABLE as exc:
-                if isinstance(exc, DBAPIError) and is_about_a_value(exc):
+            except Exception as exc:
+                if not isinstance(exc, UNREACHABLE) or is_about_a_value(exc):
+                    # Whatever is wrong with one of them: who waits for the others would wait for ever.
                     await self._find_the_faulty(group, exc)
                     return
                 log.warning("batch_items_not_stored_yet", items=len(group), error=repr(exc))

@@ -81,10 +81,12 @@ def read_arguments(arguments: Arguments) -> str:
 
 
 def present(raw: Raw) -> Raw | None:
-    """Return a field that was said, out of the buffer it came in, on one line: it may go out in an event's."""
+    """Return a field that was said, out of the buffer it came in, as text on one line: it may go out in an event's."""
     said = bytes(raw)
     if said in (b"", b"null"):
         return None
+    if not said.isascii():  # nobody has decoded it yet: it may be no UTF-8, and what goes out must be
+        said = said.decode("utf-8", "replace").encode()
     return Raw(msgspec.json.format(said, indent=-1) if b"\n" in said else said)
 
 

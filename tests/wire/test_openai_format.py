@@ -17,6 +17,7 @@ from gateway.providers.openai import OpenAIFormat
 from gateway.providers.reading import read_retry_after
 from protocol.chat import (
     CacheControl,
+    ChatReply,
     ChatRequest,
     Function,
     FunctionCall,
@@ -235,6 +236,17 @@ def test_logprobs_pass_untouched() -> None:
 
     assert isinstance(events[0], Delta) and events[0].logprobs is not None
     assert json.loads(bytes(events[0].logprobs)) == scores
+
+
+def test_logprobs_that_are_no_text_come_out_as_text() -> None:
+    """They are copied undecoded: what an upstream cut in the middle of a character must not spoil our own bytes."""
+    said = b'{"choices":[{"index":0,"delta":{"content":"H"},"message":{"content":"H"},"logprobs":{"content":["\xc3"]}}]}'
+    events, _ = read_stream(OpenAIFormat().open_events(CHAT), [b"data: " + said + b"\n\n"])
+    reply, _ = OpenAIFormat().read_reply(CHAT, said)
+
+    assert isinstance(events[0], Delta) and isinstance(reply, ChatReply)
+    for scores in (events[0].logprobs, reply.choices[0].logprobs):
+        assert scores is not None and json.loads(bytes(scores).decode()) == {"content": ["\N{REPLACEMENT CHARACTER}"]}
 
 
 def test_logprobs_of_many_lines_come_out_on_one() -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gateway.batch import finisher as module
 from gateway.batch.claims import Claim, Ended
 from gateway.batch.finisher import Finisher
+from protocol.errors import ServiceError
 
 ENDED = Ended(
     claim=Claim(
@@ -87,3 +88,23 @@ async def test_one_transaction_holds_few_megabytes(size: int, groups: list[int])
 
     assert all(await asyncio.gather(*(finisher.store(each) for each in ends)))
     assert finisher.together == groups
+
+
+class Choosy(Noting):
+    """A store that cannot even be asked to take one of the answers."""
+
+    async def _say(self, ends: list[Ended]) -> set[str]:
+        if any(each.claim.position == 3 for each in ends):
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+        return await super()._say(ends)
+
+
+async def test_an_answer_that_cannot_be_written_holds_up_no_other() -> None:
+    """Its item hears that it failed; those that were to be stored with it are stored."""
+    finisher = Choosy()
+    ends = [replace(ENDED, claim=replace(ENDED.claim, position=place)) for place in range(7)]
+    async with asyncio.timeout(5):
+        stored = await asyncio.gather(*(finisher.store(each) for each in ends), return_exceptions=True)
+
+    assert isinstance(stored[3], ServiceError) and stored[3].headers == {"x-should-retry": "false"}
+    assert stored[:3] + stored[4:] == [True] * 6
