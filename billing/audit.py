@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from uuid import UUID
 
 from msgspec import Struct
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.corrections import sums_of
 from billing.edges import Database
 from billing.ledger import EPOCH, ROLLUP_KEY, SUMS
+from billing.owed import Book, Sums, owed_by
 from billing.partitions import partition_of
 from billing.quotas import Quotas
-from billing.records import CHARGED
 
 TRIES = 4  # calls close, flush and settle while we look: only what stays different counts
 PAUSE = 0.5  # seconds between tries
@@ -35,14 +33,6 @@ class Difference(Struct, frozen=True, kw_only=True):
     ledger: int
     statements: int | None = None
     counters: int | None = None
-
-
-class Sums(Struct, frozen=True):
-    """What one book says that a team owes."""
-
-    day_tokens: int = 0
-    day_nanousd: int = 0
-    month_nanousd: int = 0
 
 
 class Pair(Struct, frozen=True):
@@ -64,7 +54,6 @@ class View(Struct, frozen=True):
     is_busy: bool
 
 
-Book = tuple[str, str | None]  # a team's id, and a key's of it or None for the whole team: whoever has limits
 Look = Callable[[Sequence[Book] | None], Awaitable[Mapping[Book, View]]]
 
 
@@ -73,20 +62,21 @@ async def audit(database: Database, quotas: Quotas, day: date) -> list[Differenc
 
     Ledger and statements are read in one snapshot. A team or key whose figures stand still is compared with its
     counters whole; a team whose figures move is compared at the flushed watermark: calls from before it are all in the
-    ledger and settled. Counters that Redis no longer has, or began after the watermark, are left out.
+    ledger and settled. Counters that Redis no longer has, lost while we looked, or began after the watermark, are left
+    out.
     """
     async with database.begin() as connection:
         differences = await compare_statements(connection, day)
     views = await _lasting(lambda books: _look_whole(database, quotas, day, books))
     moving = [book for book, seen in views.items() if len(set(seen)) > 1 or any(view.is_busy for view in seen)]
     still = {book: seen[-1].pair for book, seen in views.items() if book not in moving}
-    differences += _name(day, still)
+    differences += _differences_in(day, still)
     teams = [book for book in moving if book[1] is None]
     before = await flushed_before(database) if teams else None
     if before is not None:
         views = await _lasting(lambda books: _look_before(database, quotas, day, before, books or teams))
         seen_before = {book: seen[-1].pair for book, seen in views.items()}
-        differences += _name(day, seen_before, f"{BEFORE}{datetime.fromtimestamp(before, UTC):%H:%M}")
+        differences += _differences_in(day, seen_before, f"{BEFORE}{datetime.fromtimestamp(before, UTC):%H:%M}")
     return differences
 
 
@@ -102,22 +92,20 @@ async def flushed_before(database: Database) -> float | None:
 
 async def _lasting(look: Look) -> dict[Book, list[View]]:
     """Look several times, and return what was seen of the books that differed each time."""
-    seen: dict[Book, list[View]] = {book: [view] for book, view in (await look(None)).items()}
-    seen = {book: views for book, views in seen.items() if not views[0].pair.agrees}
+    seen = {book: [view] for book, view in (await look(None)).items() if not view.pair.agrees}
     for _ in range(TRIES - 1):
         if not seen:
             break
         await asyncio.sleep(PAUSE)
-        for book, view in (await look(list(seen))).items():
-            seen[book].append(view)
-        seen = {book: views for book, views in seen.items() if not views[-1].pair.agrees}
+        again = await look(list(seen))  # without the books that cannot be compared any more
+        seen = {book: [*seen[book], view] for book, view in again.items() if not view.pair.agrees}
     return seen
 
 
 async def _look_whole(database: Database, quotas: Quotas, day: date, books: Sequence[Book] | None) -> dict[Book, View]:
     """Compare everything that the ledger and the counters have, of ``books`` or of all."""
     async with database.begin() as connection:
-        owed = await _owed(connection, day)
+        owed = await owed_by(connection, day)
     views = {}
     for book in owed if books is None else books:
         team_id, key_id = book
@@ -133,7 +121,7 @@ async def _look_before(
 ) -> dict[Book, View]:
     """Compare what the books of teams have of calls, and of corrections, from before a moment."""
     async with database.begin() as connection:
-        owed = await _owed(connection, day, before)
+        owed = await owed_by(connection, day, before)
     views = {}
     for book in teams:
         settled = await quotas.settled_before(book[0], (day - EPOCH).days, before)
@@ -143,38 +131,7 @@ async def _look_before(
     return views
 
 
-async def _owed(connection: AsyncConnection, day: date, before: float | None = None) -> dict[Book, Sums]:
-    """Return what every team and key owes by the statements and the corrections, in one snapshot; if only before a
-    moment, then without the rows of calls that are younger."""
-    await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
-    query = {"day": day, "charged": [status.value for status in CHARGED]}
-    amounts: dict[Book, list[int]] = {(row.team_id, None): [0, 0, 0] for row in await connection.execute(TEAMS)}
-    for row in await connection.execute(OWED, query):
-        more = int(row.day_tokens or 0), int(row.day_nanousd or 0), int(row.month_nanousd)
-        _add(amounts, row.team_id, row.key_id, *more)
-    moment = None if before is None else datetime.fromtimestamp(before, UTC)
-    if before is not None and moment is not None:
-        younger = query | {"first": UUID(int=int(before * 1000) << 80), "first_day": moment.date()}
-        for row in await connection.execute(YOUNGER, younger):
-            less = -int(row.day_tokens or 0), -int(row.day_nanousd or 0), -int(row.month_nanousd)
-            _add(amounts, row.team_id, row.key_id, *less)
-    first = day.replace(day=1)
-    last = (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)
-    for one in await sums_of(connection, first, last, before=moment):
-        is_of_day = one.day == day
-        more = one.tokens * is_of_day, one.cost_nanousd * is_of_day, one.cost_nanousd
-        _add(amounts, one.team_id, one.key_id, *more)
-    return {book: Sums(*each) for book, each in amounts.items()}
-
-
-def _add(amounts: dict[Book, list[int]], team_id: str, key_id: str | None, *more: int) -> None:
-    """Add to the team's book, and to its key's."""
-    for book in {(team_id, None), (team_id, key_id)}:
-        present = amounts.setdefault(book, [0, 0, 0])
-        amounts[book] = [one + another for one, another in zip(present, more, strict=True)]
-
-
-def _name(day: date, pairs: Mapping[Book, Pair], when: str = "") -> list[Difference]:
+def _differences_in(day: date, pairs: Mapping[Book, Pair], when: str = "") -> list[Difference]:
     """Return a difference for each figure that two books disagree on."""
     differences = []
     for (team_id, key_id), pair in sorted(pairs.items(), key=lambda item: (item[0][0], item[0][1] or "")):
@@ -243,32 +200,4 @@ IS_DROPPED = text("""
 WATERMARK = text("""
     SELECT extract(epoch FROM min(watermark)) FROM flushers
     WHERE seen_at >= clock_timestamp() - CAST(:listed AS interval)
-""")
-
-TEAMS = text("SELECT id AS team_id FROM teams")
-
-OWED = text("""
-    SELECT team_id, key_id,
-           sum(input_tokens + output_tokens) FILTER (WHERE day = :day) AS day_tokens,
-           sum(cost_nanousd) FILTER (WHERE day = :day) AS day_nanousd,
-           sum(cost_nanousd) AS month_nanousd
-    FROM usage_daily
-    WHERE status = ANY(CAST(:charged AS text[]))
-      AND day >= date_trunc('month', CAST(:day AS date))
-      AND day < date_trunc('month', CAST(:day AS date)) + interval '1 month'
-    GROUP BY team_id, key_id
-    ORDER BY team_id, key_id
-""")
-
-YOUNGER = text("""
-    SELECT team_id, key_id,
-           sum(input_tokens + output_tokens) FILTER (WHERE day = :day) AS day_tokens,
-           sum(cost_nanousd) FILTER (WHERE day = :day) AS day_nanousd,
-           sum(cost_nanousd) AS month_nanousd
-    FROM usage_records
-    WHERE status = ANY(CAST(:charged AS text[]))
-      AND day >= greatest(CAST(:first_day AS date), CAST(date_trunc('month', CAST(:day AS date)) AS date))
-      AND day < date_trunc('month', CAST(:day AS date)) + interval '1 month'
-      AND request_id >= :first
-    GROUP BY team_id, key_id
 """)

@@ -240,7 +240,9 @@ def test_logprobs_pass_untouched() -> None:
 
 def test_logprobs_that_are_no_text_come_out_as_text() -> None:
     """They are copied undecoded: what an upstream cut in the middle of a character must not spoil our own bytes."""
-    said = b'{"choices":[{"index":0,"delta":{"content":"H"},"message":{"content":"H"},"logprobs":{"content":["\xc3"]}}]}'
+    said = (
+        b'{"choices":[{"index":0,"delta":{"content":"H"},"message":{"content":"H"},"logprobs":{"content":["\xc3"]}}]}'
+    )
     events, _ = read_stream(OpenAIFormat().open_events(CHAT), [b"data: " + said + b"\n\n"])
     reply, _ = OpenAIFormat().read_reply(CHAT, said)
 
