@@ -9,20 +9,17 @@ import msgspec
 import structlog
 from msgspec import Struct
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
 
 from billing.audit import BEFORE, Difference, audit
 from billing.edges import Clock, Database
 from billing.quotas import Quotas
+from billing.store_errors import STORES_AWAY
 
 EVERY = 900.0  # seconds between audits, all processes together
 CONFIRM_AFTER = 90.0  # seconds; by then what a dead process left is in the books: holds are freed within 60
 TURN = "tollgate:audit-turn"  # Redis key: whoever sets it audits, the others wait for the next turn
 FOUND = "tollgate:audit-found"  # Redis key: what the last audit found
 LOOK_EVERY = EVERY / 30  # seconds
-
-UNREACHABLE = (SQLAlchemyError, RedisError, OSError, TimeoutError, msgspec.DecodeError)
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +49,7 @@ class Auditor:
                 if await self._redis.set(TURN, "taken", nx=True, ex=round(EVERY)):
                     await self.audit_once()
                 self.found = msgspec.json.decode(await self._redis.get(FOUND) or b"{}", type=Found)
-            except UNREACHABLE as exc:
+            except (*STORES_AWAY, msgspec.DecodeError) as exc:
                 log.warning("audit_failed", error=repr(exc))
             await asyncio.sleep(LOOK_EVERY)
 

@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 
-import asyncpg
 import msgspec
 import structlog
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import StatementError
 
 from billing.edges import Clock, Database
 from billing.journal import Journal
 from billing.ledger import insert_records
 from billing.owners import carried, claim
 from billing.records import UsageRecord
+from billing.store_errors import POSTGRES_AWAY, is_about_a_value
 
 BATCH = 2000  # rows in one transaction, at most
 LEAST_BATCH = 20  # rows, while Postgres is too slow for more in the time that a statement has
@@ -31,7 +31,6 @@ SYNC_EVERY = 1.0  # seconds, with ``fsync: interval``
 
 # What a record raises that cannot be made a row. Anything else is about the process or Postgres and is tried again.
 UNWRITABLE = (StatementError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, AssertionError)
-UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)  # asyncpg's own errors arrive as SQLAlchemy's or as these
 
 # ``watermark`` is in the time of the request ids, which our own clock makes; when we were seen is Postgres's to say.
 REPORT = text("""
@@ -118,7 +117,7 @@ class Flusher:
                 pause = 0.0
             except Exception as exc:  # whatever it is: as long as this loop lives, nothing is lost
                 pause = min(LONGEST_PAUSE, max(0.1, 2 * pause))
-                is_known = isinstance(exc, UNREACHABLE)
+                is_known = isinstance(exc, POSTGRES_AWAY)
                 log.error(
                     "ledger_unreachable", error=repr(exc), backlog=self.backlog, pause=pause, exc_info=not is_known
                 )
@@ -224,7 +223,7 @@ class Flusher:
             async with asyncio.timeout(FLUSH_WITHIN), self._database.begin() as connection:
                 return await insert_records(connection, records, today=self._today())
         except UNWRITABLE as exc:
-            if isinstance(exc, DBAPIError) and not is_about_a_value(exc):
+            if isinstance(exc, StatementError) and not is_about_a_value(exc):
                 raise
             if len(records) == 1:
                 self._put_aside(records[0], exc)
@@ -248,11 +247,3 @@ def _line(record: UsageRecord) -> bytes:
         return msgspec.json.encode(record)
     except (ValueError, TypeError, OverflowError):  # not even JSON: as Python shows it
         return msgspec.json.encode({"request_id": ascii(record.request_id), "record": ascii(record)})
-
-
-def is_about_a_value(exc: Exception) -> bool:
-    """Whether a value was refused, by Postgres or by what stands before it: trying again cannot help."""
-    if not isinstance(exc, DBAPIError):
-        return isinstance(exc, StatementError)  # SQLAlchemy has no words for it
-    cause = exc.orig.__cause__ if exc.orig is not None else None
-    return isinstance(cause, asyncpg.DataError | asyncpg.IntegrityConstraintViolationError)

@@ -31,8 +31,8 @@ from billing.quota_verbs import (
 )
 from billing.records import CHARGED, UsageRecord
 from billing.scope_state import ScopeState, refusal, remaining
-from billing.script import UNREACHABLE, is_refusal
 from billing.standalone import AskStatements, Standalone
+from billing.store_errors import REDIS_AWAY, redis_refuses
 from billing.team_books import DEADLINE, Guard, TeamBooks
 from protocol.usage import Usage
 
@@ -108,9 +108,9 @@ class Quotas(TeamBooks):
         words = open_hold(request, request.valid_until + self._server_ahead)
         try:
             code, time, states, refusals = await self._speak(words, epoch)
-        except UNREACHABLE as exc:
+        except REDIS_AWAY as exc:
             self._failed(exc, request.request_id)
-            return self._open_unheard(request) if is_refusal(exc) else None
+            return self._open_unheard(request) if redis_refuses(exc) else None
         if code in (Said.UNKNOWN, Said.STALE):
             if epoch == self.epoch:
                 self._estranged(request.team_id, code)
@@ -155,7 +155,7 @@ class Quotas(TeamBooks):
         epoch = self.epoch
         try:
             code = await self._speak(renew_hold(hold.request, used), epoch)
-        except UNREACHABLE as exc:
+        except REDIS_AWAY as exc:
             self._failed(exc, hold.request.request_id)
             return True
         if code in (Said.UNKNOWN, Said.STALE) and epoch == self.epoch:
@@ -243,10 +243,10 @@ class Quotas(TeamBooks):
             said = await asyncio.gather(*(self._speak(words, self.epoch) for _, words in batch), return_exceptions=True)
             for (request_id, words), code in zip(batch, said, strict=True):
                 if isinstance(code, BaseException):
-                    if not isinstance(code, UNREACHABLE):
+                    if not isinstance(code, REDIS_AWAY):
                         raise code
                     self._failed(code, request_id)
-                    if not is_refusal(code):
+                    if not redis_refuses(code):
                         return False
                 elif code in (Said.UNKNOWN, Said.STALE):
                     self._estranged(words.team_id, code)
@@ -277,9 +277,9 @@ class Quotas(TeamBooks):
         if not self.is_standalone:
             try:
                 code = await self._speak(words, epoch)
-            except UNREACHABLE as exc:
+            except REDIS_AWAY as exc:
                 self._failed(exc, words.request_id)
-                if is_refusal(exc):
+                if redis_refuses(exc):
                     return
             else:
                 if code not in (Said.UNKNOWN, Said.STALE) or epoch != self.epoch:
@@ -302,7 +302,7 @@ class Quotas(TeamBooks):
 
     def _failed(self, exc: BaseException, request_id: str) -> None:
         """Note what a failed call tells of Redis: that it is away, or that it is there and refuses this command."""
-        if is_refusal(exc):
+        if redis_refuses(exc):
             self.refused += 1
             log.error("redis_refused", request_id=request_id, error=repr(exc))
             return
@@ -326,7 +326,7 @@ class Quotas(TeamBooks):
         while self.is_standalone or self._unsaid:
             try:
                 await self._speak(Words("ping", "", ""), "")
-            except UNREACHABLE as exc:
+            except REDIS_AWAY as exc:
                 self._failed(exc, "")
                 await asyncio.sleep(AWAY)
                 continue

@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from billing.epochs import Epochs
 from billing.flusher import Flusher
@@ -24,7 +23,7 @@ from billing.ledger_sums import LedgerSums, Sums
 from billing.quotas import Quotas
 from billing.rebuild_store import RebuildStore
 from billing.records import CHARGED, UsageRecord
-from billing.script import UNREACHABLE
+from billing.store_errors import REDIS_AWAY, STORES_AWAY
 
 STILL = 10.0  # seconds that an owner keeps still for a rebuild, at most
 TURN = 5.0  # seconds after which somebody else takes a rebuild over
@@ -35,8 +34,6 @@ LOAD_WITHIN = 1.0  # seconds after which a load is too late
 SOON = 0.05  # seconds between looks at a rebuild that goes on
 CHUNK = 200  # calls put back in one step of Redis's
 AT_ONCE = 100  # teams asked or loaded together
-
-LOST = (*UNREACHABLE, SQLAlchemyError)
 
 T = TypeVar("T")
 
@@ -81,7 +78,7 @@ class Rebuilder:
                     await self._quotas.put_back(epoch, team_id, some_closed, some_live)
                 await self._epochs.done(epoch, self.owner)
                 log.info("calls_put_back", epoch=epoch, closed=len(closed), live=len(live))
-            except UNREACHABLE as exc:  # what was said may still be heard: the promise stands
+            except REDIS_AWAY as exc:  # what was said may still be heard: the promise stands
                 log.warning("put_back_broken_off", epoch=epoch, error=repr(exc))
             await self._keep_still(epoch, still_until, is_over)
 
@@ -96,7 +93,7 @@ class Rebuilder:
                     if present.owners.get(self.owner, (False, 0.0))[0]:
                         await self._quotas.come_back()
                     return
-            except UNREACHABLE:
+            except REDIS_AWAY:
                 pass
             await asyncio.sleep(SOON)
 
@@ -202,6 +199,6 @@ async def _survived(work: Coroutine[Any, Any, Any]) -> Any:
     """Return what ``work`` returns; None when Redis or Postgres failed."""
     try:
         return await work
-    except LOST as exc:
+    except STORES_AWAY as exc:
         log.warning("rebuild_broken_off", error=repr(exc))
         return None

@@ -17,8 +17,9 @@ from billing.epochs import DEADLINE, Epochs, Seen
 from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.quotas import Quotas
-from billing.rebuild import LOAD_WITHIN, LOST, STILL, Rebuilder, nothing
+from billing.rebuild import LOAD_WITHIN, STILL, Rebuilder, nothing
 from billing.rebuild_store import RebuildStore
+from billing.store_errors import STORES_AWAY
 
 LOOK_EVERY = 1.0  # seconds between looks at the epoch
 LOOK_SOON = 0.05  # seconds after an alarm, doubled until LOOK_EVERY as long as it lasts
@@ -131,7 +132,7 @@ class Restorer:
                     await self._store.leave(self.owner, self._quotas.unsaid)
                 else:
                     await self._store.forget(self.owner)
-        except LOST as exc:
+        except STORES_AWAY as exc:
             log.warning("owner_not_taken_off", error=repr(exc))
 
     async def run(self) -> None:
@@ -140,7 +141,7 @@ class Restorer:
         while True:
             try:
                 await self.look_once()
-            except LOST as exc:
+            except STORES_AWAY as exc:
                 log.info("epoch_not_seen", error=repr(exc))
             except Exception:
                 log.exception("look_failed")
@@ -232,7 +233,7 @@ class Restorer:
         self._dead_due = self._clock.now() + ASK_FOR_DEAD_EVERY
         try:
             dead = await self._store.dead_with_unsettled()
-        except LOST:
+        except STORES_AWAY:
             return ""  # nothing can be rebuilt now either
         return f"somebody died and left calls unsettled: {', '.join(dead)}" if dead else ""
 
@@ -248,7 +249,7 @@ class Restorer:
                 return False
             # A team made later began with nothing: all of its calls are told in this epoch.
             return await self._quotas.load(epoch.id, team_id, nothing(), seen.now + LOAD_WITHIN)
-        except LOST as exc:
+        except STORES_AWAY as exc:
             log.warning("books_not_begun", team_id=team_id, error=repr(exc))
             return False
 
@@ -261,7 +262,7 @@ class Restorer:
                 try:
                     await self._note(max(1, self._quotas.unsaid))
                     return
-                except LOST:  # then nothing can be flushed either
+                except STORES_AWAY:  # then nothing can be flushed either
                     await asyncio.sleep(0.5)
 
     async def _note(self, unsettled: int) -> None:

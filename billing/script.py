@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 from typing import Any
 
 import hiredis
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from billing.redis_line import Line
 
 MOST = 128  # calls in one trip
 LATE = 1.2  # deadlines; a timer that rings later than this tells of a busy process, not of a silent Redis
-
-UNREACHABLE = (RedisError, OSError, TimeoutError)  # what a call may raise
-# Errors of a Redis that cannot serve now and may later. Any other error is about the command alone.
-NOT_NOW = re.compile(
-    r"(^|-)(OOM|READONLY|LOADING|MISCONF|BUSY|NOSCRIPT|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS|NOAUTH|WRONGPASS|NOPERM"
-    r"|MOVED|ASK)\b|^ERR max number of clients"
-)
-
-
-def is_refusal(exc: BaseException) -> bool:
-    """Whether Redis answered, and would answer the same again: an overflow, a key of another type, a faulty script."""
-    return type(exc) is ResponseError and NOT_NOW.search(str(exc)) is None
 
 
 class _Call:

@@ -11,23 +11,20 @@ from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
 import structlog
-from redis.exceptions import RedisError
 from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.edges import Clock, Database
 from billing.partitions import delete_stragglers, drop_partition, ensure_partitions, old_partitions
 from billing.quotas import Quotas
 from billing.records import Status, UsageRecord, day_of
+from billing.store_errors import STORES_AWAY
 
 EVERY = 10.0  # seconds between rounds
 CHORES_EVERY = 600.0  # seconds between looks at days and partitions
 STEADY = 60.0  # seconds that Postgres has to answer before anybody is called lost
 LOST_AFTER = 3600.0  # seconds; a flusher not seen for so long holds up no day
 GRACE = 60.0  # seconds a day stays open after its end, for clocks that differ
-
-UNREACHABLE = (SQLAlchemyError, RedisError, OSError, TimeoutError)
 
 log = structlog.get_logger(__name__)
 
@@ -129,7 +126,7 @@ class Sweeper:
         """Do what is due. Days close once Postgres has answered for a minute: others report first, if they live."""
         try:
             await self._now()
-        except UNREACHABLE:
+        except STORES_AWAY:
             self._answering_since = None
             raise
         now = time.monotonic()
@@ -214,5 +211,5 @@ FIND = text("""
 async def _survived(chore: str) -> AsyncIterator[None]:
     try:
         yield
-    except UNREACHABLE as exc:
+    except STORES_AWAY as exc:
         log.warning("sweeper_unreachable", chore=chore, error=repr(exc))

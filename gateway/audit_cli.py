@@ -6,11 +6,10 @@ import asyncio
 from datetime import date, timedelta
 
 import msgspec
-from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
 
 from billing.audit import Difference, audit
 from billing.quotas import Quotas
+from billing.store_errors import STORES_AWAY
 from gateway.clock import Clock
 from gateway.command_line import Format, fail, say, show
 from gateway.database import Database
@@ -28,7 +27,7 @@ def run_audit(settings: Settings, day: date | None) -> int:
     days = [day] if day is not None else [today - timedelta(days=1), today]
     try:
         differences = asyncio.run(_audit(settings, days))
-    except (SQLAlchemyError, RedisError, OSError, TimeoutError) as exc:
+    except STORES_AWAY as exc:
         fail(f"the books cannot be compared now: {str(exc).splitlines()[0] if str(exc) else repr(exc)}")
     if not differences:
         say(f"the books of {' and '.join(map(str, days))} agree")

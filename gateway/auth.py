@@ -15,9 +15,9 @@ import asyncpg
 import structlog
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
-from sqlalchemy.exc import SQLAlchemyError
 
 from billing.errors import RateLimited
+from billing.store_errors import POSTGRES_AWAY
 from gateway.access import ACCESS_CHANNEL, Admin, Caller
 from gateway.clock import Clock
 from gateway.database import DRIVER_ERRORS, Database
@@ -144,7 +144,7 @@ class Authenticator:
         try:
             async with asyncio.timeout(patience):
                 caller = await self._look_up(digest, key)
-        except (SQLAlchemyError, OSError, TimeoutError) as exc:
+        except POSTGRES_AWAY as exc:
             self._away_until = self._clock.monotonic() + AWAY_FOR
             if remembered is not None:
                 return remembered

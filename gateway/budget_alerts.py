@@ -15,11 +15,11 @@ import structlog
 from msgspec import Struct
 from sqlalchemy import delete, func, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.holds import LimitName, Limits
 from billing.records import CHARGED
+from billing.store_errors import POSTGRES_AWAY
 from gateway.admin_views import dollars
 from gateway.audit_log import Act, record_act
 from gateway.callbacks.outbox import enqueue
@@ -81,7 +81,7 @@ class BudgetAlerts:
             began = time.monotonic()
             try:
                 await self.look()
-            except (SQLAlchemyError, OSError) as exc:
+            except POSTGRES_AWAY as exc:
                 log.warning("budgets_unreachable", error=repr(exc))
             await asyncio.sleep(max(EVERY, (time.monotonic() - began) / SHARE))
 

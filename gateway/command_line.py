@@ -20,9 +20,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.store_errors import POSTGRES_AWAY
 from gateway.admin_views import to_json
 from gateway.audit_log import Act
 from gateway.config_file import ConfigFaults, load_settings
@@ -75,7 +75,7 @@ def run(settings: Settings, act: Callable[[AsyncConnection], Awaitable[T]]) -> T
         return asyncio.run(_in_transaction(settings, act))
     except ServiceError as exc:
         fail(exc.message)
-    except (SQLAlchemyError, OSError, TimeoutError) as exc:
+    except POSTGRES_AWAY as exc:
         reason = str(getattr(exc, "orig", None) or exc).splitlines() or [type(exc).__name__]
         fail(f"the database did not do it: {reason[0]}")
 

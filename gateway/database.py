@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 import asyncpg
 import msgspec
 from sqlalchemy import make_url
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 CONNECT_TIMEOUT = 3.0  # seconds
@@ -19,8 +18,6 @@ POOL_TIMEOUT = 3.0  # seconds to wait for a free connection
 ANSWERS_WITHIN = 2.0  # seconds for the question whether anybody is there, asked
 SILENT_FOR = 1.0  # seconds after Postgres last gave a sign of life
 
-# What a transaction may raise while Postgres is away: the driver's own errors arrive as SQLAlchemy's or as these.
-UNREACHABLE = (SQLAlchemyError, OSError, TimeoutError)
 # What the driver raises of itself; where SQLAlchemy does not look, it arrives as it is.
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
@@ -37,8 +34,8 @@ class Database:
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         """Give a connection inside one short transaction: committed at the end, rolled back by an exception.
 
-        Never wait for an upstream, a client or a lock of your own inside it. Raises SQLAlchemyError, OSError and
-        TimeoutError: after a few seconds where Postgres stands still, though a statement may take longer.
+        Never wait for an upstream, a client or a lock of your own inside it. Raises one of
+        POSTGRES_AWAY: after a few seconds where Postgres stands still, though a statement may take longer.
         """
         try:
             async with self.engine.begin() as connection:

@@ -14,18 +14,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Self
 from weakref import WeakValueDictionary
 
-import asyncpg
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from billing.flusher import is_about_a_value
 from billing.ledger import insert_records
 from billing.records import UsageRecord
+from billing.store_errors import POSTGRES_AWAY, is_about_a_value
 from gateway.clock import Clock
-from gateway.database import UNREACHABLE, Database
+from gateway.database import Database
 from gateway.sealing import Sealer
 from gateway.stored_answers import Claim, Place, StoredAnswer, seal, unseal
 
@@ -162,7 +161,7 @@ class IdempotencyStore:
             await asyncio.sleep(min(RENEW_EVERY, self._lease / 3))
             try:
                 await self.renew()
-            except UNREACHABLE as exc:
+            except POSTGRES_AWAY as exc:
                 log.warning("idempotency_leases_not_renewed", calls=len(self._owned), error=repr(exc))
 
     async def renew(self) -> None:
@@ -188,7 +187,7 @@ async def purge_for_ever(database: Database, clock: Clock) -> None:
         try:
             if purged := await purge_expired(database, clock):
                 log.info("stored_answers_purged", count=purged)
-        except UNREACHABLE as exc:
+        except POSTGRES_AWAY as exc:
             log.warning("stored_answers_not_purged", error=repr(exc))
         await asyncio.sleep(PURGE_EVERY)
 
@@ -255,12 +254,3 @@ PURGE = text("""
 
 def _where(place: Place) -> dict[str, object]:
     return {"team_id": place.team_id, "endpoint": place.endpoint, "key": place.key}
-
-
-def is_refusal(exc: BaseException) -> bool:
-    """Whether Postgres has answered and does not want this: then it has not been done, and may never be."""
-    cause = exc.orig.__cause__ if isinstance(exc, DBAPIError) and exc.orig is not None else None
-    if isinstance(cause, asyncpg.QueryCanceledError):
-        return True
-    is_away = isinstance(cause, asyncpg.PostgresConnectionError | asyncpg.OperatorInterventionError)
-    return isinstance(cause, asyncpg.PostgresError) and not is_away

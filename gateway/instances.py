@@ -10,10 +10,9 @@ from typing import Annotated
 import msgspec
 import structlog
 from msgspec import Meta, Struct
-from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
 
 from billing.looks import Look, book_look
+from billing.store_errors import POSTGRES_AWAY, REDIS_AWAY
 from gateway.errors import UpstreamError, UpstreamFailure
 from gateway.providers.base import UpstreamRequest
 from gateway.services import Services
@@ -97,7 +96,7 @@ class InstanceWatcher:
         try:
             lasts = round(self._every * 950)  # milliseconds; a little less than until the next turn
             return bool(await self._services.redis.set(TURN, "taken", nx=True, px=lasts))
-        except (RedisError, OSError, TimeoutError):
+        except REDIS_AWAY:
             return True
 
     async def _look_at(self, replica: Replica) -> Look | None:
@@ -116,7 +115,7 @@ class InstanceWatcher:
         try:
             async with self._services.database.begin() as connection:
                 return look if await book_look(connection, look) else None
-        except (SQLAlchemyError, OSError, TimeoutError) as exc:  # the next look catches up
+        except POSTGRES_AWAY as exc:  # the next look catches up
             log.warning("instance_not_booked", instance_id=look.instance_id, error=repr(exc))
             return None
 

@@ -12,8 +12,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from sqlalchemy import text
 
+from billing.store_errors import POSTGRES_AWAY
 from gateway.batch.estimate import read_backlog
-from gateway.database import UNREACHABLE
 from gateway.services import Services
 
 LOOK_WITHIN = 2.0  # seconds; after it the scrape goes without what Postgres knows
@@ -65,7 +65,7 @@ class _Work(Collector):
         look = asyncio.run_coroutine_threadsafe(self._look(), self._loop)
         try:
             yield from look.result(LOOK_WITHIN)
-        except UNREACHABLE as exc:
+        except POSTGRES_AWAY as exc:
             look.cancel()
             log.warning("metrics_incomplete", error=repr(exc))
         yield from self._services.metrics.registry.collect()

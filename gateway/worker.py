@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import structlog
 
+from billing.store_errors import POSTGRES_AWAY
 from gateway.app import open_services
 from gateway.background import stop_all
 from gateway.batch.runner import BatchRunner
@@ -24,7 +25,7 @@ from gateway.callbacks.team_secrets import PURPOSE, reseal_secrets
 from gateway.clock import Clock
 from gateway.collector import spare_what_stays
 from gateway.config_file import load_settings
-from gateway.database import UNREACHABLE, Database
+from gateway.database import Database
 from gateway.draining import HURRIED, Drain
 from gateway.heartbeat import show_life
 from gateway.held_back.comparer import Comparer
@@ -113,7 +114,7 @@ async def _reseal(database: Database, sealer: Sealer) -> None:
     try:
         async with database.begin() as connection:
             log.info("webhook_secrets_resealed", count=await reseal_secrets(connection, sealer))
-    except UNREACHABLE as exc:
+    except POSTGRES_AWAY as exc:
         log.warning("webhook_secrets_not_resealed", error=repr(exc))
 
 

@@ -27,11 +27,11 @@ import structlog
 from msgspec.structs import replace
 
 from billing.records import UsageRecord
+from billing.store_errors import POSTGRES_AWAY, postgres_refuses
 from gateway.answering.call import Call
 from gateway.answering.tape import Send, Tape
-from gateway.database import UNREACHABLE
 from gateway.errors import CallTakenOver, IdempotencyKeyInUse, IdempotencyKeyReused, Unavailable
-from gateway.idempotency_store import Answered, Found, Reused, Running, is_refusal
+from gateway.idempotency_store import Answered, Found, Reused, Running
 from gateway.services import Services
 from gateway.stored_answers import Claim, Place, StoredAnswer
 from gateway.telemetry.metrics import counter_of
@@ -105,7 +105,7 @@ async def _ask(services: Services, claim: Claim) -> Found:
     try:
         async with asyncio.timeout(ASK_WITHIN):
             return await services.idempotency.claim(claim)
-    except UNREACHABLE as exc:
+    except POSTGRES_AWAY as exc:
         log.warning("idempotency_store_unreachable", request_id=claim.request_id, error=repr(exc))
         raise Unavailable(
             "The database does not answer, so the Idempotency-Key cannot be honoured. Nothing was run. Try again."
@@ -183,9 +183,9 @@ async def _store(services: Services, claim: Claim, answer: StoredAnswer, record:
         while True:
             try:
                 return await services.idempotency.store(claim, answer, record)
-            except UNREACHABLE as exc:
+            except POSTGRES_AWAY as exc:
                 log.warning("idempotent_answer_not_stored_yet", request_id=claim.request_id, error=repr(exc))
-                refusals += is_refusal(exc)
+                refusals += postgres_refuses(exc)
                 if refusals == MOST_REFUSALS:
                     log.error("idempotent_answer_refused", request_id=claim.request_id, error=repr(exc))
                     raise Unavailable("The answer could not be stored. It costs nothing. Try again.") from exc
@@ -199,7 +199,7 @@ async def _release(services: Services, claim: Claim) -> None:
     try:
         async with asyncio.timeout(ASK_WITHIN):
             await services.idempotency.release(claim)
-    except UNREACHABLE as exc:  # the lease ends by itself
+    except POSTGRES_AWAY as exc:  # the lease ends by itself
         log.warning("idempotency_claim_not_released", request_id=claim.request_id, error=repr(exc))
 
 

@@ -9,12 +9,13 @@ import structlog
 from sqlalchemy import delete, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.store_errors import POSTGRES_AWAY
 from gateway.batch.estimate import estimated_completion
 from gateway.batch.intake import Intake, read_lines
 from gateway.batch.shapes import Fault, Item
 from gateway.batch.store import add_items, begin_batch, fail_batch
 from gateway.clock import Clock
-from gateway.database import UNREACHABLE, Database
+from gateway.database import Database
 from gateway.tables import batch_items, file_chunks
 
 GROUP = 500  # items in one COPY
@@ -72,7 +73,7 @@ async def _check(database: Database, clock: Clock, batch_id: str) -> bool:
             log.info("batch_begun", batch_id=batch_id, requests=intake.count)
     except _Cancelled:
         log.info("batch_cancelled_unchecked", batch_id=batch_id)
-    except UNREACHABLE:
+    except POSTGRES_AWAY:
         await _count_try(database, clock, batch_id)  # raises too when Postgres is away
         raise
     except _Faulty:

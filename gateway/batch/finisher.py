@@ -11,9 +11,8 @@ from itertools import accumulate
 
 import structlog
 
-from billing.flusher import is_about_a_value
+from billing.store_errors import POSTGRES_AWAY, is_about_a_value
 from gateway.batch.claims import Ended, finish_items
-from gateway.database import UNREACHABLE
 from gateway.services import Services
 from protocol.errors import ServiceError
 
@@ -69,7 +68,7 @@ class Finisher:
             try:
                 stored = await self._say([ended for ended, _ in group])
             except Exception as exc:
-                if not isinstance(exc, UNREACHABLE) or is_about_a_value(exc):
+                if not isinstance(exc, POSTGRES_AWAY) or is_about_a_value(exc):
                     # Whatever is wrong with one of them: who waits for the others would wait for ever.
                     await self._find_the_faulty(group, exc)
                     return

@@ -12,6 +12,7 @@ from contextlib import suppress
 import msgspec
 import structlog
 
+from billing.store_errors import POSTGRES_AWAY
 from gateway.access import Caller
 from gateway.audit_log import purge_outcomes
 from gateway.background import stop_all
@@ -38,7 +39,6 @@ from gateway.batch.pace import Paces
 from gateway.batch.results import response_of
 from gateway.batch.suspects import claim_suspect, has_suspects, how_it_is_given_up
 from gateway.batch.turns import Turns, Waiting
-from gateway.database import UNREACHABLE
 from gateway.errors import InvalidKey, TeamSuspended
 from gateway.services import Services
 from gateway.teams import find_caller_of_key
@@ -113,7 +113,7 @@ class BatchRunner:
         await stop_all([renewing, hurry, ends, *self._tasks])
         if left:
             log.warning("drain_over", put_back=len(left), asked_twice=hurried.is_set())
-            with suppress(*UNREACHABLE):  # else their leases end by themselves
+            with suppress(*POSTGRES_AWAY):  # else their leases end by themselves
                 async with asyncio.timeout(PUT_BACK_WITHIN), self._database.begin() as connection:
                     for claim in left:
                         await put_back(connection, self.owner, claim, 0.0, is_try=False)
@@ -123,7 +123,7 @@ class BatchRunner:
             try:
                 await work()
                 await asyncio.sleep(pause)
-            except UNREACHABLE as exc:
+            except POSTGRES_AWAY as exc:
                 log.warning("batches_wait", error=repr(exc))
                 await asyncio.sleep(max(1.0, pause))
 
@@ -213,7 +213,7 @@ class BatchRunner:
                 pace.was_in_vain()
             else:
                 pace.went_well()
-        except UNREACHABLE as exc:  # the lease ends by itself
+        except POSTGRES_AWAY as exc:  # the lease ends by itself
             log.warning("batch_item_left", batch_id=claim.batch_id, position=claim.position, error=repr(exc))
         finally:
             if self._running.get(claim.name) is claim:  # and not a later claim of the same item

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
+from billing.store_errors import POSTGRES_AWAY
 from gateway.background import stop_all
 from gateway.callbacks.outbox import Claimed, claim_due, drop_old, give_back, record_try
 from gateway.callbacks.schedule import Delivered, GiveUp, Outcome, Step, TryAgain, next_step
@@ -31,7 +31,6 @@ KEEP_FOR = 30 * 86400.0  # seconds that a finished callback stays to be looked a
 TIDY_EVERY = 3600.0  # seconds
 END_WITHIN = 3.0  # seconds for tries that run when the worker ends
 
-DATABASE_AWAY = (SQLAlchemyError, OSError)  # TimeoutError is an OSError
 NO_SECRET = Outcome(error="The team has no usable webhook secret to sign with: create one.")
 
 log = structlog.get_logger()
@@ -68,7 +67,7 @@ class Deliverer:
                 if self._clock.monotonic() - tidied_at >= TIDY_EVERY:
                     tidied_at = self._clock.monotonic()
                     await self._tidy()
-            except DATABASE_AWAY as exc:
+            except POSTGRES_AWAY as exc:
                 log.warning("outbox_unreachable", error=repr(exc))
             await asyncio.sleep(max(pause, (time.monotonic() - began) / SHARE))
 
@@ -96,7 +95,7 @@ class Deliverer:
         try:
             async with self._database.begin() as connection:
                 await give_back(connection, self._owner)
-        except DATABASE_AWAY as exc:
+        except POSTGRES_AWAY as exc:
             log.warning("outbox_unreachable", error=repr(exc))  # the leases run out by themselves
 
     async def _deliver(self, claimed: Claimed, keys: list[bytes]) -> None:
@@ -107,7 +106,7 @@ class Deliverer:
         try:
             async with self._one_at_a_time, self._database.begin() as connection:
                 await record_try(connection, claimed, outcome, step, owner=self._owner, now=now)
-        except DATABASE_AWAY as exc:  # the lease runs out, and it is tried again: at least once
+        except POSTGRES_AWAY as exc:  # the lease runs out, and it is tried again: at least once
             log.warning("callback_not_recorded", callback_id=claimed.id, error=repr(exc))
 
     async def _try(self, claimed: Claimed, keys: list[bytes]) -> Outcome:

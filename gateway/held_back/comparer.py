@@ -11,7 +11,7 @@ import structlog
 from msgspec import Struct
 
 from billing.money import to_nano, to_text
-from gateway.database import UNREACHABLE
+from billing.store_errors import POSTGRES_AWAY
 from gateway.errors import ContentPolicyViolation
 from gateway.held_back.judging import are_same, judge_request, verdict_of
 from gateway.held_back.recalibrations import recalibrating
@@ -60,7 +60,7 @@ class Comparer:
                     await self.recalibrate()
                     asked = now
                 await self.compare()
-            except UNREACHABLE as exc:
+            except POSTGRES_AWAY as exc:
                 log.warning("held_back_calls_wait", error=repr(exc))
             await asyncio.sleep(COMPARE_EVERY)
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import structlog
 
-from gateway.database import UNREACHABLE, Database
+from billing.store_errors import POSTGRES_AWAY
+from gateway.database import Database
 from gateway.held_back.store import recalibrations
 from router.catalog import AutoRoute, Catalog
 
@@ -38,7 +39,7 @@ class Recalibrations:
         while True:
             try:
                 await self.read()
-            except UNREACHABLE as exc:
+            except POSTGRES_AWAY as exc:
                 log.warning("recalibrations_not_read", error=repr(exc))
             await asyncio.sleep(READ_EVERY)
 

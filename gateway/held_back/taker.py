@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from billing.money import to_text
 from billing.records import Status, UsageRecord
+from billing.store_errors import POSTGRES_AWAY
 from gateway.answering.call import Call
 from gateway.answering.hooks import ReplyHook
 from gateway.background import Background
 from gateway.clock import Clock
-from gateway.database import UNREACHABLE, Database
+from gateway.database import Database
 from gateway.held_back.judging import longest_judge_request
 from gateway.held_back.store import HeldBackCall, note_call
 from gateway.providers.base import WholeReply
@@ -83,7 +84,7 @@ class Taker:
         try:
             async with self._database.begin() as connection:
                 is_within = await note_call(connection, self._clock, noted, route.held_back.budget_nanousd)
-        except UNREACHABLE as exc:  # one sample less
+        except POSTGRES_AWAY as exc:  # one sample less
             log.warning("held_back_call_not_noted", request_id=call.request_id, error=repr(exc))
             return
         log.info("held_back_call", request_id=call.request_id, route=name, is_within_budget=is_within)

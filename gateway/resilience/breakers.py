@@ -15,7 +15,7 @@ import structlog
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from billing.script import UNREACHABLE
+from billing.store_errors import REDIS_AWAY
 from gateway.background import Background
 from gateway.clock import Clock
 from gateway.errors import UpstreamFailure
@@ -226,7 +226,7 @@ class Breakers:
         async with self._syncing:
             try:
                 await self._shared.sync(self._watched.values(), self._keys.asides, self._clock.monotonic)
-            except UNREACHABLE as exc:
+            except REDIS_AWAY as exc:
                 self._stand_alone(exc)
                 return
             if self.is_alone:
@@ -263,7 +263,7 @@ class Breakers:
         try:
             if self.is_alone or await self._shared.take_probe(watched, permit.generation, permit.probe, PROBE_LEASE):
                 return
-        except UNREACHABLE:
+        except REDIS_AWAY:
             return  # our own bound holds
         except asyncio.CancelledError:
             self._end_probe(permit, Verdict.NOTHING)
@@ -282,7 +282,7 @@ class Breakers:
 
     async def _give_probe_back(self, permit: Permit, verdict: Verdict) -> None:
         watched = permit.watched
-        with suppress(*UNREACHABLE):
+        with suppress(*REDIS_AWAY):
             is_good = verdict is Verdict.GOOD
             answered = await self._shared.end_probe(watched, permit.generation, permit.probe, is_good)
             watched.breaker.learn_good_probes(permit.generation, answered)

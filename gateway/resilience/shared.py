@@ -45,7 +45,7 @@ class Watched:
 
 
 class SharedBreakers:
-    """One process's voice among the gateways. Every call may raise billing.script.UNREACHABLE."""
+    """One process's voice among the gateways. Every call may raise one of REDIS_AWAY."""
 
     def __init__(self, redis: Redis, *, deadline: float = DEADLINE) -> None:
         self._script = Script(redis, SCRIPT, deadline=deadline)

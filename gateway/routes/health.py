@@ -7,10 +7,9 @@ from collections.abc import Awaitable
 from typing import Any
 
 from litestar import Request, Response, get
-from redis.exceptions import RedisError
 from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
 
+from billing.store_errors import STORES_AWAY
 from gateway.auth import admin_guard, open_guard
 from gateway.openapi import describe
 from gateway.routes.inference import services_of
@@ -64,7 +63,7 @@ async def _answers(check: Awaitable[Any]) -> str:
     try:
         async with asyncio.timeout(CHECK_WITHIN):
             await check
-    except (SQLAlchemyError, RedisError, OSError, TimeoutError):
+    except STORES_AWAY:
         return "does not answer"
     return "ok"
 

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 from redis.asyncio import Redis
 
-from billing.script import UNREACHABLE
+from billing.store_errors import REDIS_AWAY
 from gateway.background import Background
 from gateway.clock import Clock
 from gateway.settings import AbuseSettings
@@ -65,11 +65,11 @@ class AbuseWatch:
             await asyncio.sleep(EVERY)
             try:
                 await self.sync()
-            except UNREACHABLE as exc:
+            except REDIS_AWAY as exc:
                 log.warning("abuse_not_shared", error=repr(exc))
 
     async def sync(self) -> None:
-        """Take over which keys are paused. Raises one of UNREACHABLE."""
+        """Take over which keys are paused. Raises one of REDIS_AWAY."""
         now = self._clock.now()
         async with asyncio.timeout(DEADLINE):
             shared: Any = await self._redis.zrangebyscore(PAUSED, now, math.inf, withscores=True)
@@ -96,7 +96,7 @@ class AbuseWatch:
                 if (until := self.paused.get(key_id, 0.0)) > now:
                     await self._redis.zadd(PAUSED, {key_id: until})
                     await self._redis.zremrangebyscore(PAUSED, 0, now)
-        except UNREACHABLE as exc:
+        except REDIS_AWAY as exc:
             log.warning("abuse_not_shared", error=repr(exc))
 
     def _pause(self, key_id: str, team_id: str, until: float, tell: Callable[[], None]) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import structlog
 from sqlalchemy import insert
 
+from billing.store_errors import POSTGRES_AWAY
 from gateway.answering.call import Call
-from gateway.database import UNREACHABLE, Database
+from gateway.database import Database
 from gateway.tables import audit_log
 
 ACTOR = "system"
@@ -51,12 +52,12 @@ class Outcomes:
             await asyncio.sleep(TOGETHER)
             try:
                 await self.flush()
-            except UNREACHABLE as exc:
+            except POSTGRES_AWAY as exc:
                 log.warning("safety_outcomes_wait", waiting=len(self._waiting), error=repr(exc))
                 await asyncio.sleep(AGAIN)
 
     async def flush(self) -> None:
-        """Write everything that waits. Raises one of UNREACHABLE; what was not written waits on."""
+        """Write everything that waits. Raises one of POSTGRES_AWAY; what was not written waits on."""
         while self._waiting:
             rows = [self._waiting[place] for place in range(min(AT_ONCE, len(self._waiting)))]
             async with self._database.begin() as connection:

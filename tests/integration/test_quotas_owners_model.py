@@ -18,9 +18,9 @@ from redis.asyncio import Redis
 from billing.epochs import EPOCH_KEY, Epoch, read_epoch
 from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
 from billing.quotas import Quotas, month_of
-from billing.rebuild import LOST
 from billing.records import CHARGED, Status, UsageRecord, day_of
 from billing.scope_state import ScopeState
+from billing.store_errors import STORES_AWAY
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.model_owners import SHORTLY, DictJournal, DictStore, ModelOwner, Way
@@ -512,7 +512,7 @@ class House(RuleBasedStateMachine):
 
 async def look(owner: ModelOwner) -> None:
     """Look at the epoch, as every second; what fails is tried again."""
-    with suppress(*LOST):
+    with suppress(*STORES_AWAY):
         await owner.restorer.look_once()
 
 

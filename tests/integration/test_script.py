@@ -9,7 +9,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from billing.script import UNREACHABLE, Script, is_refusal
+from billing.script import Script
+from billing.store_errors import REDIS_AWAY, redis_refuses
 from tests.support.redis_proxy import RedisProxy, Way, redis_proxy
 
 TEXT = """
@@ -60,7 +61,7 @@ async def test_everyone_gets_the_answer_to_their_own_call(patient: Script, redis
     answers = await asyncio.gather(*tasks, return_exceptions=True)
 
     assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[::4])
-    assert all(isinstance(answer, ResponseError) and is_refusal(answer) for answer in answers[1::4])
+    assert all(isinstance(answer, ResponseError) and redis_refuses(answer) for answer in answers[1::4])
     assert [answer for number, answer in enumerate(answers) if number % 4 > 1] == [
         str(number).encode() for number in range(1000) if number % 4 > 1
     ]
@@ -103,12 +104,12 @@ async def test_a_way_that_is_cut_fails_calls_and_heals(script: Script, proxy: Re
     outcomes = await asyncio.gather(*(script.call("count", str(n)) for n in range(5)), return_exceptions=True)
     proxy.turn(Way.OPEN)
 
-    assert all(isinstance(outcome, UNREACHABLE) for outcome in outcomes)
+    assert all(isinstance(outcome, REDIS_AWAY) for outcome in outcomes)
     for _ in range(20):
         try:
             assert await script.call("count", "next") == [b"next"]
             break
-        except UNREACHABLE:
+        except REDIS_AWAY:
             await asyncio.sleep(0.05)
     else:
         pytest.fail("no call was served after the outage")
