@@ -1,7 +1,11 @@
 # What the gateway costs: CPU milliseconds per request and requests per second, in front of the scripted upstream,
-# beside the upstream alone and a bare pass-through on the same libraries, all in one run.
+# beside the upstream alone, a bare pass-through on the same libraries and, where it is installed, LiteLLM, in one run.
 #
-#   python -m benchmarks.gateway [--rounds 5] [--quick] [--profile FILE] [--safety]
+#   python -m benchmarks.gateway [--rounds 5] [--quick] [--profile FILE] [--safety] [--litellm PYTHON]
+#
+# PYTHON is DIR/bin/python of an environment of LiteLLM's own:
+#
+#   python -m venv DIR && DIR/bin/pip install 'litellm[proxy]' httptools
 #
 # The server that is measured has a core to itself; upstream, load generator, Postgres and Valkey share another. Servers
 # take turns in every round (A B C A B C …), so that a noisy neighbour hits all of them. CPU time is the
@@ -23,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks.gateway_report import Case, Measured, write_report
-from benchmarks.house import Server, rows_written, start_gateway, start_pass_through, start_upstream
+from benchmarks.house import Server, rows_written, start_gateway, start_litellm, start_pass_through, start_upstream
 
 TOKENS = 16
 CASES = (
@@ -78,6 +82,7 @@ class Options(Struct, frozen=True, kw_only=True):
     scale: float  # of every case's number of requests
     profile: Path | None  # the gateway alone, under benchmarks.sampling
     safety: bool  # a gateway without a content policy beside one that blocks prompts and flags answers; nothing else
+    litellm: Path | None  # the Python that has it
 
 
 def main() -> None:
@@ -97,10 +102,14 @@ def main() -> None:
         if options.safety:
             checked = start_gateway(upstream, models, folder / "checked", own, shared, safety="block")
             servers = (gateway, stack.enter_context(checked))
+        elif options.litellm is not None:
+            peer = stack.enter_context(start_litellm(upstream, models, folder, own, options.litellm))
+            servers = (upstream, passing, gateway, peer)
         measured = measure(servers, options, own, shared)
         booked = rows_written(gateway)
     if options.cases == CASES and options.profile is None and options.scale == 1.0 and not options.safety:
-        write_report(measured, CASES, HALF_LOAD, booked, options.rounds, len(bytes(body_of(CASES[0], ""))))
+        size = len(bytes(body_of(CASES[0], "")))
+        write_report(measured, CASES, HALF_LOAD, booked, options.rounds, size, options.litellm)
 
 
 def read_options() -> Options:
@@ -111,11 +120,19 @@ def read_options() -> Options:
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests, one round: does it run at all?")
     parser.add_argument("--profile", type=Path, help="run the gateway alone and write where its CPU time goes here")
     parser.add_argument("--safety", action="store_true", help="the gateway with and without a content policy alone")
+    parser.add_argument("--litellm", type=Path, metavar="PYTHON", help="measure the LiteLLM of this Python as well")
     said = parser.parse_args()
     known = (*CASES, CALM) if said.safety else CASES
     cases = tuple(case for case in known if case.name.startswith(said.only))
     rounds, scale = (1, 0.1) if said.quick else (said.rounds, 1.0)
-    return Options(cases=cases, rounds=rounds, scale=scale, profile=said.profile, safety=said.safety)
+    return Options(
+        cases=cases,
+        rounds=rounds,
+        scale=scale,
+        profile=said.profile,
+        safety=said.safety,
+        litellm=said.litellm,
+    )
 
 
 def measure(servers: Sequence[Server], options: Options, own: int, shared: int) -> list[Measured]:
@@ -136,7 +153,7 @@ def measure(servers: Sequence[Server], options: Options, own: int, shared: int) 
     rates = [one.per_second for one in measured if one.case == CASES[0].name and one.server == "gateway"]
     rate = sorted(rates)[len(rates) // 2] / 2
     for number in range(options.rounds):
-        for server in servers:
+        for server in (server for server in servers if server.name != "litellm"):  # it cannot take so many
             _place(server, servers, own, shared)
             result = run_case(HALF_LOAD, server, number, max(64, round(HALF_LOAD.requests * options.scale)), rate)
             measured.append(result)
@@ -180,8 +197,8 @@ def run_case(case: Case, server: Server, number: int, requests: int, rate: float
 
 
 def body_of(case: Case, server: str) -> bytes:
-    """Return the request: the gateway knows the model by its own name, the others by the upstream's."""
-    model = case.model if server.startswith("gateway") else f"gpt-4o:{case.script}"
+    """Return the request: the gateway and LiteLLM know the model by our name, the others by the upstream's."""
+    model = case.model if server.startswith(("gateway", "litellm")) else f"gpt-4o:{case.script}"
     body: dict[str, object] = {"model": model, "messages": QUESTION, "max_tokens": 256, "temperature": 0.7}
     if case.streams:
         body |= {"stream": True, "stream_options": {"include_usage": True}}

@@ -21,7 +21,7 @@ LIBRARIES = (
     *("litestar", "uvicorn", "uvloop", "httptools", "msgspec"),  # server
     *("httpx", "httpx-aiohttp", "aiohttp", "redis", "asyncpg"),  # clients
 )
-SERVERS = ("upstream", "pass-through", "gateway")
+SERVERS = ("upstream", "pass-through", "gateway", "litellm")
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -59,13 +59,20 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 def write_report(
-    measured: Sequence[Measured], cases: Sequence[Case], half_load: Case, booked: int, rounds: int, body_bytes: int
+    measured: Sequence[Measured],
+    cases: Sequence[Case],
+    half_load: Case,
+    booked: int,
+    rounds: int,
+    body_bytes: int,
+    litellm: Path | None,
 ) -> None:
-    """Write gateway-DATE.json and gateway-DATE.md, and print the latter."""
+    """Write gateway-DATE.json and gateway-DATE.md, and print the latter. ``litellm``: the Python that has the peer."""
     now = datetime.now(UTC)
+    words = ["PYTHON" if word == str(litellm) else word for word in sys.argv[1:]]
     conditions = {
         "date": now.isoformat(timespec="seconds"),
-        "command": "python -m benchmarks.gateway " + " ".join(sys.argv[1:]),
+        "command": " ".join(["python -m benchmarks.gateway", *words]),
         "commit": output_of("git", "rev-parse", "--short", "HEAD"),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if os.cpu_count() is None else os.cpu_count(),
@@ -77,7 +84,8 @@ def write_report(
         "request_bytes": body_bytes,
         "calls_in_the_gateways_books": booked,
     }
-    text = "\n".join([*_head(conditions), *_costs(measured, cases), *_latencies(measured, half_load), ""])
+    head = [*_head(conditions), *(_of_litellm(litellm) if litellm is not None else ())]
+    text = "\n".join([*head, *_costs(measured, cases), *_latencies(measured, half_load), ""])
     RESULTS.mkdir(exist_ok=True)
     stem = RESULTS / f"gateway-{now:%Y-%m-%d}"
     stem.with_suffix(".md").write_text(text)
@@ -105,6 +113,17 @@ def _head(conditions: dict[str, object]) -> list[str]:
     ]
 
 
+def _of_litellm(python: Path) -> list[str]:
+    """What LiteLLM has on, so that nobody takes the comparison for more than it is."""
+    told = "import importlib.metadata as m; print(m.version('litellm'))"
+    return [
+        f"LiteLLM {output_of(str(python), '-c', told)}: one process on uvicorn, uvloop and httptools. It checks its "
+        "master key and reckons the cost of each call. Without a database, as here, it has no keys of teams, no limits "
+        "and no spend log: it does less than the gateway beside it.",
+        "",
+    ]
+
+
 def _costs(measured: Sequence[Measured], cases: Sequence[Case]) -> list[str]:
     lines = [
         "| case | server | CPU ms a request | + Postgres, Valkey | requests/s | first byte p50 / p99 ms | MiB |",
@@ -112,7 +131,8 @@ def _costs(measured: Sequence[Measured], cases: Sequence[Case]) -> list[str]:
     ]
     for case in cases:
         for server in SERVERS:
-            rows = _rows(measured, case.name, server)
+            if not (rows := _rows(measured, case.name, server)):
+                continue
             helpers = _median(rows, lambda row: row.helpers_ms) if server == "gateway" else "–"
             first = " / ".join(_middle(rows, lambda row, name=name: row.first[name]) for name in ("p50", "p99"))  # type: ignore[misc]
             lines.append(
@@ -120,8 +140,10 @@ def _costs(measured: Sequence[Measured], cases: Sequence[Case]) -> list[str]:
                 f"{_median(rows, lambda row: row.per_second, 0)} | {first} | "
                 f"{_middle(rows, lambda row: row.memory, 0)} |"
             )
-        gateway, passing = (_number(_rows(measured, case.name, name)) for name in ("gateway", "pass-through"))
-        lines.append(f"| {case.name} | **gateway : pass-through** | **{gateway / passing:.2f} ×** | | | | |")
+        costs = {row.server: _number(_rows(measured, case.name, row.server)) for row in measured}
+        for dear, cheap in (("gateway", "pass-through"), ("litellm", "gateway")):
+            if dear in costs:
+                lines.append(f"| {case.name} | **{dear} : {cheap}** | **{costs[dear] / costs[cheap]:.2f} ×** | | | | |")
     return [*lines, ""]
 
 
@@ -135,7 +157,8 @@ def _latencies(measured: Sequence[Measured], case: Case) -> list[str]:
     ]
     alone = _rows(measured, case.name, "upstream")
     for server in SERVERS:
-        rows = _rows(measured, case.name, server)
+        if not (rows := _rows(measured, case.name, server)):
+            continue
         shown = [_median(rows, lambda row, name=name: row.total[name], 2) for name in ("p50", "p90", "p99")]  # type: ignore[misc]
         added = [
             statistics.median(row.total[name] for row in rows) - statistics.median(row.total[name] for row in alone)

@@ -1,5 +1,6 @@
 # Starts what the gateway's benchmark compares, each as a process of its own on the core it was given: the upstream, a
-# bare pass-through, and the gateway as a user runs it, on a real Postgres and a real Valkey with every limit set.
+# bare pass-through, LiteLLM's proxy, and the gateway as a user runs it, on a real Postgres and a real Valkey with every
+# limit set.
 
 from __future__ import annotations
 
@@ -70,6 +71,26 @@ def start_pass_through(upstream: Server, core: int) -> Iterator[Server]:
     with _run([sys.executable, "-m", "benchmarks.pass_through", base, str(port)], core) as pid:
         _wait_for(port)
         yield Server("pass-through", f"http://127.0.0.1:{port}/v1/chat/completions", "none", (pid,))
+
+
+@contextmanager
+def start_litellm(upstream: Server, models: dict[str, str], folder: Path, core: int, python: Path) -> Iterator[Server]:
+    """Run LiteLLM's proxy from the environment of ``python``, in one process, with what it can do without a database:
+    it checks a key (its master key, there are no others), reckons the cost of every call and tells it."""
+    base, key = upstream.url.removesuffix("/chat/completions"), "sk-litellm"
+    price = {"input_cost_per_token": 2.5e-6, "output_cost_per_token": 1e-5}
+    same = {"api_base": base, "api_key": upstream.key, **price}
+    listed = [
+        {"model_name": name, "litellm_params": {"model": f"openai/{theirs}", **same}} for name, theirs in models.items()
+    ]
+    config = folder / "litellm.yaml"
+    config.write_text(json.dumps({"model_list": listed, "general_settings": {"master_key": key}}))
+    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR"}
+    port = free_port()
+    command = [str(python.with_name("litellm")), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+    with _run(command, core, log=folder / "litellm.log", more=quiet) as pid:
+        _wait_for(port, timeout=120.0)
+        yield Server("litellm", f"http://127.0.0.1:{port}/v1/chat/completions", key, (pid,))
 
 
 @contextmanager
@@ -176,8 +197,10 @@ def _tollgate(*words: str) -> str:
 
 
 @contextmanager
-def _run(command: list[str], core: int, log: Path = Path(os.devnull)) -> Iterator[int]:
-    process = spawn(command, log=log, env=dict(os.environ))
+def _run(
+    command: list[str], core: int, log: Path = Path(os.devnull), more: Mapping[str, str] | None = None
+) -> Iterator[int]:
+    process = spawn(command, log=log, env={**os.environ, **(more or {})})
     os.sched_setaffinity(process.pid, {core})
     try:
         yield process.pid
