@@ -73,14 +73,14 @@ def test_next_step_is_launched_before_it_is_known_what_held(right: float) -> Non
     loop, runner = ahead_loop(right=right)
     launched: list[int] = []
     read: list[int] = []
-    accept = loop._accept
+    accept = loop._acceptor.accept
 
     def note(plan: StepPlan, result: StepResult, started: float) -> Any:
         launched.append(len(runner.plans))
         read.append(plan.step)
         return accept(plan, result, started)
 
-    loop._accept = note  # type: ignore[method-assign]
+    loop._acceptor.accept = note  # type: ignore[method-assign]
     answers = answer_all(loop, [greedy("a", range(5), 40), greedy("b", range(9), 40)])
 
     assert answers["a", 0].token_ids == continuation(range(5), 40)
