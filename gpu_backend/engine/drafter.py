@@ -25,7 +25,8 @@ from gpu_backend.engine.sampler import sample
 from gpu_backend.engine.table import RequestTable
 from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.kernels.layout import PagedLayouts
-from gpu_backend.models.config import ModelConfig, UnsupportedModel, load_model_config
+from gpu_backend.models.config import ModelConfig, load_model_config
+from gpu_backend.models.errors import UnsupportedModel
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gpu_backend.engine.batch import Batch
 from gpu_backend.engine.plan import UNKNOWN, SequenceStep, StepPlan
+from gpu_backend.engine.recording import Recorder, Replay
 from gpu_backend.engine.sampler import draw
 from gpu_backend.engine.table import NO_BLOCK, RequestTable
 from gpu_backend.engine.upload import pinned, upload
@@ -30,8 +31,6 @@ from gpu_backend.models.layers import Decoder
 assert UNKNOWN == FROM_TABLE
 propose = ops.propose_guesses
 
-Replay = Callable[[], None]
-Recorder = Callable[[Callable[[], None]], Replay]
 Size = tuple[int, int]  # places, and tokens of each: one, or one and as many guesses as a sequence may get
 
 USES_BEFORE = 3  # steps of a size before its graph is captured
@@ -284,30 +283,3 @@ class DecodeGraphs:
         rows = self._rows[size]
         tokens, usable = draw(self._model.logits(self._hidden[: places * width]), rows.wishes)
         ops.accept_draws(self._inputs_of(size), self._table.on_device, rows, tokens, usable)
-
-
-def cuda_recorder(device: torch.device) -> Recorder:
-    """Return a recorder of CUDA graphs that share one pool of memory: they are replayed one after the other."""
-    pool = torch.cuda.graph_pool_handle()
-    side = torch.cuda.Stream(device)
-
-    def record(act: Callable[[], None]) -> Replay:
-        graph = torch.cuda.CUDAGraph()
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            act()  # kernels are compiled and libraries get ready before the capture
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                act()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream(device).wait_stream(side)
-        return graph.replay
-
-    return record
-
-
-def rerun(act: Callable[[], None]) -> Replay:
-    """Stand in for a recorder where there is no CUDA: do it once, as a capture does, and again for each replay."""
-    act()
-    return act

@@ -7,20 +7,18 @@ from dataclasses import replace
 
 from gpu_backend.engine.blocks import BlockManager
 from gpu_backend.engine.guess_value import Offer
-from gpu_backend.engine.plan import UNKNOWN, SequenceStep
+from gpu_backend.engine.plan import TEXT_WINDOW, UNKNOWN, SequenceStep
 from gpu_backend.engine.sequence import Sequence
 
 
-def lengthen_ahead(
-    offer: Offer, length: int, sequence: Sequence, blocks: BlockManager, headroom: int, window: int
-) -> SequenceStep:
-    """Let the device guess, as many tokens as have room if all hold, from the last ``window`` ones of the text."""
+def lengthen_ahead(offer: Offer, length: int, sequence: Sequence, blocks: BlockManager, headroom: int) -> SequenceStep:
+    """Let the device guess, as many tokens as have room if all hold, from the text's last ones."""
     step = lengthen(offer, length, sequence, blocks, headroom)
     length = step.num_to_draft
     if not length:
         return step
     known = len(sequence.token_ids)
-    first = max(sequence.num_told, known - window)
+    first = max(sequence.num_told, known - TEXT_WINDOW)
     sequence.num_told = known
     sequence.num_computed += length
     sequence.num_awaited += length

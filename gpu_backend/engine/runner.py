@@ -11,10 +11,11 @@ from torch import Tensor
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.batch import Batch, build_batch
+from gpu_backend.engine.capacity import affordable_blocks, possible_length, wished_length
 from gpu_backend.engine.device_step import DeviceStep, Timer
 from gpu_backend.engine.drafter import Drafter
 from gpu_backend.engine.grammar import begin_masks
-from gpu_backend.engine.graphs import DecodeGraphs, Recorder, cuda_recorder, rerun
+from gpu_backend.engine.graphs import DecodeGraphs
 from gpu_backend.engine.host_cache import HostCache
 from gpu_backend.engine.plan import (
     TEXT_WINDOW,
@@ -26,17 +27,18 @@ from gpu_backend.engine.plan import (
     StepPlan,
     StepResult,
 )
+from gpu_backend.engine.recording import Recorder, cuda_recorder, rerun
 from gpu_backend.engine.roofline import Roofline, measure_roofline
 from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.table import RequestTable
 from gpu_backend.engine.upload import upload
 from gpu_backend.engine.verification import rows_of
-from gpu_backend.engine.workspace import workspace_bytes
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.kernels.layout import PagedLayouts, invariant_split
 from gpu_backend.kernels.quantized_kv import KvScales, scales_from
-from gpu_backend.models.config import ModelConfig, UnsupportedModel
+from gpu_backend.models.config import ModelConfig
+from gpu_backend.models.errors import UnsupportedModel
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.registry import load_model
@@ -51,7 +53,6 @@ COPIES_TO_MEASURE = 16  # blocks, each way
 TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
 LENGTHS_TO_COMPILE = (100, 200)  # of prompts: products of so many rows, and of more, have kernels of their own
 FEW_LENGTHS = (2, 4)  # as few rows have kernels for two and for four, too
-GPU_SPARE_BYTES = 512 * 1024**2  # what libraries take, and graphs
 
 
 class Runner:
@@ -74,7 +75,7 @@ class Runner:
         self._all_layers = cut
         self.model_config = stage_of(cut, ranks.stage, ranks.stages) if ranks else cut
         self._roofline: Roofline | None = None  # measured when warming up
-        wished = _wished_length(config, self.model_config)
+        wished = wished_length(config, self.model_config)
         dummy = config.load_format == "dummy"
         add = ranks.add if ranks is not None and ranks.width > 1 else None
         linear = LinearOptions(config.quantization, config.batch_invariant, add)
@@ -97,7 +98,10 @@ class Runner:
                 self._kv_scales = self._measure_kv_scales(min(wished, TOKENS_TO_MEASURE))
             drafts = config.speculative_method == "draft" and self._leads
             self._drafter = Drafter(config, model_config, self.device, self.dtype, wished) if drafts else None
-            self.num_blocks = config.num_kv_blocks or self._affordable_blocks(config, wished)
+            bytes_of_both = self._block_bytes + (self._drafter.block_bytes if self._drafter is not None else 0)
+            self.num_blocks = config.num_kv_blocks or affordable_blocks(
+                config, self.model_config, self.device, self.dtype.itemsize, bytes_of_both, wished
+            )
             self.num_blocks = ranks.least(self.num_blocks) if ranks else self.num_blocks
             # Two blocks more than are handed out: one takes what graphs compute for nobody, and the last, the null
             # block, zeros for ever, pads block tables.
@@ -105,7 +109,7 @@ class Runner:
             self.num_host_blocks = config.host_kv_bytes // self._block_bytes
             self.num_host_blocks = ranks.least(self.num_host_blocks) if ranks else self.num_host_blocks
             self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
-            self.max_model_len = _possible_length(config, wished, self.num_blocks * self.block_size)
+            self.max_model_len = possible_length(config, wished, self.num_blocks * self.block_size)
             self._grouping = self._placement(self.model_config, self.num_blocks + 1, self.max_model_len)
             longest = -(-self.max_model_len // self.block_size)
             self._table = RequestTable(
@@ -344,23 +348,6 @@ class Runner:
         """What a number of the KV cache is kept as; the bytes of float8 are plain bytes to everything but attention."""
         return self.dtype if self._kv_scales is None else torch.uint8
 
-    def _affordable_blocks(self, config: EngineConfig, max_model_len: int) -> int:
-        """Return how many blocks fit the memory; on the CPU no more than all sequences at full length need."""
-        block_bytes = self._block_bytes + (self._drafter.block_bytes if self._drafter is not None else 0)
-        if self.device.type == "cpu":
-            useful = config.max_num_seqs * -(-max_model_len // self.block_size)
-            return max(1, min(useful, config.cpu_kv_bytes // block_bytes))
-        torch.cuda.empty_cache()  # of what loading and rounding took in between
-        free, total = torch.cuda.mem_get_info(self.device)
-        step_bytes = workspace_bytes(config, self.model_config, self.dtype.itemsize)
-        room = int(free - (1 - config.gpu_memory_share) * total) - step_bytes - GPU_SPARE_BYTES
-        if room < block_bytes:
-            raise UnsupportedModel(
-                f"the device has no memory left for a KV cache beside a step's {step_bytes / 2**30:.1f} GiB; lower "
-                "max_num_seqs or max_num_batched_tokens, raise gpu_memory_share, or free some"
-            )
-        return room // block_bytes
-
 
 def _choose_device(name: str, rank: int) -> torch.device:
     if name == "auto":
@@ -379,20 +366,3 @@ def _text_window(config: EngineConfig, max_model_len: int) -> int:
     if config.speculative_method != "ngram" or config.num_ranks > 1:
         return 1
     return 1 << (min(max_model_len, TEXT_WINDOW) - 1).bit_length()
-
-
-def _wished_length(config: EngineConfig, model: ModelConfig) -> int:
-    if config.max_model_len is not None and config.max_model_len > model.max_position:
-        raise UnsupportedModel(
-            f"max_model_len is {config.max_model_len}, but the model knows only {model.max_position} positions"
-        )
-    return config.max_model_len or model.max_position
-
-
-def _possible_length(config: EngineConfig, wished: int, capacity: int) -> int:
-    """Return the longest sequence that fits alone, so that nothing admitted can ever be stuck."""
-    if config.max_model_len is not None and wished > capacity:
-        raise UnsupportedModel(
-            f"max_model_len is {wished}, but the KV cache holds {capacity} tokens; lower it or add KV blocks"
-        )
-    return min(wished, capacity)

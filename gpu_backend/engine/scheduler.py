@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator
-from hashlib import blake2b
 from itertools import chain
 from time import monotonic
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.admission import Admission
+from gpu_backend.engine.block_tables import BlockTables
 from gpu_backend.engine.blocks import BlockManager
 from gpu_backend.engine.budget import StepBudget
 from gpu_backend.engine.cost import StepWork
-from gpu_backend.engine.plan import UNKNOWN, BlockCopy, SequenceStep, StepPlan
-from gpu_backend.engine.prefix_hashes import extend_hashes
+from gpu_backend.engine.plan import BlockCopy, SequenceStep, StepPlan
 from gpu_backend.engine.sequence import Sequence
 from gpu_backend.engine.speculation import Speculator
 from gpu_backend.engine.swapping import SwapChoice
@@ -51,6 +49,7 @@ class Scheduler:
         self._config = config
         self._max_seqs = config.max_num_seqs
         self._prefix_caching = config.prefix_caching
+        self._tables = BlockTables(blocks, config.prefix_caching)
         self._running: dict[int, Sequence] = {}  # in the order of admission
         self._rows = list(range(config.max_num_seqs))  # that nobody has
         self._by_request: dict[str, list[Sequence]] = {}
@@ -80,7 +79,7 @@ class Scheduler:
         leader, *leader.followers = replies
         self._by_request[leader.request_id] = list(replies)
         if self._prefix_caching and not leader.pools:
-            self._extend_hashes(leader)  # what waits is looked up in the cache again and again
+            self._tables.extend_hashes(leader)  # what waits is looked up in the cache again and again
         self.admission.add(leader)
 
     def everyone_running(self) -> list[Sequence]:
@@ -99,15 +98,14 @@ class Scheduler:
         if not replies:
             del self._by_request[sequence.request_id]
         if self._running.pop(sequence.sequence_id, None) is not None:
-            self.blocks.release(sequence.block_table)
-            sequence.block_table = ()
+            self._tables.release(sequence)
             self._rows.append(sequence.row)
             self.admission.leave(sequence)
         elif leader := self._leader_of(sequence):
             leader.followers.remove(sequence)
         else:
             self.admission.remove(sequence)
-            self._drop_swapped(sequence)
+            self._tables.release(sequence)
         self._promote(sequence)
 
     def schedule(self, may_preempt: bool = True) -> StepPlan | None:
@@ -122,47 +120,21 @@ class Scheduler:
             is_open = any(sequence.num_awaited > 1 for sequence in self._running.values())
             if is_open or self.speculator.wants_to_guess:
                 return None
-        yielding = self.admission.who_yields(self._running.values())
-        leaving = yielding or self.admission.who_makes_room(self._running.values())
-        if leaving and not may_preempt:
+        if not self._let_yield(may_preempt):
             return None
-        for sequence in leaving:
-            if not yielding:
-                sequence.made_room = True
-                self.num_made_room += 1
-            self._preempt(sequence)
         preemptions = self.num_preemptions
-        block_size = self.blocks.block_size
-        for sequence in list(self._running.values()):
-            is_full = len(sequence.block_table) * block_size <= sequence.num_computed
-            if is_full and sequence.num_to_plan and not self._make_room(sequence, may_preempt):
-                return None
+        if not self._make_room(may_preempt):
+            return None
         self._step += 1
         decodes: list[Sequence] = []
         prompts: list[Sequence] = []
         for sequence in self._running.values():
             if count := sequence.num_to_plan:
                 (decodes if count == 1 else prompts).append(sequence)
-        steps = [self._share(sequence, 1) for sequence in decodes]
+        block_size = self.blocks.block_size
+        steps = [sequence.plan(1, block_size) for sequence in decodes]
         budget = self._budget(decodes, steps)
-        long = [sequence for sequence in prompts if budget.is_long(sequence)]
-        is_turn_of_long = self._held_up >= MOST_HELD_UP
-        if long and not is_turn_of_long:
-            budget.keep_half()
-        of_long = self._chunks(long, budget) if is_turn_of_long else []
-        steps += of_long
-        steps += self._chunks([sequence for sequence in prompts if sequence not in long], budget)
-        if preemptions == self.num_preemptions and self._next_to_admit(budget):
-            self.admission.charge(self._running.values())
-            while (admitted := self._admit_next(budget)) is not None:
-                budget.note_admission(admitted.tier)
-                steps += self._chunks([admitted], budget)
-        budget.open_rest()
-        if not is_turn_of_long:
-            of_long = self._chunks(long, budget)
-            steps += of_long
-        is_held_up = long and sum(len(step.token_ids) for step in of_long) < block_size
-        self._held_up = self._held_up + 1 if is_held_up else 0
+        steps += self._plan_prompts(prompts, budget, may_admit=preemptions == self.num_preemptions)
         if self.speculator is not None:
             goes_ahead = goes_ahead and len(decodes) == len(steps)
             knows_tokens = may_preempt or goes_ahead
@@ -174,9 +146,9 @@ class Scheduler:
     def advance(self, sequence: Sequence, end: int) -> None:
         """Book that a running sequence's first ``end`` tokens are computed; full blocks can be found from now on."""
         if self.speculator is not None:
-            self._give_back(sequence)
+            self._tables.trim(sequence)
         if not sequence.pools and end // self.blocks.block_size > sequence.num_published:
-            self._publish(sequence, end)
+            self._tables.publish(sequence, end)
         if sequence.followers and end >= sequence.num_prompt:
             for follower in sequence.followers:
                 follower.block_hashes = sequence.block_hashes[: sequence.num_prompt // self.blocks.block_size]
@@ -192,8 +164,7 @@ class Scheduler:
         targets = {copy.target for copy in copies if copy.to_host}
         for sequence in self._queued():
             if not targets.isdisjoint(sequence.swapped):
-                self._drop_swapped(sequence)
-                sequence.restart()
+                self._tables.release(sequence)
         self.blocks.distrust_copies(copies)
 
     def service_gaps(self) -> dict[str, float]:
@@ -238,96 +209,87 @@ class Scheduler:
             num_batch_decodes = sum(sequence.tier == "batch" for sequence in decodes)
         return StepBudget(self._config, self._config.step_cost, steps, num_batch, num_batch_decodes)
 
+    def _plan_prompts(self, prompts: list[Sequence], budget: StepBudget, may_admit: bool) -> list[SequenceStep]:
+        """Return chunks of prompts, of those who are let in now, too. Prompts of many steps neither keep others waiting
+        nor wait for them for ever.
+        """
+        long = [sequence for sequence in prompts if budget.is_long(sequence)]
+        is_turn_of_long = self._held_up >= MOST_HELD_UP
+        if long and not is_turn_of_long:
+            budget.keep_half()
+        of_long = self._chunks(long, budget) if is_turn_of_long else []
+        steps = of_long + self._chunks([sequence for sequence in prompts if sequence not in long], budget)
+        if may_admit and self._next_to_admit(budget):
+            self.admission.charge(self._running.values())
+            while (admitted := self._admit_next(budget)) is not None:
+                budget.note_admission(admitted.tier)
+                steps += self._chunks([admitted], budget)
+        budget.open_rest()
+        if not is_turn_of_long:
+            of_long = self._chunks(long, budget)
+            steps += of_long
+        is_held_up = long and sum(len(step.token_ids) for step in of_long) < self.blocks.block_size
+        self._held_up = self._held_up + 1 if is_held_up else 0
+        return steps
+
     def _chunks(self, prompts: Iterable[Sequence], budget: StepBudget) -> list[SequenceStep]:
         """Give prompts what the budget has for them; who gets nothing is in no step."""
-        return [self._share(sequence, count) for sequence in prompts if (count := budget.take(sequence))]
+        size = self.blocks.block_size
+        return [sequence.plan(count, size) for sequence in prompts if (count := budget.take(sequence))]
 
-    def _share(self, sequence: Sequence, num_tokens: int) -> SequenceStep:
-        start, end = sequence.num_computed, sequence.num_computed + num_tokens
-        sampling = sequence.sampling
-        samples = end == len(sequence.token_ids) + sequence.num_awaited and not sequence.pools
-        looks_back = samples and sampling.penalises_reply
-        scores = sampling.prompt_logprobs is not None and sequence.unscored_from is not None
-        token_ids = (UNKNOWN,) if sequence.num_awaited else tuple(sequence.token_ids[start:end])
-        slack = max(0, sequence.num_awaited - 1)
-        sequence.num_computed = end
-        sequence.num_awaited += samples
-        return SequenceStep(  # names would make up a third of what it takes
-            sequence.sequence_id,
-            token_ids,
-            start,
-            sequence.block_table[: self.blocks.blocks_for(end)],
-            samples,
-            sampling,
-            sequence.reply_index,
-            sequence.pools,
-            sequence.num_prompt,
-            array("i", sequence.prompt_token_ids).tobytes() if looks_back and sampling.penalises_prompt else b"",
-            sequence.generated() if looks_back else b"",
-            sequence.prompt_token_ids[start + 1 : end + 1] if scores else (),
-            sequence.constraint if samples else None,
-            row=sequence.row,
-            slack=slack,
-        )
+    def _let_yield(self, may_preempt: bool) -> bool:
+        """Let those go who give way to somebody that waits; say whether that may be."""
+        yielding = self.admission.who_yields(self._running.values())
+        leaving = yielding or self.admission.who_makes_room(self._running.values())
+        if leaving and not may_preempt:
+            return False
+        for sequence in leaving:
+            if not yielding:
+                sequence.made_room = True
+                self.num_made_room += 1
+            self._preempt(sequence)
+        return True
 
-    def _give_back(self, sequence: Sequence) -> None:
-        """Release the blocks that only guesses needed."""
-        needed = self.blocks.blocks_for(max(len(sequence.token_ids), sequence.num_computed))
-        if len(sequence.block_table) > needed:
-            self.blocks.release(sequence.block_table[needed:])
-            sequence.block_table = sequence.block_table[:needed]
-
-    def _make_room(self, sequence: Sequence, may_preempt: bool) -> bool:
-        """Give a decode the block its next token needs, at somebody's cost, which may be its own, if that may be."""
-        while sequence.sequence_id in self._running:
-            block = self.blocks.allocate_block(sequence.tenant)
-            if block is not None:
-                sequence.block_table = (*sequence.block_table, block)
-                return True
-            if not may_preempt:
-                return False
-            self._preempt(self.admission.who_gives_way(self._running.values()))
+    def _make_room(self, may_preempt: bool) -> bool:
+        """Give each decode the block its next token needs, at somebody's cost, which may be its own, if that may be."""
+        block_size = self.blocks.block_size
+        for sequence in list(self._running.values()):
+            is_full = len(sequence.block_table) * block_size <= sequence.num_computed
+            if not is_full or not sequence.num_to_plan:
+                continue
+            while sequence.sequence_id in self._running and not self._tables.grow(sequence):
+                if not may_preempt:
+                    return False
+                self._preempt(self.admission.who_gives_way(self._running.values()))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
         assert not sequence.num_awaited, "a sequence gives way while its next token is under way"
         del self._running[sequence.sequence_id]
         self._rows.append(sequence.row)
-        if not self._swap_out(sequence):
-            self.blocks.release(sequence.block_table)
-            sequence.restart()
+        if self._pays_to_swap(sequence) and self._tables.swap_out(sequence):
+            self.num_swaps += 1
+        else:
+            self._tables.release(sequence)
         self.admission.put_back(sequence)
         self.num_preemptions += 1
 
-    def _swap_out(self, sequence: Sequence) -> bool:
-        """Copy what is computed to host memory, if there is room and it takes less than computing it again."""
-        table, kept = sequence.block_table, self.blocks.blocks_for(sequence.num_computed)
+    def _pays_to_swap(self, sequence: Sequence) -> bool:
+        """Whether copying what a sequence has computed takes less than computing it again."""
+        kept = self.blocks.blocks_for(sequence.num_computed)
         if self.swapping is None or not kept:
             return False
         context = sum(other.num_computed for other in self._running.values())
         running = StepWork(len(self._running), context, context)
-        if not self.swapping.pays(running, sequence.num_computed, kept):
-            return False
-        swapped = self.blocks.swap_out(table[:kept], sequence.tenant)
-        if swapped is None:
-            return False
-        self.blocks.release(table[kept:])
-        sequence.swapped, sequence.block_table, sequence.num_published = swapped, (), 0
-        self.num_swaps += 1
-        return True
-
-    def _drop_swapped(self, sequence: Sequence) -> None:
-        self.blocks.host.free(sequence.swapped)
-        sequence.swapped = ()
+        return self.swapping.pays(running, sequence.num_computed, kept)
 
     def _admit_next(self, budget: StepBudget) -> Sequence | None:
         """Move whoever goes next to the running ones; None if there is nobody or no room."""
         if (sequence := self._next_to_admit(budget)) is None:
             return None
-        if not self.admission.is_room_for(sequence, self._running.values()):
-            self.admission.refuse(sequence)
-            return None
-        if not (self._bring_back(sequence) if sequence.swapped else self._find_room(sequence)):
+        is_room = self.admission.is_room_for(sequence, self._running.values())
+        # Each running sequence can fill a block before anyone must give way.
+        if not is_room or not self._tables.fill(sequence, headroom=len(self._running)):
             self.admission.refuse(sequence)
             return None
         self._running[sequence.sequence_id] = sequence
@@ -336,38 +298,6 @@ class Scheduler:
         self._count_prefix(sequence)
         self.admission.admit(sequence)
         return sequence
-
-    def _find_room(self, sequence: Sequence) -> bool:
-        """Give a sequence blocks for its tokens, as many as possible with what they need in them."""
-        # The last token is always computed, so that there are logits to sample from.
-        findable = (len(sequence.token_ids) - 1) // self.blocks.block_size
-        if sequence.unscored_from is not None:  # what comes out of the cache has no logits
-            findable = min(findable, sequence.unscored_from // self.blocks.block_size)
-        if not sequence.pools:
-            self.blocks.note_request(sequence.tenant, sequence.weight)
-            self._extend_hashes(sequence)
-        # Each running sequence can fill a block before anyone must give way.
-        allocation = self.blocks.allocate_table(
-            sequence.block_hashes[:findable],
-            self.blocks.blocks_for(len(sequence.token_ids)),
-            len(self._running),
-            sequence.tenant,
-        )
-        if allocation is None:
-            return False
-        sequence.block_table = allocation.block_table
-        sequence.num_computed = allocation.num_cached * self.blocks.block_size
-        sequence.num_published = allocation.num_cached
-        return True
-
-    def _bring_back(self, sequence: Sequence) -> bool:
-        """Give a sequence its blocks out of host memory."""
-        fresh = self.blocks.blocks_for(len(sequence.token_ids)) - len(sequence.swapped)
-        table = self.blocks.swap_in(sequence.swapped, len(self._running), sequence.tenant, fresh)
-        if table is None:
-            return False
-        sequence.block_table, sequence.swapped = table, ()
-        return True
 
     def _next_to_admit(self, budget: StepBudget) -> Sequence | None:
         """Return who is to be tried next, if there is a slot and some budget left."""
@@ -382,19 +312,6 @@ class Scheduler:
             sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
             self.prompt_tokens_seen += sequence.num_prompt
             self.prompt_tokens_found += sequence.cached_tokens
-
-    def _publish(self, sequence: Sequence, end: int) -> None:
-        full = end // self.blocks.block_size
-        self._extend_hashes(sequence)
-        for index in range(sequence.num_published, full):
-            self.blocks.publish(sequence.block_table[index], sequence.block_hashes[index], sequence.tenant)
-        sequence.num_published = full
-
-    def _extend_hashes(self, sequence: Sequence) -> None:
-        """Name a sequence's full blocks: tenants never find each other's, but for declared beginnings."""
-        owner = f"tenant {sequence.tenant}" if self._prefix_caching else f"request {sequence.request_id}"
-        salt = blake2b(owner.encode(), digest_size=16, person=b"tollgate kv root").digest()
-        extend_hashes(sequence.block_hashes, sequence.token_ids, self.blocks.block_size, salt, self.blocks.shared)
 
     def _promote(self, leaver: Sequence) -> None:
         """Let the first of a leaver's followers compute the prompt in its place."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpu_backend.engine.guess_record import GuessRecord
-from gpu_backend.engine.plan import TokenLogprob
+from gpu_backend.engine.plan import UNKNOWN, SequenceStep, TokenLogprob
 from gpu_backend.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -114,6 +114,35 @@ class Sequence:
             return None
         scored = len(self.prompt_scores)
         return scored if scored < self.num_prompt - 1 else None
+
+    def plan(self, num_tokens: int, block_size: int) -> SequenceStep:
+        """Return a step that computes so many tokens, which have blocks. They count as computed from now on."""
+        start, end = self.num_computed, self.num_computed + num_tokens
+        sampling = self.sampling
+        samples = end == len(self.token_ids) + self.num_awaited and not self.pools
+        looks_back = samples and sampling.penalises_reply
+        scores = sampling.prompt_logprobs is not None and self.unscored_from is not None
+        token_ids = (UNKNOWN,) if self.num_awaited else tuple(self.token_ids[start:end])
+        slack = max(0, self.num_awaited - 1)
+        self.num_computed = end
+        self.num_awaited += samples
+        return SequenceStep(  # names would make up a third of what it takes
+            self.sequence_id,
+            token_ids,
+            start,
+            self.block_table[: -(-end // block_size)],
+            samples,
+            sampling,
+            self.reply_index,
+            self.pools,
+            self.num_prompt,
+            array("i", self.prompt_token_ids).tobytes() if looks_back and sampling.penalises_prompt else b"",
+            self.generated() if looks_back else b"",
+            self.prompt_token_ids[start + 1 : end + 1] if scores else (),
+            self.constraint if samples else None,
+            row=self.row,
+            slack=slack,
+        )
 
     def generated(self) -> bytes:
         """Return the tokens of the reply so far, int32 each."""

@@ -16,7 +16,7 @@ from gpu_backend.engine.guess_blocks import lengthen, lengthen_ahead, note_draft
 from gpu_backend.engine.guess_offers import Proposer, device_offers, draft_offers, propose_from_text, text_offers
 from gpu_backend.engine.guess_record import Everybody, GuessRecord
 from gpu_backend.engine.guess_value import Offer, StepFrame, best_lengths, could_pay, first_come, trial_lengths
-from gpu_backend.engine.plan import TEXT_WINDOW, SequenceStep, StepPlan
+from gpu_backend.engine.plan import SequenceStep, StepPlan
 from gpu_backend.engine.requests import Limits
 from gpu_backend.engine.sequence import Sequence
 from gpu_backend.engine.step_times import StepTimes
@@ -103,9 +103,10 @@ class Speculator:
         base = plan_work(decodes)
         work = base if len(decodes) == len(steps) else plan_work(steps)
         frame = StepFrame(base, work, self._draft_share * self._cost.seconds(base))
-        extend = self._extend_ahead if goes_ahead else self._extend
         self._may_pay = self._may_guess(frame)
-        extended = extend(steps, decodes, frame, running, blocks) if self._may_pay and knows_tokens else steps
+        extended = steps
+        if self._may_pay and knows_tokens:
+            extended = self._extend(steps, decodes, frame, running, blocks, goes_ahead)
         if extended is steps:
             is_wanted = (
                 self._step % MEASURED_EVERY == 0 or self._with_guesses or not self.times.knows_plain(base.tokens)
@@ -198,17 +199,21 @@ class Speculator:
         frame: StepFrame,
         running: Mapping[int, Sequence],
         blocks: BlockManager,
+        goes_ahead: bool,
     ) -> list[SequenceStep]:
         left = self._config.max_num_batched_tokens - frame.work.tokens
         changed: dict[int, SequenceStep] = {}
-        if self.propose is None:
+        if goes_ahead:
+            offers = device_offers(decodes, running, self._most_for)
+        elif self.propose is not None:
+            offers = text_offers(decodes, running, self._most_for, self.propose)
+        else:
             most = self._most_catching_up(frame, left)
             offers, changed, missing = draft_offers(decodes, running, blocks, self._most_for, most)
             left -= missing
-        else:
-            offers = text_offers(decodes, running, self._most_for, self.propose)
         lengths = self._choose(frame, offers, left, is_alone=len(steps) == 1)
         batch_left = self._batch_tier_left(steps, running)
+        add = lengthen_ahead if goes_ahead else lengthen
         for offer, length in zip(offers, lengths, strict=True):
             sequence = running[offer.step.sequence_id]
             if sequence.tier == "batch":
@@ -216,31 +221,7 @@ class Speculator:
                 batch_left -= length
             self._record(sequence).plan(length)
             if length:
-                changed[offer.step.sequence_id] = lengthen(offer, length, sequence, blocks, len(running))
-        return self._note_plan(steps, changed, frame, any(lengths))
-
-    def _extend_ahead(
-        self,
-        steps: list[SequenceStep],
-        decodes: list[SequenceStep],
-        frame: StepFrame,
-        running: Mapping[int, Sequence],
-        blocks: BlockManager,
-    ) -> list[SequenceStep]:
-        offers = device_offers(decodes, running, self._most_for)
-        left = self._config.max_num_batched_tokens - frame.work.tokens
-        lengths = self._choose(frame, offers, left, is_alone=len(steps) == 1)
-        batch_left = self._batch_tier_left(steps, running)
-        changed: dict[int, SequenceStep] = {}
-        for offer, length in zip(offers, lengths, strict=True):
-            sequence = running[offer.step.sequence_id]
-            if sequence.tier == "batch":
-                length = min(length, batch_left)
-                batch_left -= length
-            self._record(sequence).plan(length)
-            if length:
-                step = lengthen_ahead(offer, length, sequence, blocks, len(running), TEXT_WINDOW)
-                changed[step.sequence_id] = step
+                changed[sequence.sequence_id] = add(offer, length, sequence, blocks, len(running))
         return self._note_plan(steps, changed, frame, any(lengths))
 
     def _note_plan(
@@ -273,13 +254,12 @@ class Speculator:
             sequence.guess_record = self._everybody.open_record(may_speculate(sequence))
         return sequence.guess_record
 
-    def _longest(self, frame: StepFrame) -> float:
-        """Return what a step may take by the cost table: more stretches others' steps more than prompts may."""
-        return max(self._cost.seconds(frame.work), self._config.step_stretch * self._cost.seconds(frame.base))
-
     def _most_catching_up(self, frame: StepFrame, left: int) -> int:
-        """Return how many tokens the draft model may compute to catch up; at least a block's worth."""
-        seconds = self._longest(frame) - self._cost.seconds(frame.work)
+        """Return how many tokens the draft model may compute to catch up; at least a block's worth.
+
+        By the cost table: more would stretch others' steps more than prompts may.
+        """
+        seconds = max(0.0, self._config.step_stretch * self._cost.seconds(frame.base) - self._cost.seconds(frame.work))
         token = self._draft_share * self._cost.token
         fitting = int(seconds / token) if token * left > seconds else left
         return min(left, max(fitting, self._config.block_size))

@@ -56,12 +56,8 @@ def propose_kernel(
     WINDOW: tl.constexpr, AT_ONCE: tl.constexpr, SHORTEST: tl.constexpr, LONGEST: tl.constexpr,
 ):  # fmt: skip
     """One place's guesses: what followed the longest match of its text's end, of equal ones the last."""
-    place = tl.program_id(0).to(tl.int64)
-    own = inputs + place * input_stride
-    row = tl.load(own)
-    start = tl.load(own + 1)
-    count = tl.load(own + 2)
-    start = tl.where(start == TABLE, tl.load(starts + row), start)
+    own = inputs + tl.program_id(0).to(tl.int64) * input_stride
+    row, start, count = _read_header(own, starts)
     columns = tl.arange(0, WIDTH_PADDED)
     given = tl.load(own + FIRST + columns, mask=columns < WIDTH, other=0)
     asks = tl.max(((columns > WIDTH - count) & (given == TABLE)).to(tl.int32), 0)
@@ -107,12 +103,9 @@ def place_kernel(
     """All rows of one place, and its block table as far as it is read."""
     place = tl.program_id(0).to(tl.int64)
     own = inputs + place * input_stride
-    row = tl.load(own)
-    start = tl.load(own + 1)
-    count = tl.load(own + 2)
+    row, start, count = _read_header(own, starts)
     fresh_at = tl.load(own + 4)
     fresh = tl.load(own + 5).to(tl.int32)
-    start = tl.where(start == TABLE, tl.load(starts + row), start)
     end = start + count
 
     columns = tl.arange(0, WIDTH_PADDED)
@@ -160,10 +153,7 @@ def accept_kernel(
     """One place: how many of its draws count, and the last of them."""
     place = tl.program_id(0).to(tl.int64)
     own = inputs + place * input_stride
-    row = tl.load(own)
-    start = tl.load(own + 1)
-    count = tl.load(own + 2)
-    start = tl.where(start == TABLE, tl.load(starts + row), start)
+    row, start, count = _read_header(own, starts)
     columns = tl.arange(0, WIDTH_PADDED)
     held = columns < WIDTH
     rows = place * WIDTH + columns
@@ -187,3 +177,12 @@ def accept_kernel(
     tl.store(out + WIDTH + columns, is_number.to(tl.int32), mask=held)
     tl.store(out + 2 * WIDTH, gained.to(tl.int32))
     tl.store(out + 2 * WIDTH + 1, start.to(tl.int32))
+
+
+@triton.jit
+def _read_header(own, starts):
+    """Return a place's row of the table, where its tokens start, and how many there are."""
+    row = tl.load(own)
+    start = tl.load(own + 1)
+    count = tl.load(own + 2)
+    return row, tl.where(start == TABLE, tl.load(starts + row), start), count

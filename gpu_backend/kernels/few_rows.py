@@ -81,64 +81,23 @@ def few_rows_kernel(
         if NORMED:
             gamma = tl.load(norm + place, mask=place < INPUTS, other=0.0).to(tl.float32)
         a, a_squares = _add_row(
-            a, a_squares, 0, w, gamma, x, residual, summed, place, rows, row_stride, INPUTS, EACH, NORMED, ADDS, GATED
-        )
+            a, a_squares, 0, w, gamma, x, residual, summed, place, rows, row_stride,
+            INPUTS, EACH, NORMED, ADDS, GATED,
+        )  # fmt: skip
         if ROWS > 1:
             b, b_squares = _add_row(
-                b,
-                b_squares,
-                1,
-                w,
-                gamma,
-                x,
-                residual,
-                summed,
-                place,
-                rows,
-                row_stride,
-                INPUTS,
-                EACH,
-                NORMED,
-                ADDS,
-                GATED,
-            )
+                b, b_squares, 1, w, gamma, x, residual, summed, place, rows, row_stride,
+                INPUTS, EACH, NORMED, ADDS, GATED,
+            )  # fmt: skip
         if ROWS > 2:
             c, c_squares = _add_row(
-                c,
-                c_squares,
-                2,
-                w,
-                gamma,
-                x,
-                residual,
-                summed,
-                place,
-                rows,
-                row_stride,
-                INPUTS,
-                EACH,
-                NORMED,
-                ADDS,
-                GATED,
-            )
+                c, c_squares, 2, w, gamma, x, residual, summed, place, rows, row_stride,
+                INPUTS, EACH, NORMED, ADDS, GATED,
+            )  # fmt: skip
             d, d_squares = _add_row(
-                d,
-                d_squares,
-                3,
-                w,
-                gamma,
-                x,
-                residual,
-                summed,
-                place,
-                rows,
-                row_stride,
-                INPUTS,
-                EACH,
-                NORMED,
-                ADDS,
-                GATED,
-            )
+                d, d_squares, 3, w, gamma, x, residual, summed, place, rows, row_stride,
+                INPUTS, EACH, NORMED, ADDS, GATED,
+            )  # fmt: skip
     scale, shift = tl.full([COLUMNS], 1.0, tl.float32), tl.zeros([COLUMNS], tl.float32)
     if SCALED:
         scale = tl.load(scales + column, mask=column < outputs, other=0.0)

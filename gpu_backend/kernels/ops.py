@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_backend.kernels import reference
+from gpu_backend.kernels import reference, reference_attention
 from gpu_backend.kernels.decode_rows import DecodeRows, Requests
 from gpu_backend.kernels.grouping import AttentionGroup
 from gpu_backend.kernels.layout import PagedLayout
@@ -120,7 +120,7 @@ def paged_attention(
     but of layouts only those of one query length.
     """
     if not uses_triton(query.device):
-        return reference.paged_attention(query, kv_cache, parts, scale, window, kv_scales)
+        return reference_attention.paged_attention(query, kv_cache, parts, scale, window, kv_scales)
     from gpu_backend.kernels import paged_attention as triton_attention
 
     kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)

@@ -1,23 +1,14 @@
 # Every operation of a forward pass in plain torch: what runs on the CPU, and what the Triton kernels are judged by.
-# No Python loop runs per token; attention loops over groups of sequences of similar shape.
+# Attention is in a file of its own.
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_backend.kernels.decode_rows import FROM_TABLE, HEADER, LONGEST, SHORTEST, DecodeRows, Requests
-from gpu_backend.kernels.grouping import AttentionGroup
-from gpu_backend.kernels.layout import PagedLayout
-from gpu_backend.kernels.quantized_kv import KvScales, load_kv, quantize_kv
-from gpu_backend.kernels.side_by_side import Part
-
-MOST_HEADS_AT_ONCE = 4  # key heads, in decodes
-FLOATS_AT_ONCE = 2**18  # of keys and values, in decodes: about what a core's second cache holds
+from gpu_backend.kernels.quantized_kv import KvScales, quantize_kv
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -89,176 +80,6 @@ def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> Non
     ``kv_cache`` is (blocks, block_size, 2, kv_heads, head_dim); slot = block · block_size + offset.
     """
     kv_cache.view(-1, 2, *kv_cache.shape[3:]).index_copy_(0, slots, torch.stack((key, value), dim=1))
-
-
-def paged_attention(
-    query: Tensor,
-    kv_cache: Tensor,
-    groups: Sequence[Part | AttentionGroup | PagedLayout],
-    scale: float,
-    window: int = 0,
-    kv_scales: KvScales | None = None,
-) -> Tensor:
-    """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
-
-    Several query heads may share one key head (Ainslie et al. 2023, grouped-query attention). With a ``window`` only
-    that many keys count, the query's own the last of them (Beltagy et al. 2020); the groups must be made for it.
-    """
-    out = torch.empty_like(query)
-    for group in groups:
-        if isinstance(group, Part):
-            _attend_side_by_side(query, kv_cache, kv_scales, group, scale, out)
-            continue
-        if isinstance(group, PagedLayout):
-            _attend_padded(query, kv_cache, kv_scales, group, scale, window, out)
-            continue
-        mask = group.window_mask if window else group.mask
-        assert mask is not None, "the groups were made without a window"
-        if mask.shape[2] == 1:
-            _attend_one_each(query, kv_cache, kv_scales, group, mask, scale, out)
-        else:
-            _attend_several_each(query, kv_cache, kv_scales, group, mask, scale, out)
-    return out
-
-
-def _attend_padded(
-    query: Tensor,
-    kv_cache: Tensor,
-    kv_scales: KvScales | None,
-    layout: PagedLayout,
-    scale: float,
-    window: int,
-    out: Tensor,
-) -> None:
-    """As many queries each, tables padded with any blocks: all shapes are known before it is known who is there."""
-    _, heads, head_dim = query.shape
-    sequences, width = len(layout.block_tables), layout.max_query_len
-    assert layout.rows.stop - layout.rows.start == sequences * width, "plain torch takes layouts of one query length"
-    kv = _load_blocks(kv_cache, kv_scales, layout.block_tables.flatten(), query.dtype)
-    kv = kv.view(sequences, -1, *kv_cache.shape[2:])
-    places = torch.arange(kv.shape[1], device=query.device)
-    ends = layout.context_lens[:, None] - torch.arange(width - 1, -1, -1, device=query.device)
-    visible = places < ends[..., None]  # (sequences, width, context)
-    if window:
-        visible &= places >= ends[..., None] - window
-    kv = kv.masked_fill(~visible.any(1)[:, :, None, None, None], 0)  # what is not a number stays so behind a mask
-    key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
-    mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device).masked_fill_(~visible, -torch.inf)
-    q = query[layout.rows].view(sequences, width, kv_cache.shape[3], -1, head_dim).transpose(1, 2).flatten(2, 3)
-    mask = mask.repeat_interleave(heads // kv_cache.shape[3], dim=1)[:, None]
-    attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale)
-    attended = attended.view(sequences, kv_cache.shape[3], width, -1, head_dim).transpose(1, 2)
-    out[layout.rows] = attended.reshape(-1, heads, head_dim)
-
-
-def _attend_side_by_side(
-    query: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, part: Part, scale: float, out: Tensor
-) -> None:
-    """One query each, of sequences whose keys and values are kept side by side."""
-    key, value = part.keys_and_values(kv_cache, kv_scales)
-    shape = len(key), key.shape[2], -1, query.shape[2]
-    q, its = query[part.rows].view(shape), out[part.rows].view(shape)
-    its.copy_(_attend(q, key, value, None if part.mask is None else part.mask[..., : part.longest], scale))
-
-
-def _attend_one_each(
-    query: Tensor,
-    kv_cache: Tensor,
-    kv_scales: KvScales | None,
-    group: AttentionGroup,
-    mask: Tensor,
-    scale: float,
-    out: Tensor,
-) -> None:
-    """One query each: the heads that share a key head take the place of several queries.
-
-    Some sequences at a time, so that what was gathered is still in the processor's cache when it is used.
-    """
-    shape = group.num_sequences, kv_cache.shape[3], -1, query.shape[2]
-    q, its = query[group.rows].view(shape), out[group.rows].view(shape)
-    tables = group.block_tables.view(group.num_sequences, -1)
-    parts = _parts(group.widths, FLOATS_AT_ONCE // kv_cache[0].numel())
-    room = kv_cache.new_empty(max((stop - start) * width for start, stop, width in parts), *kv_cache.shape[1:])
-    for start, stop, width in parts:
-        kv = _gather(kv_cache, kv_scales, tables[start:stop, :width], query.dtype, room)
-        visible = mask[start:stop, ..., : kv.shape[1]]
-        its[start:stop] = _attend(q[start:stop], kv[:, :, 0], kv[:, :, 1], visible, scale)
-
-
-@lru_cache(maxsize=4)  # all layers of a step ask for the same
-def _parts(widths: tuple[int, ...], most: int) -> list[tuple[int, int, int]]:
-    """Cut sequences of these numbers of blocks into parts of ``most`` blocks: from where, to where, and the widest."""
-    parts = []
-    start = widest = 0
-    for index, width in enumerate(widths):
-        wider = max(widest, width)
-        if index > start and (index + 1 - start) * wider > most:
-            parts.append((start, index, widest))
-            start, wider = index, width
-        widest = wider
-    return [*parts, (start, len(widths), widest)]
-
-
-def _attend(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Let ``q`` (sequences, kv_heads, sharing, head_dim) look at keys and values (sequences, context, kv_heads, …)."""
-    count, kv_heads, sharing, head_dim = q.shape
-    if kv_heads > MOST_HEADS_AT_ONCE:
-        return F.scaled_dot_product_attention(
-            q, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, scale=scale
-        )
-    # One product for all heads: each query has zeros where the keys of other heads than its own lie. That multiplies
-    # more, but reads keys and values as they lie; for few heads it is the faster way.
-    spread = q.new_zeros(count, kv_heads, sharing, kv_heads, head_dim)
-    torch.mul(q.permute(0, 2, 3, 1), scale, out=spread.diagonal(dim1=1, dim2=3))
-    scores = torch.bmm(spread.view(count, kv_heads * sharing, -1), key.flatten(2).transpose(1, 2))
-    if mask is not None:
-        scores += mask[:, 0]
-    attended = torch.bmm(scores.softmax(-1), value.flatten(2)).view(spread.shape)
-    return attended.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
-
-
-def _attend_several_each(
-    query: Tensor,
-    kv_cache: Tensor,
-    kv_scales: KvScales | None,
-    group: AttentionGroup,
-    mask: Tensor,
-    scale: float,
-    out: Tensor,
-) -> None:
-    _, heads, head_dim = query.shape
-    kv = _gather(kv_cache, kv_scales, group.block_tables.view(group.num_sequences, -1), query.dtype)
-    key, value = kv.transpose(1, 3).unbind(2)
-    q = query[group.rows]
-    if group.padded_rows is not None:
-        q = q.index_select(0, group.padded_rows)
-    q = q.view(group.num_sequences, -1, heads, head_dim).transpose(1, 2)
-    attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
-    rows = attended.transpose(1, 2).reshape(-1, heads, head_dim)
-    out[group.rows] = rows if group.unpadded is None else rows.index_select(0, group.unpadded)
-
-
-def _gather(
-    kv_cache: Tensor,
-    kv_scales: KvScales | None,
-    block_tables: Tensor,
-    dtype: torch.dtype,
-    room: Tensor | None = None,
-) -> Tensor:
-    """Copy blocks side by side: (sequences, blocks) becomes (sequences, context, 2, kv_heads, head_dim).
-
-    ``room`` is what may be written over: memory that was just used is still in the processor's cache.
-    """
-    kv = _load_blocks(kv_cache, kv_scales, block_tables.reshape(-1), dtype, room)
-    return kv.view(len(block_tables), -1, *kv_cache.shape[2:])
-
-
-def _load_blocks(
-    kv_cache: Tensor, kv_scales: KvScales | None, blocks: Tensor, dtype: torch.dtype, room: Tensor | None = None
-) -> Tensor:
-    raw = kv_cache if kv_scales is None else kv_cache.view(torch.uint8)
-    copied = torch.index_select(raw, 0, blocks, out=None if room is None else room[: len(blocks)])
-    return copied if kv_scales is None else load_kv(copied, kv_scales, dtype)
 
 
 def linear_by_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

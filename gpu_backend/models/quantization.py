@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.kernels import ops
-from gpu_backend.models.config import UnsupportedModel
+from gpu_backend.models.errors import UnsupportedModel
 
 FP8 = torch.float8_e4m3fn
 MOST_FP8 = 448.0

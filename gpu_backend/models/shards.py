@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_backend.models.config import PACKED_BITS, ModelConfig, UnsupportedModel
+from gpu_backend.models.config import ModelConfig
+from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.packed_format import PACKED_BITS
 from gpu_backend.models.weights import WeightSource
 
 WIDENING = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")

@@ -15,7 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpu_backend.models.config import PackedFormat, UnsupportedModel
+from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.packed_format import PackedFormat
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"

@@ -10,19 +10,12 @@ from litestar.types import ASGIApp
 from msgspec import UNSET
 
 from gpu_backend.server.answers import InferenceResponse
+from gpu_backend.server.checks import check_bias, check_completion
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.generation import Job
 from gpu_backend.server.prompts import check_token_ids, encode_prompts, split_prompts
 from gpu_backend.server.reply import Piece
-from gpu_backend.server.requests import (
-    Extensions,
-    check_bias,
-    check_completion,
-    read_body,
-    read_sender,
-    sampling_of,
-    stop_strings,
-)
+from gpu_backend.server.requests import Extensions, read_body, read_sender, sampling_of, stop_strings
 from gpu_backend.server.structured import grammar_of
 from gpu_backend.server.wire import Answer, TextChoice, UsageBody, completion_logprobs, encode, with_prompt
 from protocol.completions import CompletionRequest

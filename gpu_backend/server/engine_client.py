@@ -9,7 +9,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -33,7 +32,8 @@ from gpu_backend.engine.messages import (
 )
 from gpu_backend.engine.process import EngineProcess
 from gpu_backend.server.engine_call import EngineCall
-from gpu_backend.server.errors import EngineFailed, Overloaded
+from gpu_backend.server.errors import Overloaded
+from gpu_backend.server.held_calls import DIED, HeldCalls
 
 log = logging.getLogger("gpu_backend")
 
@@ -41,9 +41,7 @@ RESTARTS = 3  # within RESTART_WINDOW; the next death is final
 RESTART_WINDOW = 60.0  # seconds
 RESTART_PAUSE = 1.0  # seconds more before each further one; the first comes at once
 STOP_WITHIN = 2.0  # seconds
-MOST_DEATHS = 2  # of processes that had a call: then it is tried apart from others that had as many, and given up after
 GOES_ON_WITHIN = 30.0  # seconds after a death; calls wait no longer for the next process
-DIED = "The engine's process died while it worked on this request. Try again."
 
 
 class EngineState(StrEnum):
@@ -99,9 +97,7 @@ class EngineClient:
         self._waiting: set[str] = set()  # request ids without a first event
         self._deaths: list[float] = []
         self._is_loading = True  # the process that runs now is not ready yet
-        self._held: list[EngineCall] = []  # what a dead process had, for the next one
-        self._suspects: deque[EngineCall] = deque()  # of them, those that are to be tried one after the other
-        self._on_trial: EngineCall | None = None
+        self._held = HeldCalls(self._send_all)  # what a dead process had, for the next one
         self._is_closing = False
 
     async def open(self) -> None:
@@ -116,7 +112,7 @@ class EngineClient:
         self._commands.put(None)
         await asyncio.to_thread(self._process.stop, STOP_WITHIN)
         self._hold_calls()
-        self._fail_held("The engine was stopped.")
+        self._held.fail("The engine was stopped.")
 
     @property
     def num_waiting(self) -> int:
@@ -155,7 +151,7 @@ class EngineClient:
             if (call := self._calls.pop(request_id, None)) is not None:
                 self._waiting.discard(request_id)
                 self.send(Abort(request_id))
-                self._end_trial(call)
+                self._held.end_trial(call)
 
     def drain(self) -> None:
         """Take no more requests; what runs is finished. There is no way back but a new process."""
@@ -214,7 +210,7 @@ class EngineClient:
                         self.state = EngineState.ACTIVE
                     log.info("the engine is ready: %s", event)
                     self._is_loading = False
-                    self._go_on()
+                    self._held.go_on()
                 case Drained():
                     log.info("drained")
 
@@ -226,8 +222,7 @@ class EngineClient:
         call.deliver(event)
         if not call.awaits(event.request_id):
             del self._calls[event.request_id]
-        if self._on_trial is not None:
-            self._end_trial(call)
+        self._held.end_trial(call)
 
     def _refuse(self, event: Refused) -> None:
         """Tell whoever asked; the other prompts of the same call are given up with this one."""
@@ -235,7 +230,7 @@ class EngineClient:
         if call := self._calls.pop(event.request_id, None):
             self.forget([request_id for request_id, other in self._calls.items() if other is call])
             call.fail(Overloaded(event.reason, retry_after=math.ceil(event.retry_after)))
-            self._end_trial(call)
+            self._held.end_trial(call)
 
     def _lost(self, process: Process) -> None:
         """The process is gone: start another one that goes on with its work, if that makes sense, or tell everyone."""
@@ -247,7 +242,7 @@ class EngineClient:
         self._deaths = [then for then in self._deaths if self._clock() - then < RESTART_WINDOW] + [self._clock()]
         if self.ready is None or len(self._deaths) > RESTARTS:
             log.error("the engine's process died (%d requests lost) and is not started again", len(self._held))
-            self._fail_held()
+            self._held.fail(DIED)
             self.state = EngineState.FAILED
             self._on_failed()
             return
@@ -266,53 +261,15 @@ class EngineClient:
             self._start()
 
     def _hold_calls(self) -> None:
-        """Keep what the dead process had for the next one, in order, but for those that are given up now."""
-        had = list(dict.fromkeys(self._calls.values()))
+        had = dict.fromkeys(self._calls.values())
         self._calls.clear()
         self._waiting.clear()
-        for call in had:
-            call.deaths += 1
-            if call.fails_over or call.deaths > MOST_DEATHS:
-                call.fail(EngineFailed(DIED))
-            else:
-                self._held.append(call)
-        self._held += self._suspects
-        self._suspects.clear()
-        self._on_trial = None
-
-    def _go_on(self) -> None:
-        """Hand the process that is ready now what the dead one had."""
-        held, self._held = self._held, []
-        for call in held:
-            if call.deaths < MOST_DEATHS:
-                self._send_all(call, call.go_on())
-            else:
-                self._suspects.append(call)
-        self._try_next()
-
-    def _try_next(self) -> None:
-        """Hand over the next of the calls that are tried one after the other."""
-        self._on_trial = None
-        while self._suspects and self._on_trial is None:
-            call = self._suspects.popleft()
-            if commands := call.go_on():
-                self._on_trial = call
-                self._send_all(call, commands)
-
-    def _end_trial(self, call: EngineCall) -> None:
-        """Let the next one in, if ``call`` was on trial: the engine has computed for it, and lives."""
-        if call is self._on_trial:
-            self._try_next()
+        self._held.take(had)
 
     def _give_up(self, restarts: int) -> None:
         """Tell calls that wait for a process which takes too long."""
         if self._is_loading and self.restarts == restarts:
-            self._fail_held()
-
-    def _fail_held(self, message: str = DIED) -> None:
-        held, self._held = self._held, []
-        for call in held:
-            call.fail(EngineFailed(message))
+            self._held.fail(DIED)
 
 
 def _write(process: Process, commands: SimpleQueue[Command | None]) -> None:

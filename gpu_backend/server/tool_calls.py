@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum, auto
+from enum import StrEnum
+
+from gpu_backend.server.tool_call_text import CallState, CallText
 
 
 class ToolStyle(StrEnum):
@@ -58,7 +59,7 @@ class ToolCallReader:
         self._most = most  # calls; what follows them is not told
         self._held = ""  # blanks, and what may become an opener or a closer
         self._is_plain = False  # Llama's: this reply is no call, or none any more
-        self._call: _CallText | None = None
+        self._call: CallText | None = None
         self._is_after_call = False
         self._told: str | None = None  # id of the call that is being told
         self.num_calls = 0
@@ -97,7 +98,7 @@ class ToolCallReader:
             self._held, self._is_after_call = "", False
         elif word == self._opener and not self._is_plain:
             self._held = self._held[: -len(word)]
-            self._call = _CallText(self._names)
+            self._call = CallText(self._names)
             if self._is_llama:
                 self._call.feed("{")
 
@@ -112,18 +113,18 @@ class ToolCallReader:
         closes = self._is_after_call and not self._is_llama and CLOSE.startswith(word)
         return closes or (not self._is_plain and self._opener.startswith(word))
 
-    def _read_call(self, call: _CallText, character: str, said: Said) -> None:
+    def _read_call(self, call: CallText, character: str, said: Said) -> None:
         call.feed(character)
-        if call.name is not None and self._told is None and call.state is not _State.BAD:
+        if call.name is not None and self._told is None and call.state is not CallState.BAD:
             self._told, self._held = self._new_id(), ""
             said.calls.append(CallDelta(self.num_calls, "", self._told, call.name))
             self.num_calls += 1
         if self._told is not None and call.fresh:
             self._tell(call.fresh, said)
             call.fresh = ""
-        if call.state is _State.DONE or (call.state is _State.BAD and self._told is not None):
+        if call.state is CallState.DONE or (call.state is CallState.BAD and self._told is not None):
             self._call, self._told, self._is_after_call = None, None, True
-        elif call.state is _State.BAD:
+        elif call.state is CallState.BAD:
             again = self._held + self._opener_of_call() + call.text
             self._call, self._held, self._is_plain = None, "", self._is_llama
             said.content += again[: -1 if again.endswith("<") else None]
@@ -140,133 +141,3 @@ class ToolCallReader:
 
     def _opener_of_call(self) -> str:
         return "" if self._is_llama else self._opener
-
-
-class _State(Enum):
-    START = auto()  # before the brace
-    KEY = auto()  # before a key, or the end of the object
-    IN_KEY = auto()
-    COLON = auto()  # before the colon
-    VALUE = auto()  # before a value
-    IN_VALUE = auto()
-    NEXT = auto()  # after a value
-    DONE = auto()
-    BAD = auto()  # no call
-
-
-class _CallText:
-    """The JSON of one call, as it comes: its name, and what its arguments have gained (``fresh``)."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        self.text = ""
-        self.name: str | None = None
-        self.fresh = ""
-        self.state = _State.START
-        self._names = names
-        self._key = ""
-        self._value = ""
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-        self._has_arguments = False
-
-    def feed(self, character: str) -> None:
-        """Take in the next character; nothing must follow the states DONE and BAD."""
-        self.text += character
-        match self.state:
-            case _State.IN_KEY:
-                self._key += character
-                if self._ends_string(character):
-                    self.state = _State.COLON
-            case _State.IN_VALUE:
-                self._read_value(character)
-            case _ if character in " \t\r\n":
-                pass
-            case _State.START:
-                self.state = _State.KEY if character == "{" else _State.BAD
-            case _State.KEY if character == '"':
-                self._key, self.state, self._in_string = '"', _State.IN_KEY, True
-            case _State.COLON if character == ":":
-                self.state = _State.VALUE
-            case _State.VALUE if character not in ",}]:":
-                self._value, self._depth, self._in_string, self.state = "", 0, False, _State.IN_VALUE
-                self._read_value(character)
-            case _State.NEXT if character == ",":
-                self.state = _State.KEY
-            case _State.NEXT if character == "}":
-                self._end()
-            case _:
-                self.state = _State.BAD
-
-    @property
-    def _is_argument(self) -> bool:
-        return self._key in ('"arguments"', '"parameters"')
-
-    def _read_value(self, character: str) -> None:
-        if self._in_string:
-            self._take(character)
-            if self._ends_string(character) and not self._depth:
-                self._end_value()
-        elif character == '"':
-            self._in_string = True
-            self._take(character)
-        elif character in "{[":
-            self._depth += 1
-            self._take(character)
-        elif character in "}]" and self._depth:
-            self._depth -= 1
-            self._take(character)
-            if not self._depth:
-                self._end_value()
-        elif not self._depth and character in ",} \t\r\n":  # the end of a number or a word
-            self._end_value()
-            if self.state is _State.NEXT:
-                self.text = self.text[:-1]
-                self.feed(character)
-        else:
-            self._take(character)
-
-    def _take(self, character: str) -> None:
-        self._value += character
-        if self._is_argument and self._value[0] == "{":
-            self.fresh += character
-
-    def _end_value(self) -> None:
-        self.state = _State.NEXT
-        if self._key != '"name"' and not self._is_argument:
-            return
-        try:
-            value = json.loads(self._value)
-        except ValueError:
-            self.state = _State.BAD
-            return
-        if self._key == '"name"':
-            if self.name is not None or not isinstance(value, str) or value not in self._names:
-                self.state = _State.BAD
-            else:
-                self.name = value
-        elif self._has_arguments:
-            self.state = _State.BAD
-        else:
-            self._has_arguments = True
-            if isinstance(value, str):  # some models write the JSON text as a string
-                self.fresh += value
-            elif not isinstance(value, dict):
-                self.fresh += "{}" if value is None else self._value
-
-    def _end(self) -> None:
-        if self.name is None:
-            self.state = _State.BAD
-            return
-        if not self._has_arguments:
-            self.fresh += "{}"
-        self.state = _State.DONE
-
-    def _ends_string(self, character: str) -> bool:
-        if self._escaped:
-            self._escaped = False
-        elif character == "\\":
-            self._escaped = True
-        elif character == '"':
-            self._in_string = False
-        return not self._in_string

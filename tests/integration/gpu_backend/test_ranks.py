@@ -18,7 +18,8 @@ from gpu_backend.engine.messages import Generate, Ready
 from gpu_backend.engine.process import EngineProcess
 from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sampling_params import SamplingParams
-from gpu_backend.models.config import UnsupportedModel, load_model_config
+from gpu_backend.models.config import load_model_config
+from gpu_backend.models.errors import UnsupportedModel
 from tests.support.engine import answer_all, expect_short_replies, guess_from, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 

@@ -23,7 +23,7 @@ from gpu_backend.engine.runner import Runner
 from gpu_backend.engine.sampler import Sampled, sample
 from gpu_backend.engine.sampling_params import Grammar, GrammarKind, SamplingParams
 from gpu_backend.engine.sequence import FinishReason
-from gpu_backend.models.config import UnsupportedModel
+from gpu_backend.models.errors import UnsupportedModel
 from gpu_backend.server.reply import ReplyWriter, join_replies
 from gpu_backend.server.tokens import TextCodec
 from tests.support.engine import Answer, answer_all, collect, expect_short_replies, finish, guess_from, model_loop

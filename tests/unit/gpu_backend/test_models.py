@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_backend.models.config import UnsupportedModel, load_model_config, parse_model_config
+from gpu_backend.models.config import load_model_config, parse_model_config
+from gpu_backend.models.errors import UnsupportedModel
 from gpu_backend.models.layers import rope_frequencies
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes

@@ -16,7 +16,8 @@ from gpu_backend.config import EngineConfig
 from gpu_backend.demo_model import CHECKPOINT
 from gpu_backend.engine.runner import Runner
 from gpu_backend.kernels.quantized_kv import load_kv, quantize_kv, scales_from
-from gpu_backend.models.config import UnsupportedModel, load_model_config
+from gpu_backend.models.config import load_model_config
+from gpu_backend.models.errors import UnsupportedModel
 from gpu_backend.models.quantization import pack_int4, quantize
 from tests.support.tiny_model import TinyModel, write_tiny_model
 

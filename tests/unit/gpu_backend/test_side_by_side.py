@@ -11,7 +11,7 @@ from torch import Tensor
 from gpu_backend.engine.batch import Batch, build_batch
 from gpu_backend.engine.plan import SequenceStep, StepPlan
 from gpu_backend.engine.sampling_params import SamplingParams
-from gpu_backend.kernels import reference
+from gpu_backend.kernels import reference, reference_attention
 from gpu_backend.kernels.grouping import Grouping
 from gpu_backend.kernels.quantized_kv import KvScales
 from gpu_backend.kernels.side_by_side import GROWTH, Part, SideBySide
@@ -74,7 +74,7 @@ class House:
         return batch
 
     def attend(self, query: Tensor, layer: Tensor, batch: Batch) -> Tensor:
-        return reference.paged_attention(query, layer, batch.groups, 0.3, kv_scales=self.scales)
+        return reference_attention.paged_attention(query, layer, batch.groups, 0.3, kv_scales=self.scales)
 
 
 def num_copied(batch: Batch) -> int:

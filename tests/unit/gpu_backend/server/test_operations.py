@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from gpu_backend.engine.messages import LoadReport
-from gpu_backend.server.metrics import EngineReading, Metrics
+from gpu_backend.server.engine_metrics import EngineReading
+from gpu_backend.server.metrics import Metrics
 from tests.support.fake_engine import READY, FakeEngine, speaking
 from tests.support.front import CHAT, running_front
 

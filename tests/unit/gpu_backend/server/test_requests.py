@@ -8,17 +8,8 @@ from typing import Any
 import pytest
 
 from gpu_backend.server.checkpoint import SamplingDefaults
-from gpu_backend.server.requests import (
-    NO_EXTENSIONS,
-    Extensions,
-    Sender,
-    check_bias,
-    check_chat,
-    check_completion,
-    read_body,
-    read_sender,
-    sampling_of,
-)
+from gpu_backend.server.checks import check_bias, check_chat, check_completion
+from gpu_backend.server.requests import NO_EXTENSIONS, Extensions, Sender, read_body, read_sender, sampling_of
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gpu_backend.engine.sampling_params import Grammar, GrammarKind
-from gpu_backend.server.requests import check_chat, read_body
+from gpu_backend.server.checks import check_chat
+from gpu_backend.server.requests import read_body
 from gpu_backend.server.structured import MAX_TEXT, grammar_of
 from protocol.chat import ChatRequest
 from protocol.errors import BadRequest
