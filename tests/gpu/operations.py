@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gpu_backend.kernels import reference
+from gpu_backend.kernels import reference, reference_attention
 from gpu_backend.kernels.grouping import Grouping, by_shape
 from tests.gpu.check import Check, Setting, relative_error, require
 
@@ -109,7 +109,7 @@ def _attention_error(setting: Setting) -> float:
     groups = grouping.groups([n for n, _ in lens], positions, tables)
     query = torch.cat(queries)
     _poison(query)
-    return relative_error(reference.paged_attention(query, cache, groups, dim**-0.5), torch.cat(expected))
+    return relative_error(reference_attention.paged_attention(query, cache, groups, dim**-0.5), torch.cat(expected))
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, past: int, window: int = 0) -> Tensor:
