@@ -68,7 +68,8 @@ class Acceptor:
     def fail(self, plan: StepPlan, error: Exception, seconds: float) -> list[Event]:
         """Let the sequences of a step go that raised after so many seconds.
 
-        They used the device, whatever they got for it, so its time is booked.
+        They used the device, whatever they got for it, so its time is booked. If it was to copy blocks, everybody who
+        runs goes: who was let in with copied blocks need not have been computed in the same step.
         """
         owners = [(step, self._scheduler.running(step.sequence_id)) for step in plan.sequences]
         staying = [(step, sequence) for step, sequence in owners if sequence is not None]
@@ -77,10 +78,11 @@ class Acceptor:
         for step, sequence in staying:
             sequence.gpu_seconds += seconds / num_tokens * step.num_tokens * self._num_ranks
         problem = f"the engine could not compute this request ({type(error).__name__}: {error}); try again"
+        leaving = self._scheduler.everyone_running() if plan.copies else [sequence for _, sequence in staying]
         self._scheduler.distrust_copies(plan.copies)
-        for _, sequence in staying:
+        for sequence in leaving:
             self._scheduler.distrust(sequence)
-        return [self.finish(sequence, FinishReason.ERROR, problem) for _, sequence in staying]
+        return [self.finish(sequence, FinishReason.ERROR, problem) for sequence in leaving]
 
     def finish(
         self, sequence: Sequence, reason: FinishReason, error: str | None = None, *, is_bad_grammar: bool = False

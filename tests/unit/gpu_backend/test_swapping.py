@@ -127,30 +127,46 @@ def test_replies_are_right_and_books_in_order(
 
 
 class FailingCopies(CountingRunner):
-    """Fails in the first step that copies to host memory, before it does anything."""
+    """Fails in one of the steps that copy blocks, before it does anything."""
 
-    has_failed = False
+    def __init__(self, block_size: int, number: int) -> None:
+        super().__init__(block_size)
+        self.left = number  # steps that copy, up to the one that fails
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step, or fail."""
-        if any(copy.to_host for copy in plan.copies) and not self.has_failed:
-            self.has_failed = True
+        self.left -= bool(plan.copies)
+        if plan.copies and self.left == 0:
             raise RuntimeError("no copy today")
         return super().run(plan)
 
 
+def replies_of_failing_copies(number: int, requests: list[tuple[int, int]], **fields: Any) -> tuple[int, int]:
+    """Ask for replies to prompts, of these lengths; see that each is right or failed, and return how many are which."""
+    loop, _ = swapping_loop(0.0, **fields)
+    loop.runner = failing = FailingCopies(4, number)
+    prompts = [tuple(range(10 * i, 10 * i + length)) for i, (length, _) in enumerate(requests)]
+    commands = [greedy(str(i), prompt, requests[i][1]) for i, prompt in enumerate(prompts)]
+    answers = answer_all(loop, commands)
+
+    assert failing.left <= 0
+    failed = [answers[str(i), 0].error is not None for i in range(len(requests))]
+    for i, (prompt, (_, count)) in enumerate(zip(prompts, requests, strict=True)):
+        assert failed[i] or answers[str(i), 0].token_ids == continuation(prompt, count)
+    return failed.count(False), failed.count(True)
+
+
 def test_who_was_swapped_in_a_step_that_failed_is_computed_again() -> None:
     """Nobody reads what was never copied; only those in the failed step hear of it."""
-    loop, _ = swapping_loop(0.0)
-    loop.runner = failing = FailingCopies(4)
-    answers: dict[tuple[str, int], Answer] = {}
-    prompts = [tuple(range(i, i + 9)) for i in range(5)]
-    for i, prompt in enumerate(prompts):
-        collect(answers, loop.handle(greedy(str(i), prompt, 24)))
-    finish(loop, answers)
+    right, failed = replies_of_failing_copies(1, [(9, 24)] * 5)
 
-    assert failing.has_failed
-    right = [answers[str(i), 0].token_ids == continuation(prompt, 24) for i, prompt in enumerate(prompts)]
-    failed = [answers[str(i), 0].error is not None for i in range(5)]
-    assert any(right)
-    assert [not ok for ok in right] == failed
+    assert right and failed
+
+
+def test_who_came_back_in_a_step_that_failed_and_had_no_part_in_it_fails_with_it() -> None:
+    """Its blocks were to be copied from the host; the step had no more time for a token of its own."""
+    tight = StepCost(fixed=0.0, weights=0.001, token=0.001, context=1e-6, pair=1e-8)
+
+    right, failed = replies_of_failing_copies(3, [(6, 20), (29, 10), (8, 9), (3, 20)], step_cost=tight)
+
+    assert right and failed
