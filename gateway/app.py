@@ -175,9 +175,8 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         stack.push_async_callback(restorer.stop)
         await restorer.start()  # before anything is adopted, flushed or held
         auditor = Auditor(database, redis, quotas, clock)
-        metrics.follow_books(quotas, restorer, sweeper, services.flusher, auditor)
-        metrics.follow_breakers(breakers, budgets)
-        metrics.follow_rooms(gate.rooms)
+        metrics.books.follow(quotas, restorer, sweeper, services.flusher, auditor)
+        metrics.targets.follow(breakers, budgets, gate.rooms)
         metrics.config_loaded.set(clock.now())
         watcher, engines = InstanceWatcher(services), EngineWatch(services)
         keepers = (services.flusher, services.auth, services.idempotency, services.keeper, breakers, outcomes, abuse)

@@ -13,7 +13,7 @@ from gateway.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 from gateway.providers.base import Resume
 from gateway.resilience.deadline import Deadline
 from gateway.services import Services
-from gateway.telemetry.metrics import counter_of
+from gateway.telemetry.meters import counter_of
 from protocol.completions import CompletionRequest
 from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd

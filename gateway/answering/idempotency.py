@@ -34,7 +34,7 @@ from gateway.errors import CallTakenOver, IdempotencyKeyInUse, IdempotencyKeyReu
 from gateway.idempotency_store import Answered, Found, Reused, Running
 from gateway.services import Services
 from gateway.stored_answers import Claim, Place, StoredAnswer
-from gateway.telemetry.metrics import counter_of
+from gateway.telemetry.meters import counter_of
 from protocol.errors import ServiceError
 
 LARGEST_KEPT = 16 * 1024 * 1024  # bytes; a longer answer passes through and is not kept

@@ -18,7 +18,8 @@ from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breakers import Breakers
 from gateway.resilience.keys import TargetAway
 from gateway.settings import QueueSettings
-from gateway.telemetry.metrics import Metrics, counter_of, histogram_of
+from gateway.telemetry.meters import counter_of, histogram_of
+from gateway.telemetry.metrics import Metrics
 from router.targets import HEALTHY, Route, Target, TargetHealth, Tier
 
 PACE = 0.05  # seconds between the turns at a target that has just rested: all at once would be its next 429

@@ -16,7 +16,8 @@ from gateway.providers.base import UpstreamRequest
 from gateway.providers.client import UpstreamClient
 from gateway.safety.findings import Finding
 from gateway.settings import CheckerSettings
-from gateway.telemetry.metrics import Metrics, counter_of
+from gateway.telemetry.meters import counter_of
+from gateway.telemetry.metrics import Metrics
 
 LONGEST_ANSWER = 64 * 1024  # bytes
 FAILED = Finding("checker_failed", "checker")

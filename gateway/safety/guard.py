@@ -27,7 +27,8 @@ from gateway.safety.policy import Policy, Stage, policy_of
 from gateway.safety.rules import find_by_rules, foldings, holds_phrase
 from gateway.safety.texts import ids_of, is_unreadable, texts_of
 from gateway.settings import Safety, TeamSafety
-from gateway.telemetry.metrics import Metrics, counter_of
+from gateway.telemetry.meters import counter_of
+from gateway.telemetry.metrics import Metrics
 from protocol.messages import MessagesRequest
 
 SLICE = 7_000  # characters that are looked at before others have their turn

@@ -15,7 +15,7 @@ from gateway.clock import Clock
 from gateway.draining import Drain
 from gateway.errors import Unavailable
 from gateway.messages_dialect import error_body
-from gateway.telemetry.metrics import counter_of, histogram_of
+from gateway.telemetry.meters import counter_of, histogram_of
 
 log = structlog.get_logger()
 

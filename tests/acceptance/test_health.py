@@ -41,7 +41,7 @@ def test_a_scrape_shows_what_others_counted() -> None:
     auditor.found = Found(1.0, statements=2, counters=3)
     restorer = object.__new__(Restorer)
     restorer.rebuilt = 8
-    metrics.follow_books(quotas, restorer, sweeper, flusher, auditor)
+    metrics.books.follow(quotas, restorer, sweeper, flusher, auditor)
     metrics.render()
     quotas.exceeded, quotas.is_standalone = 3, False
 

@@ -1,0 +1,66 @@
+# What those who keep the books count themselves: quotas, journal, sweeper, rebuilds and the audit.
+
+from __future__ import annotations
+
+from billing.auditor import Auditor
+from billing.flusher import Flusher
+from billing.quotas import Quotas
+from billing.restore import Restorer
+from billing.sweep import Sweeper
+from gateway.telemetry.meters import Meters, Rises
+
+
+class BookMetrics:
+    """Metrics of the books. They show nothing before ``follow``."""
+
+    def __init__(self, meters: Meters) -> None:
+        self._journal_backlog = meters.gauge_of_all(
+            "tollgate_journal_backlog", "Closed calls that are not in Postgres yet"
+        )
+        self._quotas_standalone = meters.gauge_of_worst(
+            "tollgate_quotas_standalone",
+            "1 while Redis is away and limits are this gateway's share of the last remainder",
+        )
+        self._hold_exceeded = meters.counter("tollgate_hold_exceeded_total", "Calls billed above their hold")
+        self._books_differ = meters.gauge_of_worst(
+            "tollgate_books_differ", "Figures of the ledger that a book does not share, by the last audit", "book"
+        )
+        self._books_audited = meters.gauge_of_worst(
+            "tollgate_books_audited_timestamp_seconds", "When the books were last compared; 0: not yet"
+        )
+        self._journals_damaged = meters.counter(
+            "tollgate_journals_damaged_total", "Journal files with places that could not be read, kept for people"
+        )
+        self._journals_lost = meters.counter(
+            "tollgate_journals_lost_total", "Journals not heard of for an hour: days closed without them"
+        )
+        self._holds_swept = meters.counter("tollgate_holds_swept_total", "Holds freed because nobody renewed them")
+        self._rebuilds = meters.counter(
+            "tollgate_rebuilds_total", "Times that this process built Redis's counters anew"
+        )
+        self._redis_refusals = meters.counter(
+            "tollgate_redis_refusals_total", "Quota commands that Redis refused: its counters lack them"
+        )
+        self._rises = Rises()
+        self._followed: tuple[Quotas, Restorer, Sweeper, Flusher, Auditor] | None = None
+
+    def follow(self, quotas: Quotas, restorer: Restorer, sweeper: Sweeper, flusher: Flusher, auditor: Auditor) -> None:
+        """Show from now on what these count."""
+        self._followed = quotas, restorer, sweeper, flusher, auditor
+
+    def refresh(self) -> None:
+        """Take over what they have counted by now."""
+        if self._followed is None:
+            return
+        quotas, restorer, sweeper, flusher, auditor = self._followed
+        self._quotas_standalone.set(quotas.is_standalone)
+        self._journal_backlog.set(flusher.backlog)
+        self._books_differ.labels("statements").set(auditor.found.statements)
+        self._books_differ.labels("counters").set(auditor.found.counters)
+        self._books_audited.set(auditor.found.at)
+        self._rises.follow(self._hold_exceeded, quotas.exceeded)
+        self._rises.follow(self._redis_refusals, quotas.refused)
+        self._rises.follow(self._rebuilds, restorer.rebuilt)
+        self._rises.follow(self._holds_swept, sweeper.freed)
+        self._rises.follow(self._journals_lost, sweeper.lost)
+        self._rises.follow(self._journals_damaged, flusher.damaged)
