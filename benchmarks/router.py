@@ -16,7 +16,7 @@ from router.abilities import InferenceRequest
 from router.catalog import AutoRoute
 from router.complexity import Complexity
 from router.targets import TargetHealth
-from router.thread import before_last_turn
+from router.thread import as_asked, turns_of
 
 SEED = 7
 QUALITY = 0.8
@@ -46,8 +46,8 @@ def main() -> None:
         scores, cpu, wall = [], [], []
         for _ in range(rounds):
             asked, other = (conversation(dice, 8 if label in (NEW, KNOWN) else 1, words) for _ in range(2))
-            if label == KNOWN and (earlier := before_last_turn(asked)):
-                choose_route(earlier, Wish(), catalog, health, judge)
+            if label == KNOWN:
+                choose_route(as_asked(asked, turns_of(asked)[-2]), Wish(), catalog, health, judge)
             started = time.thread_time()
             complexity(other)
             scored, began = time.thread_time(), time.perf_counter()

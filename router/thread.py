@@ -20,21 +20,26 @@ Score = Callable[[InferenceRequest], float]
 def judge(request: InferenceRequest, quality: float, score: Score) -> Verdict:
     """Return whether the chance that a small model suffices reaches ``quality``, with a margin between turns.
 
-    A turn within the margin leaves the thread as it was, so the newest turn beyond it decides; where there is none,
-    the earliest that is looked at does, by the quality alone.
+    A turn within the margin leaves the thread as it was, so the newest turn beyond it decides. The last that is looked
+    at is the first of all, which decides by the quality alone: for it stays the same however long a thread wavers.
     """
     first = found = score(request)
-    back = 0
-    while abs(found - quality) < MARGIN and back < MOST_TURNS and (earlier := before_last_turn(request)) is not None:
-        request = earlier
-        found = score(request)
-        back += 1
+    if abs(found - quality) >= MARGIN or not isinstance(request, ChatRequest):
+        return Verdict(found >= quality, first, quality, 0)
+    earlier, back = turns_of(request)[:-1], 0
+    for turn in reversed([*earlier[:1], *earlier[1:][1 - MOST_TURNS :]]):
+        found = score(as_asked(request, turn))
+        back = len(earlier) - earlier.index(turn)
+        if abs(found - quality) >= MARGIN:
+            break
     return Verdict(found >= quality, first, quality, back)
 
 
-def before_last_turn(request: InferenceRequest) -> ChatRequest | None:
-    """Return the conversation as it was asked one user turn ago, if it had one."""
-    if not isinstance(request, ChatRequest):
-        return None
-    ends = [place for place, message in enumerate(request.messages) if message.role == "user"]
-    return replace(request, messages=request.messages[: ends[-2] + 1]) if len(ends) > 1 else None
+def turns_of(request: ChatRequest) -> list[int]:
+    """Return where in the messages the user's turns stand."""
+    return [place for place, message in enumerate(request.messages) if message.role == "user"]
+
+
+def as_asked(request: ChatRequest, turn: int) -> ChatRequest:
+    """Return the conversation as it was when the user's turn at this place was its last message."""
+    return replace(request, messages=request.messages[: turn + 1])

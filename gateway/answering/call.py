@@ -13,11 +13,12 @@ from billing.records import Status, UsageRecord
 from gateway.access import Caller
 from gateway.providers.base import Request
 from protocol.chat import ChatRequest
+from protocol.completions import CompletionRequest
 from protocol.messages import MessagesRequest
 from router.choose import Wish
 from router.targets import Route, Target
 
-OPENING = 2000  # characters of what a user said first that tell conversations apart
+OPENING = 2000  # characters of what a user said first that tell conversations apart, or at either end of a prompt
 
 Priority = Literal["low", "normal", "high"]
 
@@ -50,13 +51,17 @@ class Call(Struct, frozen=True, kw_only=True):
     def share(self) -> float:
         """A draw in [0, 1) by which equal models share the load: one for all turns of a conversation, at any gateway.
 
-        It rests on who began the conversation, and how.
+        It rests on who began the conversation, and how; or on the prompt of a completion.
         """
-        if not isinstance(self.request, ChatRequest):
-            return int(self.request_id[-8:], 16) / 2**32
-        opening = next((message.text() for message in self.request.messages if message.role == "user"), "")
-        begun = f"{self.caller.team.id}\n{self.request.user or ''}\n{opening[:OPENING]}"
-        return crc32(begun.encode("utf-8", "replace")) / 2**32
+        match self.request:
+            case ChatRequest(messages=messages):
+                said = next((message.text() for message in messages if message.role == "user"), "")[:OPENING]
+            case CompletionRequest(prompt=str(prompt)):  # many begin alike, so the end counts too
+                said = prompt[:OPENING] + prompt[-OPENING:]
+            case _:
+                return int(self.request_id[-8:], 16) / 2**32
+        asked = f"{self.caller.team.id}\n{self.request.user or ''}\n{said}"
+        return crc32(asked.encode("utf-8", "replace")) / 2**32
 
     @property
     def owes_parts(self) -> bool:

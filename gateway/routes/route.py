@@ -93,14 +93,25 @@ def route_view(services: Services, call: Call, route: Route, health: Mapping[str
         "small_suffices": None if verdict is None else verdict.score,
         "quality": None if verdict is None else verdict.quality,
         "turns_back": None if verdict is None else verdict.turns_back,
-        "explanation": explanation_of(route),
+        "explanation": explanation_of(call, route, services.catalog),
         "targets": _targets(call, route, health),
         "left_out": _left_out(services.catalog, call, route),
     }
 
 
-def explanation_of(route: Route) -> str:
-    """Return the reason in a sentence."""
+def explanation_of(call: Call, route: Route, catalog: Catalog) -> str:
+    """Return the reason in a sentence, and in another that those who should answer cannot, where that is so."""
+    auto = catalog.auto.get(catalog.meaning(route.asked))
+    if auto is None:
+        return _reason(route)
+    if isinstance(call.request, EmbeddingRequest):
+        return "Vectors of different models do not compare, so the first model of the route that embeds answers."
+    used, wanted = route.targets[0].model.name, auto.small if route.reason == "auto_small" else auto.large
+    kind = "small" if route.reason == "auto_small" else "large"
+    return _reason(route) + ("" if used in wanted else f" No {kind} model can be asked now, so '{used}' comes first.")
+
+
+def _reason(route: Route) -> str:
     used, verdict = route.targets[0].model.name, route.verdict
     if route.reason == "named":
         return f"'{route.asked}' was named."

@@ -133,6 +133,56 @@ def test_an_explanation_says_what_the_call_then_does(client: httpx.Client) -> No
     assert "is below the quality asked, 1" in told["explanation"]
 
 
+def test_an_explanation_says_who_answers_in_the_place_of_others(house: House, client: httpx.Client) -> None:
+    """Judged hard, with the large model's breaker open: the small one answers, and the explanation says why it."""
+    client.post("/v1/chat/completions", json={"model": "large", "messages": [{"role": "user", "content": EASY}]})
+    with house.client(house.admin_key) as admin:
+        breakers = admin.get("/admin/breakers").json()["breakers"]
+        [breaker] = [each for each in breakers if each["model"] == "large"]
+        admin.post(f"/admin/breakers/{breaker['id']}/open").raise_for_status()
+        try:
+            told, answer = explain(client, {}, {"x-quality": "1"}), ask(client, {}, {"x-quality": "1"})
+        finally:
+            house.reset_breakers()
+
+    assert told["model_used"] == answer.headers["x-model-used"] == "small"
+    assert told["reason"] == answer.headers["x-route-reason"] == "auto_large"
+    assert told["explanation"].endswith("No large model can be asked now, so 'small' comes first.")
+
+
+def test_embeddings_are_explained_as_they_are_routed(client: httpx.Client) -> None:
+    """By the first model that embeds, whatever they say: nothing is judged."""
+    body = {"model": "auto", "input": "Once"}
+    told = client.post("/v1/route", json=body).raise_for_status().json()
+    answer = client.post("/v1/embeddings", json=body).raise_for_status()
+
+    assert told["model_used"] == answer.headers["x-model-used"] == "small"
+    assert (told["small_suffices"], told["reason"]) == (None, answer.headers["x-route-reason"])
+    assert "the first model of the route that embeds" in told["explanation"]
+
+
+def test_a_long_thread_that_wavers_keeps_its_model(client: httpx.Client) -> None:
+    """Twelve turns whose scores lie on either side of the quality asked, none of them clearly: all go where the first
+    one went, and each as explained."""
+    words = "What is the capital of {}, and which river flows through it on its long way down to the sea?"
+    scores = {
+        place: explain(client, {"messages": [{"role": "user", "content": words.format(place)}]})["small_suffices"]
+        for place in ("France", "the United Kingdom")
+    }
+    low, high = sorted(scores, key=scores.__getitem__)
+    quality = {"x-quality": str(sum(scores.values()) / 2)}
+    turns: list[dict[str, str]] = []
+    seen = []
+    for turn in range(12):
+        turns.append({"role": "user", "content": words.format(high if turn % 2 else low)})
+        told, answer = explain(client, {"messages": turns}, quality), ask(client, {"messages": turns}, quality)
+        assert told["model_used"] == answer.headers["x-model-used"] and told["turns_back"] == turn
+        seen.append(answer.headers["x-model-used"])
+        turns.append({"role": "assistant", "content": "So it is."})
+
+    assert seen == ["large"] * 12
+
+
 def test_an_explanation_costs_nothing(house: House, client: httpx.Client, upstream: ScriptedUpstream) -> None:
     """No upstream is asked, nothing is held and no row is written."""
     asked = len(upstream.requests)

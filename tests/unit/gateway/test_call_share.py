@@ -58,9 +58,18 @@ def test_who_begins_a_conversation_counts(more: dict[str, str]) -> None:
     assert call_of("Hello").share != call_of("Hello", **more).share
 
 
-def test_what_is_no_conversation_is_drawn_by_its_id() -> None:
-    """Each completion anew."""
-    completion = replace(call_of("Hello"), request=CompletionRequest(model="auto", prompt="Once"))
+def test_a_completion_is_drawn_by_its_prompt() -> None:
+    """So what is explained of it holds for the call that follows; long prompts that begin alike share the models."""
+    header = "Tell which river flows through a city. " * 100
+    prompts = [f"{header}Where is city {number}?" for number in range(200)]
 
-    assert completion.share != replace(completion, request_id=CLOCK.new_id()).share
-    assert 0 <= completion.share < 1
+    def of(prompt: str | list[str] | list[int]) -> Call:
+        return replace(
+            call_of("Hello"), request=CompletionRequest(model="auto", prompt=prompt), request_id=CLOCK.new_id()
+        )
+
+    first = [chosen(of(prompt)) for prompt in prompts]
+
+    assert first == [chosen(of(prompt)) for prompt in prompts]
+    assert 60 < first.count("one") < 140
+    assert of([1, 2]).share != of([1, 2]).share and 0 <= of([1, 2]).share < 1  # no text: by its id

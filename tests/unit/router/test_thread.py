@@ -7,7 +7,7 @@ import pytest
 from protocol.chat import ChatRequest, Message
 from protocol.completions import CompletionRequest
 from router.abilities import InferenceRequest
-from router.thread import MARGIN, MOST_TURNS, before_last_turn, judge
+from router.thread import MARGIN, MOST_TURNS, judge
 
 QUALITY = 0.8
 CLOSE = MARGIN / 2
@@ -46,12 +46,22 @@ def test_only_a_clear_change_moves_a_thread(scores: tuple[float, ...], is_small:
     assert (verdict.is_small, verdict.turns_back, verdict.score) == (is_small, turns_back, scores[-1])
 
 
-def test_a_thread_that_wavers_never_flips() -> None:
-    """However long scores waver about the quality, each turn goes where the one before it went."""
-    scores = [0.95, *(QUALITY + (CLOSE if place % 2 else -CLOSE) for place in range(MOST_TURNS))]
-    verdicts = [judge(thread(*scores[: place + 1]), QUALITY, score_of).is_small for place in range(len(scores))]
+@pytest.mark.parametrize("begun", [0.95, 0.3, QUALITY + CLOSE, QUALITY - CLOSE])
+def test_a_thread_that_wavers_never_flips(begun: float) -> None:
+    """However long scores waver about the quality, each turn goes where the one before it went, to the hundredth."""
+    scores = [begun, *(QUALITY + (CLOSE if place % 2 else -CLOSE) for place in range(100))]
+    verdicts = [judge(thread(*scores[: place + 1]), QUALITY, score_of) for place in range(len(scores))]
 
-    assert verdicts == [True] * len(scores)
+    assert {verdict.is_small for verdict in verdicts} == {begun >= QUALITY}
+    assert [verdict.turns_back for verdict in verdicts] == list(range(101))
+
+
+def test_a_turn_that_was_clear_is_forgotten_once() -> None:
+    """When it is too far back the thread goes on as it began, and wavers no more for it."""
+    scores = [QUALITY + CLOSE, 0.3, *(QUALITY + (CLOSE if place % 2 else -CLOSE) for place in range(50))]
+    kinds = [judge(thread(*scores[: place + 1]), QUALITY, score_of).is_small for place in range(len(scores))]
+
+    assert kinds == [True] + [False] * MOST_TURNS + [True] * (51 - MOST_TURNS)
 
 
 def test_what_is_looked_at_is_bounded() -> None:
@@ -75,4 +85,4 @@ def test_results_of_tools_are_no_turns() -> None:
     )
 
     assert judge(working, QUALITY, score_of) == judge(asked, QUALITY, score_of)
-    assert before_last_turn(CompletionRequest(model="auto", prompt="Once")) is None
+    assert judge(CompletionRequest(model="auto", prompt="Once"), QUALITY, lambda _: QUALITY).turns_back == 0
