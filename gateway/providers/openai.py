@@ -1,16 +1,16 @@
 # The OpenAI wire format: OpenAI itself, every compatible service, and our own engine. Requests are written in
-# openai_request.py, replies read in openai_replies.py and openai_events.py; here is what failures mean.
+# openai_request.py, replies read in openai_replies.py and openai_events.py; here is what failures of its own kind mean.
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull, UpstreamRefused
+from gateway.errors import UpstreamBusy, UpstreamFailure, UpstreamFull
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply, replies_asked
 from gateway.providers.openai_events import OpenAIEvents
 from gateway.providers.openai_replies import read_whole
 from gateway.providers.openai_request import write_request
-from gateway.providers.reading import read_error_fields, read_retry_after, text_of
+from gateway.providers.reading import read_error_fields, read_retry_after, text_of, usual_failure
 from protocol.usage import Usage
 
 
@@ -33,28 +33,10 @@ class OpenAIFormat:
         """Return what a failing answer means: whose fault it is, and whether another target may be tried."""
         error = read_error_fields(body)
         message, code = error.get("message", ""), error.get("code")
-        if status in (401, 403):
-            return UpstreamError("The upstream refused the gateway's own credentials.", outcome="refused_key")
         if status == 429 and code == "insufficient_quota":
             return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")
-        if status == 429 and message.startswith("Request too large"):
-            return UpstreamBusy("The request alone exceeds the upstream's rate limit.", outcome="too_large")
-        if status == 429:
-            return UpstreamBusy("The upstream's rate limit is reached.", retry_after=read_retry_after(headers))
-        if status in (400, 404, 409, 413, 422):
-            # A 404 says that our catalogue names a model the upstream does not have: ours to mend, not the caller's.
-            if status == 404:
-                return UpstreamError("The upstream does not know the model or the path.", outcome="not_found")
-            return UpstreamRefused(
-                message or "The upstream refused the request.",
-                status=413 if status == 413 else 400,
-                code=text_of(code),
-                param=text_of(error.get("param")),
-            )
         if status == 503 and code == "overloaded":  # our own engine's word
             return UpstreamFull(
                 "Every engine of this model is busy. Try again soon.", retry_after=read_retry_after(headers)
             )
-        failure = UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}")
-        failure.retry_after = read_retry_after(headers)
-        return failure
+        return usual_failure(status, headers, message, code=text_of(code), param=text_of(error.get("param")))

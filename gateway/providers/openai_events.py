@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.errors import UpstreamError
-from gateway.providers.openai_replies import (
+from gateway.providers.openai_parts import (
     NOTHING,
     Arguments,
     Content,

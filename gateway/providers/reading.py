@@ -1,4 +1,5 @@
-# What every wire format reads alike: a stream of server-sent events, whatever is in them; counts; how long to wait.
+# What every wire format reads alike: a stream of server-sent events, whatever is in them; counts; what failures mean,
+# and how long to wait after them.
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from gateway.errors import UpstreamError, UpstreamFailure
+from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused
 from gateway.providers.like_chunks import LikeChunks
 from protocol.events import Event, ReplyEnd
 from protocol.sse import EventReader, EventStreamTooLong
@@ -120,6 +121,27 @@ def read_error_fields(body: bytes) -> dict[str, Any]:
     if message is not None and not isinstance(message, str):
         message = msgspec.json.encode(message).decode()
     return fields | {"message": (message or "")[:LONGEST_WORDS]}
+
+
+def usual_failure(
+    status: int, headers: Mapping[str, str], message: str, *, code: str | None = None, param: str | None = None
+) -> UpstreamFailure:
+    """Return what a failing answer means wherever the dialects agree. ``code`` and ``param`` are for the caller."""
+    match status:
+        case 401 | 403:
+            return UpstreamError("The upstream refused the gateway's own credentials.", outcome="refused_key")
+        case 404:  # our catalogue names a model that the upstream does not have: ours to mend, not the caller's
+            return UpstreamError("The upstream does not know the model or the path.", outcome="not_found")
+        case 429 if message.startswith("Request too large"):
+            return UpstreamBusy("The request alone exceeds the upstream's rate limit.", outcome="too_large")
+        case 429:
+            return UpstreamBusy("The upstream's rate limit is reached.", retry_after=read_retry_after(headers))
+        case 400 | 409 | 413 | 422:
+            words = message or "The upstream refused the request."
+            return UpstreamRefused(words, status=413 if status == 413 else 400, code=code, param=param)
+    failure = UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}")
+    failure.retry_after = read_retry_after(headers)
+    return failure
 
 
 def text_of(value: object) -> str | None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from gateway.providers.openai import OpenAIFormat
-from gateway.providers.openai_replies import made_up_id
+from gateway.providers.openai_parts import made_up_id
 from protocol.chat import ChatRequest, FinishReason, Message
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
