@@ -80,6 +80,8 @@ def serve(
         listener = open_socket(host, port) if fd is None else socket.socket(fileno=fd)
     except OSError as exc:
         _fail(f"{host}:{port} cannot be had: {exc.strerror}")
+    if fd is None:
+        _check_schema(settings)
     if workers == 1:
         import_leanly()
         raise typer.Exit(serving.serve(path, settings, listener, is_shared=fd is not None))
@@ -109,6 +111,7 @@ def work(
     import_leanly()
     from gateway.worker import run_worker
 
+    _check_schema(settings)
     metrics_at = None if metrics_port is None else (metrics_host, metrics_port)
     if metrics_at is not None:
         try:
@@ -125,10 +128,14 @@ def migrate(
 ) -> None:
     """Bring the database's schema to this version."""
     settings = _load(find_config(config))
-    from gateway.migrating import migrate_when_reachable
+    from gateway.migrating import IsNewer, TableInUse, migrate_when_reachable
 
     try:
         migrate_when_reachable(settings.database_url, wait)
+    except IsNewer as exc:
+        typer.echo(str(exc))
+    except TableInUse as exc:
+        _fail(str(exc))
     except OSError as exc:
         _fail(f"Postgres cannot be reached: {exc}")
 
@@ -184,6 +191,13 @@ def _load(path: Path) -> Settings:
 def _hold_hangups() -> None:
     """Let SIGHUP, which would kill, wait until somebody listens: the file may change after we have read it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+def _check_schema(settings: Settings) -> None:
+    from gateway.schema import schema_fault
+
+    if (fault := schema_fault(settings.database_url)) is not None:
+        _fail(fault)
 
 
 def _fail(words: str) -> NoReturn:

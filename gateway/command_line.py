@@ -28,6 +28,7 @@ from gateway.audit_log import Act
 from gateway.config_file import ConfigFaults, load_settings
 from gateway.config_paths import CONFIG_VARIABLE, find_config
 from gateway.database import Database
+from gateway.schema import is_without_schema
 from gateway.settings import Settings
 from gateway.team_inputs import LimitsInput
 from protocol.errors import ServiceError
@@ -77,7 +78,8 @@ def run(settings: Settings, act: Callable[[AsyncConnection], Awaitable[T]]) -> T
         fail(exc.message)
     except POSTGRES_AWAY as exc:
         reason = str(getattr(exc, "orig", None) or exc).splitlines() or [type(exc).__name__]
-        fail(f"the database did not do it: {reason[0]}")
+        remedy = "; run `tollgate migrate` first" if is_without_schema(exc) else ""
+        fail(f"the database did not do it: {reason[0]}{remedy}")
 
 
 async def _in_transaction(settings: Settings, act: Callable[[AsyncConnection], Awaitable[T]]) -> T:
