@@ -33,9 +33,9 @@ def empty_url(postgres_url: str) -> Iterator[str]:
 
 def test_there_is_one_head() -> None:
     """Two branches of history would leave gateways on different schemas."""
-    assert ScriptDirectory.from_config(migrations.config_for()).get_heads() == [NEEDED], (
-        "gateway/schema.py names another"
-    )
+    heads = ScriptDirectory.from_config(migrations.config_for()).get_heads()
+
+    assert heads == [NEEDED], "gateway/schema.py names another"
 
 
 def test_every_step_goes_forward_back_and_forward_again(empty_url: str) -> None:
