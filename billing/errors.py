@@ -60,6 +60,13 @@ class JournalFull(ServiceError):
 
 def refusal_error(refused: RefusedHold) -> ServiceError:
     """Return the error that tells a caller why its hold was refused, and whether to try again."""
+    error = _refusal_error(refused)
+    if not refused.is_late:
+        error.limit = f"{refused.scope.kind}.{refused.limit.value}"
+    return error
+
+
+def _refusal_error(refused: RefusedHold) -> ServiceError:
     if refused.is_late:
         return TooLate(
             "The gateway came to this request too late. Nothing was run. Try again.", headers={"retry-after": "1"}

@@ -74,6 +74,7 @@ class BudgetAlerts:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self.used: dict[tuple[str, str], float] = {}  # (team, limit): the share of it, by the last look
 
     async def run(self) -> None:
         """Look, for ever."""
@@ -92,6 +93,12 @@ class BudgetAlerts:
             if not (await connection.execute(TAKE_TURN)).scalar_one():
                 return []
             spendings = await read_spendings(connection, day)
+            self.used = {
+                (spending.team_id, limit.value): used / cap
+                for spending in spendings
+                if not spending.key_id
+                for limit, cap, used, _ in budgets_of(spending, day)
+            }
             urls = {spending.team_id: spending.webhook_url for spending in spendings}
             reached = [each for spending in spendings for each in thresholds_reached(spending, day)]
             known = await _known(connection, day)
@@ -122,14 +129,19 @@ class BudgetAlerts:
         return True
 
 
-def thresholds_reached(spending: Spending, day: date) -> list[Reached]:
-    """Return the thresholds that are reached on ``day``, lower ones first. A cap of nothing has none."""
+def budgets_of(spending: Spending, day: date) -> list[tuple[LimitName, int, int, str]]:
+    """Return the limit, the cap, what is used of it, and the period of every budget. A cap of nothing is none."""
     limits = spending.limits
     budgets = (
         (LimitName.USD_PER_DAY, limits.nanousd_per_day, spending.day_nanousd, f"{day}"),
         (LimitName.USD_PER_MONTH, limits.nanousd_per_month, spending.month_nanousd, f"{day:%Y-%m}"),
         (LimitName.TOKENS_PER_DAY, limits.tokens_per_day, spending.day_tokens, f"{day}"),
     )
+    return [(limit, cap, used, period) for limit, cap, used, period in budgets if cap]
+
+
+def thresholds_reached(spending: Spending, day: date) -> list[Reached]:
+    """Return the thresholds that are reached on ``day``, lower ones first."""
     return [
         Reached(
             team_id=spending.team_id,
@@ -140,8 +152,7 @@ def thresholds_reached(spending: Spending, day: date) -> list[Reached]:
             used=used,
             cap=cap,
         )
-        for limit, cap, used, period in budgets
-        if cap
+        for limit, cap, used, period in budgets_of(spending, day)
         for threshold in THRESHOLDS
         if used * 100 >= cap * threshold
     ]

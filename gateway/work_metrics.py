@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 
 import structlog
@@ -28,9 +28,13 @@ log = structlog.get_logger(__name__)
 
 @asynccontextmanager
 async def work_metrics(
-    address: tuple[str, int] | None, services: Services, running: Callable[[], int]
+    address: tuple[str, int] | None,
+    services: Services,
+    running: Callable[[], int],
+    budgets: Callable[[], Mapping[tuple[str, str], float]],
 ) -> AsyncIterator[None]:
-    """Answer scrapes of ``address``, if one is given. ``running``: batch requests that run in this process.
+    """Answer scrapes of ``address``, if one is given. ``running``: batch requests that run in this process;
+    ``budgets``: the share of each team's budgets that is used, by team and limit.
 
     Raises OSError when the port is taken.
     """
@@ -38,7 +42,7 @@ async def work_metrics(
         yield
         return
     registry = CollectorRegistry()
-    registry.register(_Work(services, running, asyncio.get_running_loop()))
+    registry.register(_Work(services, running, budgets, asyncio.get_running_loop()))
     host, port = address
     server, thread = start_http_server(port, host, registry)
     log.info("metrics_served", host=host, port=server.server_port)
@@ -53,9 +57,16 @@ async def work_metrics(
 class _Work(Collector):
     """Everything that a worker shows. A scrape comes in a thread; what it asks is looked up in the worker's loop."""
 
-    def __init__(self, services: Services, running: Callable[[], int], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        services: Services,
+        running: Callable[[], int],
+        budgets: Callable[[], Mapping[tuple[str, str], float]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self._services = services
         self._running = running
+        self._budgets = budgets
         self._loop = loop
 
     def describe(self) -> list[Metric]:
@@ -74,6 +85,13 @@ class _Work(Collector):
         self._services.metrics.refresh()
         running = GaugeMetricFamily("tollgate_batch_requests_running", "Batch requests that run in this worker")
         running.add_metric([], self._running())
+        budgets = GaugeMetricFamily(
+            "tollgate_budget_used_ratio",
+            "Used of a team's dollars and tokens of its day or month, as the ledger has them",
+            labels=["team", "limit"],
+        )
+        for scope, used in self._budgets().items():
+            budgets.add_metric(scope, used)
         waiting = GaugeMetricFamily(
             "tollgate_batch_requests_left",
             "Requests of running batches that have not ended, in the whole house",
@@ -89,4 +107,4 @@ class _Work(Collector):
             waiting.add_metric([priority], count)
         for state, count in open_callbacks.items():
             callbacks.add_metric([state], count)
-        return [running, waiting, callbacks]
+        return [running, budgets, waiting, callbacks]

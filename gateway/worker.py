@@ -79,7 +79,10 @@ async def _work(
         deliverer = Deliverer(database, clock, Sender(guard), sealer)
         stack.push_async_callback(deliverer.finish)
         batches, comparer = BatchRunner(services, concurrency), Comparer(services)
-        await stack.enter_async_context(work_metrics(metrics_at, services, lambda: batches.running))
+        budgets = BudgetAlerts(database, clock)
+        await stack.enter_async_context(
+            work_metrics(metrics_at, services, lambda: batches.running, lambda: budgets.used)
+        )
         log.info("worker_started", owner=services.flusher.id)
         if settings.other_key_peppers:
             await _reseal(database, sealer)
@@ -95,7 +98,7 @@ async def _work(
             "reload": asyncio.create_task(_reload_for_ever(hung_up, reloader, follow)),
             "purge": asyncio.create_task(purge_for_ever(database, clock)),
             "heartbeat": asyncio.create_task(show_life(settings)),
-            "budgets": asyncio.create_task(BudgetAlerts(database, clock).run()),
+            "budgets": asyncio.create_task(budgets.run()),
             "callbacks": asyncio.create_task(deliverer.run()),
             "batches": asyncio.create_task(batches.run()),
             "held_back": asyncio.create_task(comparer.run()),

@@ -22,6 +22,7 @@ class ServiceError(Exception):
     status: int = 500
     type: str = "server_error"
     code: str | None = None
+    limit: str = ""  # which of the caller's limits refuses, for metrics: team.usd_per_day
 
     def __init__(
         self,

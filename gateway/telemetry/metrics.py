@@ -29,6 +29,9 @@ class Metrics(ReplyHook):
         self.request_seconds = meters.histogram(
             "tollgate_http_request_seconds", "Whole time of a request", SECONDS, "path"
         )
+        self.refused = meters.counter(
+            "tollgate_refused_total", "Answers that refuse what was asked, by whose and why", "team", "code", "limit"
+        )
         self.calls = meters.counter(
             "tollgate_calls_total", "Calls that reached an upstream", "team", "model", "endpoint", "status", "reason"
         )

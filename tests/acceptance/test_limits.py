@@ -90,6 +90,26 @@ def test_a_spent_budget_is_insufficient_quota_and_no_sdk_retries(house: House, u
     assert 2 <= asked < 20
 
 
+def test_operators_see_who_is_refused_and_by_which_limit(house: House) -> None:
+    """Refusals have no row; a metric tells whose they are, why, and which limit of team or key had no room."""
+    poor = asyncio.run(make_team(house.settings, "seen_poor", LimitsInput(usd_per_day=Decimal("0.000000001"))))
+    asyncio.run(make_team(house.settings, "seen_closed"))
+    with house.client(house.admin_key) as admin:
+        named = {"team_id": "seen_closed", "limits": {"requests_per_minute": 0}}
+        closed = admin.post("/admin/keys", json=named).raise_for_status().json()["key"]
+        for key, body in ((poor, ASK), (closed, ASK), (closed, ASK), (poor, {"model": "none"}), ("tg-wrong", ASK)):
+            with house.client(key) as client:
+                client.post("/v1/chat/completions", json=body)
+        told = [line for line in admin.get("/metrics").text.splitlines() if line.startswith("tollgate_refused_total")]
+
+    assert sorted(line.partition("{")[2] for line in told if 'team="seen_' in line) == [
+        'code="insufficient_quota",limit="key.requests_per_minute",team="seen_closed"} 2.0',
+        'code="missing_required_parameter",limit="",team="seen_poor"} 1.0',
+        'code="rate_limit_exceeded",limit="team.usd_per_day",team="seen_poor"} 1.0',
+    ]
+    assert any('code="invalid_api_key",limit="",team=""' in line for line in told)
+
+
 def test_a_request_that_alone_exceeds_a_limit_is_told_to_ask_for_less(house: House) -> None:
     """No waiting helps: the refusal names max_tokens and forbids the retry."""
     client = client_of(house, "greedy", tokens_per_minute=500)

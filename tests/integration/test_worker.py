@@ -82,19 +82,21 @@ def rows(url: str, statement: str) -> list[tuple[object, ...]]:
 
 
 def test_a_worker_shows_what_it_does_and_what_waits(
-    config: Path, worker: Callable[..., subprocess.Popen[bytes]]
+    config: Path, database_url: str, worker: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     """Its port for Prometheus answers; a port that is taken is said before anything starts, and ends it."""
     port = str(free_port())
+    rows(database_url, "INSERT INTO teams (id, name, limits) VALUES ('a', 'A', '{\"tokens_per_day\": 100}')")
     process = worker("--metrics-port", port)
     deadline = time.monotonic() + 30
-    while (told := scrape(port)) is None:
+    while (told := scrape(port)) is None or "tollgate_budget_used_ratio{" not in told:  # once they were looked at
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
     assert 'tollgate_batch_requests_left{priority="normal"} 0.0' in told
     assert 'tollgate_callbacks_waiting{state="failed"} 0.0' in told
     assert "tollgate_batch_requests_running 0.0" in told
+    assert 'tollgate_budget_used_ratio{limit="tokens_per_day",team="a"} 0.0' in told
     assert "tollgate_journal_backlog 0.0" in told
     second = worker("--metrics-port", port)
     _, said = second.communicate(timeout=30)
