@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from itertools import islice
 
 import structlog
 from redis.asyncio import Redis
 
 from billing.edges import Clock
 from billing.holds import Hold, HoldRequest, Limits, RefusedHold, Scope, Settlement
+from billing.patient_books import MOST, PatientBooks
 from billing.quota_verbs import (
-    LEASE,
     Said,
-    Words,
     correct_counters,
     enter_hold,
-    month_of,
     open_hold,
     period,
     release_hold,
@@ -33,13 +30,9 @@ from billing.records import CHARGED, UsageRecord
 from billing.scope_state import ScopeState, refusal, remaining
 from billing.standalone import AskStatements, Standalone
 from billing.store_errors import REDIS_AWAY, redis_refuses
-from billing.team_books import DEADLINE, Guard, TeamBooks
+from billing.team_books import DEADLINE, Guard
 from protocol.usage import Usage
 
-__all__ = ["LEASE", "Guard", "Quotas", "month_of"]
-
-AWAY = 1.0  # seconds between tries while Redis does not answer
-MOST = 256  # unsaid words in one go
 TOO_LATE = -1  # what an open is told after its ``valid_until``
 REMEMBERED = 3000.0  # seconds; a tombstone lives for an hour
 
@@ -48,7 +41,7 @@ NO_LIMITS = Limits()
 log = structlog.get_logger(__name__)
 
 
-class Quotas(TeamBooks):
+class Quotas(PatientBooks):
     """The limits of all teams. Safe for any number of concurrent calls and gateways.
 
     No call waits for Redis longer than 250 ms or fails because of it: what cannot be said now is said later, and calls
@@ -66,28 +59,19 @@ class Quotas(TeamBooks):
     ) -> None:
         super().__init__(redis, clock, uses_server_time=uses_server_time, deadline=deadline)
         self.exceeded = 0  # calls whose upstream billed more than was held
-        self.refused = 0  # commands that Redis refused for good: its counters lack them, and the audit will say so
-        self.is_standalone = False
         self._server_ahead = 0.0  # seconds; what Redis's clock shows more than ours
         self._standalone = Standalone(standalone_share)
         self._live: dict[str, Hold] = {}  # held, and not closed in the journal
-        self._unsaid: dict[str, Words] = {}  # request id -> what Redis has yet to hear of it
-        self._returning: asyncio.Task[None] | None = None
 
     def follow(self, standalone_share: float) -> None:
         """Take another share of what was left, from the next outage on."""
         self._standalone.share = standalone_share
 
-    @property
-    def unsaid(self) -> int:
-        """Calls of which Redis has yet to hear."""
-        return len(self._unsaid)
-
     def attach(self, guard: Guard, ask_statements: AskStatements | None = None) -> None:
         """Count in no epoch until ``guard`` begins one."""
         self._guard = guard
         self._standalone.ask_statements = ask_statements
-        self.epoch, self.is_standalone = "", True
+        self._turn_to("")
 
     async def open(self, request: HoldRequest) -> Hold | RefusedHold:
         """Hold the dearest leg against every limit of every scope, all or nothing."""
@@ -230,34 +214,17 @@ class Quotas(TeamBooks):
     def begin_epoch(self, epoch: str) -> list[Hold]:
         """Count in ``epoch`` from now on, standing alone until ``come_back``; return the holds of running calls.
 
-        What was still to be said in older epochs is forgotten: those calls are in the journal or in the ledger.
+        What was still to be said in older epochs needs nobody: those calls are in the journal or in the ledger.
         """
-        self.epoch, self.is_standalone = epoch, True
-        self._unsaid.clear()
+        self._turn_to(epoch)
         return list(self._live.values())
 
     async def come_back(self) -> bool:
         """Say everything that Redis has yet to hear, then count in it again. False when it is still not ours."""
-        while self._unsaid:
-            batch = list(islice(self._unsaid.items(), MOST))
-            said = await asyncio.gather(*(self._speak(words, self.epoch) for _, words in batch), return_exceptions=True)
-            for (request_id, words), code in zip(batch, said, strict=True):
-                if isinstance(code, BaseException):
-                    if not isinstance(code, REDIS_AWAY):
-                        raise code
-                    self._failed(code, request_id)
-                    if not redis_refuses(code):
-                        return False
-                elif code in (Said.UNKNOWN, Said.STALE):
-                    self._estranged(words.team_id, code)
-                    return False
-                if self._unsaid.get(request_id) is words:
-                    del self._unsaid[request_id]
-        if self.is_standalone:
-            log.info("quotas_in_redis", epoch=self.epoch)
-        self.is_standalone = False
-        self._standalone.end_outage()
-        return True
+        is_back = await super().come_back()
+        if is_back:
+            self._standalone.end_outage()
+        return is_back
 
     def _begin(self, hold: Hold) -> None:
         if hold.request.request_id not in self._live:
@@ -269,66 +236,3 @@ class Quotas(TeamBooks):
         hold = Hold(request=request, opened_at=self._clock.now(), requests=requests, tokens=tokens)
         self._begin(hold)
         return hold
-
-    async def _say(self, words: Words, epoch: str) -> None:
-        """Tell Redis now, or as soon as it can be reached. Nobody needs to hear it in a later epoch."""
-        if epoch != self.epoch:
-            return
-        if not self.is_standalone:
-            try:
-                code = await self._speak(words, epoch)
-            except REDIS_AWAY as exc:
-                self._failed(exc, words.request_id)
-                if redis_refuses(exc):
-                    return
-            else:
-                if code not in (Said.UNKNOWN, Said.STALE) or epoch != self.epoch:
-                    return
-                self._estranged(words.team_id, code)
-        if epoch == self.epoch:
-            self._say_later(words)
-
-    def _say_later(self, words: Words) -> None:
-        self._unsaid[words.request_id] = words
-        if self._guard is None:
-            self._return_soon()
-
-    def _estranged(self, team_id: str, code: int) -> None:
-        """Redis's books are not of our epoch: stand alone until the guard has seen to it."""
-        reason = Said(code).name.lower()
-        if not self.is_standalone:
-            log.warning("epoch_lost", team_id=team_id, epoch=self.epoch, books=reason)
-        self._stand_alone(reason)
-
-    def _failed(self, exc: BaseException, request_id: str) -> None:
-        """Note what a failed call tells of Redis: that it is away, or that it is there and refuses this command."""
-        if redis_refuses(exc):
-            self.refused += 1
-            log.error("redis_refused", request_id=request_id, error=repr(exc))
-            return
-        if not self.is_standalone:
-            log.error("redis_lost", error=repr(exc))
-        self._stand_alone("redis_lost")
-
-    def _stand_alone(self, reason: str) -> None:
-        self.is_standalone = True
-        if self._guard is None:
-            self._return_soon()
-        else:
-            self._guard.alarm(reason)
-
-    def _return_soon(self) -> None:
-        if self._returning is None or self._returning.done():
-            self._returning = asyncio.create_task(self._return())
-
-    async def _return(self) -> None:
-        """Without a guard: try to come back until it works."""
-        while self.is_standalone or self._unsaid:
-            try:
-                await self._speak(Words("ping", "", ""), "")
-            except REDIS_AWAY as exc:
-                self._failed(exc, "")
-                await asyncio.sleep(AWAY)
-                continue
-            if not await self.come_back():
-                await asyncio.sleep(AWAY)

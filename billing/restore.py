@@ -7,15 +7,15 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from enum import StrEnum
 
 import structlog
 from redis.asyncio import Redis
 
 from billing.edges import Clock
-from billing.epochs import DEADLINE, Epochs, Seen
+from billing.epochs import DEADLINE, Epochs
 from billing.flusher import Flusher
 from billing.journal import Journal
+from billing.next_move import FRESH, Move, next_move
 from billing.quotas import Quotas
 from billing.rebuild import LOAD_WITHIN, STILL, Rebuilder, nothing
 from billing.rebuild_store import RebuildStore
@@ -27,47 +27,14 @@ ASK_FOR_DEAD_EVERY = 10.0  # seconds between looks for owners that died with som
 START_WITHIN = 2.0  # seconds that a starting house waits for its counters
 LEAVE_WITHIN = 2.0  # seconds that an ending one waits for Redis to hear everything
 
-log = structlog.get_logger(__name__)
-
-
-class Move(StrEnum):
-    """What an owner does about the epoch that it sees."""
-
-    STAY = "stay"  # it is ready, and what we know is in it
-    JOIN = "join"  # it is ready, and we know nothing yet
-    PUT_BACK = "put back"  # it gathers
-    WAIT = "wait"  # it gathers, and we have put back
-    START = "start"  # a new one has to begin
-
-
-def next_move(seen: Seen, owner: str, *, joined: str, put_back_in: str, run_id: str) -> tuple[Move, str]:
-    """Return what ``owner`` does next, and why.
-
-    ``joined`` is the epoch it counts in without having put anything back, "" for any; ``put_back_in`` the last one into
-    which it tried to; ``run_id`` the Redis server that answers now.
-    """
-    epoch = seen.epoch
-    if epoch is None:
-        return Move.START, "there is no epoch: Redis is new, or was wiped"
-    if not epoch.is_ready:
-        if seen.now >= epoch.until or epoch.who == owner:
-            return Move.START, "a rebuild was broken off"
-        return (Move.WAIT if put_back_in == epoch.id else Move.PUT_BACK), ""
-    if epoch.wanted:
-        return Move.START, epoch.wanted
-    if run_id and epoch.run_id and run_id != epoch.run_id:
-        return Move.START, "Redis was started again and may have lost its last moments"
-    if joined == epoch.id or epoch.owners.get(owner, (False, 0.0))[0]:
-        return Move.STAY, ""
-    return (Move.JOIN, "") if joined == FRESH else (Move.START, "an epoch began without us")
-
-
+# Alarms after which a new epoch has to begin, and why.
 FAULTS = {
     "stale": "a team's books are of another epoch",
     "broken": "somebody wrote over a key of the counters",
     "late_journal": "a journal came so late that nobody knows whether its calls were settled",
 }
-FRESH = "*"  # joined: whatever is ready, because nothing was opened, adopted or flushed yet
+
+log = structlog.get_logger(__name__)
 
 
 class Restorer:
@@ -134,6 +101,7 @@ class Restorer:
                     await self._store.forget(self.owner)
         except STORES_AWAY as exc:
             log.warning("owner_not_taken_off", error=repr(exc))
+        await self._epochs.close()
 
     async def run(self) -> None:
         """Look once a second, and at once when the quotas raise the alarm, until cancelled."""

@@ -1,5 +1,5 @@
 # The books of teams in Redis (quotas.lua), spoken to directly: what is read from them, and what a rebuild and the
-# sweeper do to them. Quotas adds what calls need: never to fail, and never to wait.
+# sweeper do to them. PatientBooks adds what calls need, never to fail and never to wait, and Quotas their limits.
 
 from __future__ import annotations
 
@@ -107,6 +107,10 @@ class TeamBooks:
         ``sums`` are the days, months and seconds that quotas.lua adds. Raises what Redis raises.
         """
         return int(await self._speak(load_sums(team_id, *sums, valid_until), epoch)) >= 0
+
+    async def disconnect(self) -> None:
+        """Give the connection back."""
+        await self._script.close()
 
     async def _speak(self, words: Words, epoch: str) -> Any:
         """Run one verb of the script on its team's books; a new team's are begun first."""

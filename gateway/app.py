@@ -108,6 +108,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         journal = Journal.open(settings.data_dir / "journal", fsync=settings.journal_fsync, clock=clock)
         stack.callback(journal.close)
         quotas = Quotas(redis, clock, standalone_share=settings.quotas.standalone_share)
+        stack.push_async_callback(quotas.disconnect)
         background = Background()
         metrics = Metrics()
         catalog, registry = settings.catalog(), ProviderRegistry(settings.providers)

@@ -331,7 +331,7 @@ async def test_without_redis_a_share_of_the_last_remainder_is_spent(redis: Redis
     with socket.socket() as deaf:  # accepts connections and never answers
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
-        await quotas._script.close()
+        await quotas.disconnect()
         quotas._script.redis, working = Redis(port=deaf.getsockname()[1]), quotas._script.redis
         start = time.monotonic()
 
@@ -341,7 +341,7 @@ async def test_without_redis_a_share_of_the_last_remainder_is_spent(redis: Redis
         holds = [answer for answer in answers if isinstance(answer, Hold)]
         assert len(holds) == 10 and all(hold.standalone for hold in holds)
         await asyncio.gather(*(quotas.settle(hold, used(cost=900)) for hold in holds))
-        await quotas._script.close()
+        await quotas.disconnect()
         await quotas._script.redis.aclose()
 
     quotas._script.redis = working

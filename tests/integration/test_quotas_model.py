@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from redis.asyncio import Redis
 
 from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
-from billing.quotas import LEASE, Quotas, month_of
+from billing.quota_verbs import LEASE, month_of
+from billing.quotas import Quotas
 from billing.records import day_of
 from protocol.usage import Usage
 from tests.support.clock import SetClock

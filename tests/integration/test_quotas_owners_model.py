@@ -17,7 +17,8 @@ from redis.asyncio import Redis
 
 from billing.epochs import EPOCH_KEY, Epoch, read_epoch
 from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
-from billing.quotas import Quotas, month_of
+from billing.quota_verbs import month_of
+from billing.quotas import Quotas
 from billing.records import CHARGED, Status, UsageRecord, day_of
 from billing.scope_state import ScopeState
 from billing.store_errors import STORES_AWAY

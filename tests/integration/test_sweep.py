@@ -11,7 +11,8 @@ from sqlalchemy import text
 from billing import sweep
 from billing.holds import Hold, HoldRequest, Leg, Limits, Scope, Settlement
 from billing.ledger import write_records
-from billing.quotas import LEASE, Quotas
+from billing.quota_verbs import LEASE
+from billing.quotas import Quotas
 from billing.records import UsageRecord
 from billing.sweep import Sweeper
 from gateway.database import Database

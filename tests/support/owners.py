@@ -106,7 +106,7 @@ class Owner:
         self.journal.close()
         if self.flusher._claim is not None:
             os.close(self.flusher._claim)
-        await self.quotas._script.close()
+        await self.quotas.disconnect()
         await self.redis.aclose()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from billing.epochs import Epoch, Seen
-from billing.restore import FRESH, Move, next_move
+from billing.next_move import FRESH, Move, next_move
 
 NOW = 1000.0
 
