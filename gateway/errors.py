@@ -22,6 +22,7 @@
 #       ├── UpstreamBusy      429  its rate limit, with retry-after
 #       ├── UpstreamFull      503  overloaded: our own engine's queue is full, or it is going; with retry-after
 #       └── UpstreamRefused   4xx  the request itself is at fault: no other target is tried
+#           └── UpstreamFiltered   content_policy_violation: by the upstream's own content filter
 
 from __future__ import annotations
 
@@ -238,3 +239,10 @@ class UpstreamRefused(UpstreamFailure):
     type = "invalid_request_error"
     outcome = "refused"
     moves_on = False
+
+
+class UpstreamFiltered(UpstreamRefused):
+    """The upstream's own content filter forbids the request, or the answer to it: nobody else is asked for it."""
+
+    code = "content_policy_violation"
+    outcome = "filtered"

@@ -10,7 +10,7 @@ from gateway.answering.admission import admit
 from gateway.answering.attempts import AttemptLog, refusal, send_along_route
 from gateway.answering.call import Call, record_for
 from gateway.answering.reply import Reply, settle
-from gateway.errors import ContentPolicyViolation
+from gateway.errors import ContentPolicyViolation, UpstreamFiltered
 from gateway.overload.gate import Turn
 from gateway.safety.input_check import InputCheck, input_check_of
 from gateway.services import Services
@@ -67,6 +67,8 @@ async def _answer_checked(services: Services, call: Call, turn: Turn, check: Inp
             services.background.spawn(answering.close())
             raise
     except BaseException as exc:
+        if isinstance(exc, UpstreamFiltered):
+            services.guard.note_filtered(call)
         status = Status.BLOCKED if isinstance(exc, ContentPolicyViolation) else Status.FAILED
         _close_unanswered(services, account, call, route, log, status)
         raise

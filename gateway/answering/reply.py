@@ -17,7 +17,7 @@ from gateway.answering.collect import Collector
 from gateway.answering.continuation import Source
 from gateway.answering.estimate import probable_prompt_tokens, probable_usage, tokens_of
 from gateway.answering.hooks import HookMaker, ReplyHook
-from gateway.errors import ContentPolicyViolation, UpstreamFailure
+from gateway.errors import ContentPolicyViolation, UpstreamFailure, UpstreamFiltered
 from gateway.providers.base import WholeReply, replies_asked
 from gateway.services import Services
 from protocol.chat import FinishReason
@@ -95,7 +95,7 @@ class Reply:
         async for events in self._events():
             if type(events[-1]) is ReplyEnd:
                 await self._conclude(events)
-            self._was_sent = True
+            self._was_sent = self._was_sent or any(map(_is_answer, events))
             yield events
 
     async def collect(self) -> tuple[WholeReply, Usage]:
@@ -134,7 +134,9 @@ class Reply:
             try:
                 fresh = await self._source.next_events(has_grown=self._has_grown)
                 self._has_grown = False
-            except UpstreamFailure:
+            except UpstreamFailure as exc:
+                if isinstance(exc, UpstreamFiltered):
+                    self._services.guard.note_filtered(self.call)
                 self._end(self._broken)
                 raise
 
@@ -268,6 +270,11 @@ class Reply:
         self.account.close(record)
         for hook in self._hooks:
             hook.close(record)
+
+
+def _is_answer(event: Event) -> bool:
+    """Whether an event is a part of an answer: a role alone is none."""
+    return type(event) is not Delta or event.has_content
 
 
 def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: float) -> UsageRecord:

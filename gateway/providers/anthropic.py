@@ -14,6 +14,7 @@ from gateway.providers.anthropic_events import AnthropicEvents
 from gateway.providers.anthropic_replies import read_count, read_message
 from gateway.providers.anthropic_request import Unsayable, count_body, message_body, native_body
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
+from gateway.providers.filters import STATUSES, read_filtered
 from gateway.providers.reading import read_error_fields, read_retry_after, usual_failure
 from protocol.chat import ChatRequest
 from protocol.messages import CountRequest
@@ -57,6 +58,8 @@ class AnthropicFormat:
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
         """Return what a failing answer means: whose fault it is, and whether another target may be tried."""
         error = read_error_fields(body)
+        if status in STATUSES and (filtered := read_filtered(error, status)) is not None:
+            return filtered
         message, details = error.get("message", ""), error.get("details")
         is_spent = isinstance(details, dict) and details.get("error_code") == "enforced_spend_limit_reached"
         if status == 402 or (status == 429 and is_spent):

@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from gateway.errors import UpstreamError
 from gateway.providers.anthropic_replies import Block, UsageObject, read_stop_reason
-from gateway.providers.reading import NOT_JSON, SseEvents, read_usage
+from gateway.providers.filters import read_filtered
+from gateway.providers.reading import NOT_JSON, SseEvents, read_error_fields, read_usage
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 
 
@@ -50,6 +51,8 @@ class AnthropicEvents(SseEvents):
             case "message_stop":
                 self._end(events)
             case "error":
+                if (filtered := read_filtered(read_error_fields(data))) is not None:
+                    raise filtered
                 is_full = event.error is not None and event.error.type == "overloaded_error"
                 raise UpstreamError(
                     "The upstream reported an error.", outcome="overloaded" if is_full else "error_frame"

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.errors import UpstreamBusy, UpstreamFailure, UpstreamFull
+from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply, replies_asked
+from gateway.providers.filters import STATUSES, read_filtered
 from gateway.providers.openai_events import OpenAIEvents
 from gateway.providers.openai_replies import read_whole
 from gateway.providers.openai_request import write_request
@@ -23,7 +24,12 @@ class OpenAIFormat:
 
     def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
         """Return the reply that ``body`` holds, whichever kind ``request`` asked for."""
-        return read_whole(request, body)
+        try:
+            return read_whole(request, body)
+        except UpstreamError:
+            if (filtered := read_filtered(read_error_fields(body))) is not None:  # some say it under a 200
+                raise filtered from None
+            raise
 
     def open_events(self, request: Request) -> EventStream:
         """Return a reader for a streamed chat completion or completion."""
@@ -32,6 +38,8 @@ class OpenAIFormat:
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
         """Return what a failing answer means: whose fault it is, and whether another target may be tried."""
         error = read_error_fields(body)
+        if status in STATUSES and (filtered := read_filtered(error, status)) is not None:
+            return filtered
         message, code = error.get("message", ""), error.get("code")
         if status == 429 and code == "insufficient_quota":
             return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.errors import UpstreamError
+from gateway.providers.filters import read_filtered
 from gateway.providers.openai_parts import (
     NOTHING,
     Arguments,
@@ -20,7 +21,7 @@ from gateway.providers.openai_parts import (
     seconds,
     told_usage,
 )
-from gateway.providers.reading import NOT_JSON, SseEvents
+from gateway.providers.reading import NOT_JSON, SseEvents, read_error_fields
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 
 
@@ -52,6 +53,8 @@ class OpenAIEvents(SseEvents):
         except NOT_JSON as exc:
             raise UpstreamError("The upstream sent a chunk that is not JSON.", outcome="malformed") from exc
         if present(chunk.error) is not None:
+            if (filtered := read_filtered(read_error_fields(data))) is not None:
+                raise filtered
             raise UpstreamError("The upstream reported an error.", outcome="error_frame")
         self._reply = self._reply or f"{chunk.id} {chunk.created}"
         for choice in chunk.choices or ():

@@ -208,6 +208,11 @@ class Guard:
         counter_of(self.metrics.safety_refused, "by_model").inc()
         self._count(call)
 
+    def note_filtered(self, call: Call) -> None:
+        """Count a call that its upstream's own content filter refused, where its team has a policy."""
+        if (policy := self.policy_for(call)) is not None and not policy.input == "off" == policy.output:
+            self.note_refusal(call)
+
     def _count(self, call: Call) -> None:
         if not call.is_aside:
             tell = partial(self._outcomes.note, call, "safety.key_paused", {})

@@ -14,7 +14,7 @@ from gateway.safety.classifier import findings_of
 from gateway.safety.guard import Guard
 from gateway.safety.plain import plain, visible
 from gateway.safety.policy import CATEGORIES, Policy
-from gateway.safety.texts import is_refused, texts_of_reply
+from gateway.safety.texts import is_refused, texts_of_reply, tools_given
 from protocol.chat import FinishReason
 from protocol.events import Delta
 from router.targets import Target
@@ -41,6 +41,7 @@ class OutputWatch(ReplyHook):
         self._call = call
         self._policy = policy
         self._may_block = policy.may_block("output")
+        self._given = tools_given(call.request)
         self._choices: dict[int, _Choice] = {}
         self._noted: set[str] = set()  # findings that were told of: once for an answer
         self._is_refused = False  # whether that was told of
@@ -49,7 +50,7 @@ class OutputWatch(ReplyHook):
         """Return what may go out now. Raises ContentPolicyViolation."""
         choice = self._choices.get(delta.index)
         if choice is None:
-            choice = self._choices[delta.index] = _Choice()
+            choice = self._choices[delta.index] = _Choice(self._given)
         windows = choice.take(delta)
         if self._may_block:
             self._look_at(windows)
@@ -70,7 +71,7 @@ class OutputWatch(ReplyHook):
             self._guard.keep(looking)
 
     async def _look_through(self, whole: WholeReply) -> None:
-        for text in map(visible, texts_of_reply(whole)):
+        for text in map(visible, texts_of_reply(whole, self._given)):
             for start in range(0, max(1, len(text) - SHARED), STEP):
                 if start:
                     await asyncio.sleep(0)
@@ -100,10 +101,11 @@ class OutputWatch(ReplyHook):
 class _Choice:
     """One reply so far: its parts, and the deltas that wait for windows which they can be in."""
 
-    __slots__ = ("_current", "_held", "_parts", "_said", "has_refused")
+    __slots__ = ("_current", "_given", "_held", "_parts", "_said", "has_refused")
 
-    def __init__(self) -> None:
+    def __init__(self, given: frozenset[str] = frozenset()) -> None:
         self.has_refused = False
+        self._given = given  # names of tools that the caller gave
         self._said = 0  # visible characters, of all parts
         self._parts: dict[object, _Part] = {}
         self._current = _Part()
@@ -117,7 +119,7 @@ class _Choice:
         """
         self.has_refused = self.has_refused or bool(delta.refusal)
         ends: list[tuple[_Part, int]] = []
-        for kind, text in _said_by(delta):
+        for kind, text in _said_by(delta, self._given):
             part = self._parts.get(kind)
             if part is None:
                 part = self._parts[kind] = _Part()
@@ -144,8 +146,8 @@ class _Choice:
 
 
 class _Part:
-    """What is one text to whoever reads the reply: its words, its thinking, or the arguments of one call. Places count
-    visible characters."""
+    """What is one text to whoever reads the reply: its words, its thinking, the name or the arguments of one call.
+    Places count visible characters."""
 
     __slots__ = ("_looked", "_tail", "left_at", "passed", "said")
 
@@ -175,8 +177,9 @@ class _Part:
         self.passed = max(self.passed, self._looked - SHARED)
 
 
-def _said_by(delta: Delta) -> Iterator[tuple[object, str]]:
-    """Yield what a delta says, each with the part of the reply that it belongs to."""
+def _said_by(delta: Delta, given: frozenset[str]) -> Iterator[tuple[object, str]]:
+    """Yield what a delta says, each with the part of the reply that it belongs to. A name ``given`` to a tool by the
+    caller is nothing that the model says."""
     if delta.reasoning:
         yield "reasoning", delta.reasoning
     if delta.text:
@@ -184,6 +187,8 @@ def _said_by(delta: Delta) -> Iterator[tuple[object, str]]:
     if delta.refusal:
         yield "refusal", delta.refusal
     for call in delta.tool_calls:
+        if call.name and call.name not in given:
+            yield ("name", call.index), call.name
         if call.arguments:
             yield call.index, call.arguments
 

@@ -88,14 +88,22 @@ def is_unreadable(request: Request) -> bool:
     return False
 
 
-def texts_of_reply(whole: WholeReply) -> list[str]:
-    """Return every text of a whole reply."""
+def tools_given(request: Request) -> frozenset[str]:
+    """Return the names of the tools that a request gives."""
+    return frozenset(tool.function.name for tool in getattr(request, "tools", None) or ())
+
+
+def texts_of_reply(whole: WholeReply, given: frozenset[str] = frozenset()) -> list[str]:
+    """Return every text of a whole reply; the names of its calls only where the caller gave no tool of that name."""
     match whole:
         case ChatReply():
             texts = []
             for message in (choice.message for choice in whole.choices):
-                calls = (_unescaped(call.function.arguments.encode()) for call in message.tool_calls or ())
-                texts += [message.content or "", message.refusal or "", message.reasoning_content or "", *calls]
+                texts += [message.content or "", message.refusal or "", message.reasoning_content or ""]
+                for call in message.tool_calls or ():
+                    texts.append(_unescaped(call.function.arguments.encode()))
+                    if call.function.name not in given:
+                        texts.append(call.function.name)
             return texts
         case CompletionReply():
             return [choice.text for choice in whole.choices]

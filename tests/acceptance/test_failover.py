@@ -280,6 +280,23 @@ def test_a_refused_key_is_set_aside_and_told(front: House, us: ScriptedUpstream)
     assert 'tollgate_keys_set_aside{provider="upstream",reason="refused_key"} 1.0' in metrics
 
 
+def test_a_content_filter_of_the_upstreams_takes_no_key_away(
+    front: House, us: ScriptedUpstream, eu: ScriptedUpstream
+) -> None:
+    """Some say it as of a key that is refused: it is the caller's 400, told at once, and costs nothing."""
+    us.script("403,code=permission_denied,message=Content violates usage guidelines.", times=2)
+    answers = [ask(front, stream=stream) for stream in (False, True)]
+    row = front.record_of(answers[0])
+    passed = ask(front)
+    breaker = breaker_of(front, "us")
+
+    told = [(answer.status_code, answer.json()["error"]["code"]) for answer in answers]
+    assert told == [(400, "content_policy_violation")] * 2
+    assert (row["status"], row["cost_usd"], row["attempts"][0]["outcome"]) == ("failed", 0, "filtered")
+    assert (passed.status_code, len(us.requests), len(eu.requests)) == (200, 3, 0)
+    assert (breaker["failures"], breaker["keys_set_aside"]) == (0, [])
+
+
 def test_when_everything_is_open_calls_are_shed(front: House, us: ScriptedUpstream, eu: ScriptedUpstream) -> None:
     """503 overloaded with retry-after, without asking, in any dialect; it passes when an endpoint is back."""
     us.script("500")

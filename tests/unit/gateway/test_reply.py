@@ -398,6 +398,25 @@ def test_a_hook_may_change_and_hold_back_and_hears_the_end(folder: Path) -> None
     asyncio.run(scene())
 
 
+def test_a_role_whose_words_were_held_back_is_no_part_of_an_answer(folder: Path) -> None:
+    """Nothing else was out when the upstream broke: the row says failed, and nobody pays."""
+
+    class HoldBack(ReplyHook):
+        def delta(self, delta: Delta) -> Sequence[Delta]:
+            return () if delta.text else (delta,)
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"", TEXT % b"words", hooks=(lambda *_: HoldBack(),))
+        with pytest.raises(UpstreamError):
+            async for _ in scene.reply.pieces():
+                pass
+        await scene.finish()
+
+        assert (scene.reply.record.status, scene.reply.record.cost_nanousd) == (Status.FAILED, 0)
+
+    asyncio.run(scene())
+
+
 class Forbid(ReplyHook):
     """Lets nothing pass that says "x"."""
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.errors import ContentPolicyViolation
 from gateway.safety.output_watch import SHARED, STEP, WINDOW, _Choice, output_watch_of
 from gateway.safety.policy import CATEGORIES
 from gateway.settings import Safety
-from protocol.chat import FinishReason
+from protocol.chat import ChatReply, Choice, FinishReason, Function, FunctionCall, ReplyMessage, Tool, ToolCall
 from protocol.events import Delta, ToolCallDelta
 from router.targets import Endpoint, Target
-from tests.support.guarding import Guarding
+from tests.support.guarding import HELLO, Guarding
 from tests.support.house import model
 
 SECRET = "AKIAIOSFODNN7EXAMPLE"
@@ -61,7 +63,7 @@ def test_what_goes_on_after_something_else_is_seen_with_what_was_said_before() -
     assert any("AKIAIOSFODNN7EXAMPLE" in window for window in windows)
 
 
-@pytest.mark.parametrize("kind", ["words", "thinking", "refusal", "arguments"])
+@pytest.mark.parametrize("kind", ["words", "thinking", "refusal", "arguments", "name"])
 async def test_no_sign_of_a_secret_is_out_however_a_reply_is_cut_and_mixed(kind: str) -> None:
     """At any place of any part of any of three choices, in pieces of any size, with less than half a window of anything
     else between its pieces, and ending with it or not."""
@@ -101,11 +103,14 @@ def filler(dice: random.Random, most: int) -> str:
 def delta_of(index: int, part: str, said: str) -> Delta:
     if part in ("arguments", "other call"):
         return Delta(index, tool_calls=(ToolCallDelta(int(part == "other call"), said),))
+    if part == "name":
+        return Delta(index, tool_calls=(ToolCallDelta(0, name=said),))
     return Delta(index, **{{"words": "text", "thinking": "reasoning", "refusal": "refusal"}[part]: said})
 
 
 def said_by(delta: Delta) -> str:
-    return delta.text + delta.reasoning + delta.refusal + "".join(call.arguments for call in delta.tool_calls)
+    called = (f"{call.name or ''}{call.arguments}" for call in delta.tool_calls)
+    return delta.text + delta.reasoning + delta.refusal + "".join(called)
 
 
 def test_what_is_said_in_different_places_is_no_one_word() -> None:
@@ -122,6 +127,26 @@ def test_what_is_said_in_different_places_is_no_one_word() -> None:
 
     assert windows == ["the key is", "sk-proj", '{"a"', "{}", '{"a":1}']
     assert choice.release(everything=True) == deltas
+
+
+async def test_a_name_is_looked_at_unless_the_caller_gave_it_to_a_tool() -> None:
+    """Streamed and whole: a call of a tool that was given waits for nothing, whatever anybody thinks of its name."""
+    guarding = Guarding(Safety(output="block"))
+    tools = (Tool(Function(name="get_weather")),)
+    call = guarding.call(replace(HELLO, tools=tools))
+    for name, passes in (("get_weather", True), (SECRET, False)):
+        delta = Delta(tool_calls=(ToolCallDelta(0, "", "call_1", name),))
+        whole = replied(ToolCall("call_1", FunctionCall(name, "{}")))
+
+        assert list(output_watch_of(guarding.guard, call, TARGET).delta(delta)) == ([delta] if passes else [])
+        with nullcontext() if passes else pytest.raises(ContentPolicyViolation, match="aws_key"):
+            await output_watch_of(guarding.guard, call, TARGET).whole(whole)
+    await guarding.close()
+
+
+def replied(call: ToolCall) -> ChatReply:
+    message = ReplyMessage(content=None, tool_calls=(call,))
+    return ChatReply(choices=(Choice(index=0, message=message, finish_reason=FinishReason.TOOL_CALLS),))
 
 
 def test_what_nobody_sees_stretches_no_passage() -> None:
