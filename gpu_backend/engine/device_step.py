@@ -91,6 +91,11 @@ class DeviceStep:
         self._logprobs: Logprobs | None = None
         self._is_sampled = False
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether some token is for a grammar to say, which may have to hear of the step before."""
+        return any(step.constraint for step in self._batch.samplers)
+
     @torch.inference_mode()
     def sample(self) -> None:
         """Launch what follows the model: tokens, scores and sums, and their copies to the host. Once is enough."""

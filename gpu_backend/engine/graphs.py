@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,6 +29,9 @@ from gpu_backend.kernels.decode_rows import FROM_TABLE, HEADER, DecodeRows
 from gpu_backend.kernels.layout import PagedLayouts
 from gpu_backend.kernels.quantized_kv import KvScales
 from gpu_backend.models.layers import Decoder
+
+if TYPE_CHECKING:
+    from gpu_backend.engine.ranks import Ranks
 
 assert UNKNOWN == FROM_TABLE
 propose = ops.propose_guesses
@@ -73,9 +78,7 @@ class Drawing:
 class DecodeGraphs:
     """Computes decodes of up to ``table.spare`` sequences, of up to ``most_guesses`` each, by replaying graphs.
 
-    ``record`` captures what a function launches, and returns how to launch it again; what the function allocates must
-    stay where it is. Of several ranks one ``draws`` tokens, ``share`` gives all of them what it has in a tensor, and
-    ``least`` is the smallest of their numbers: NCCL needs a graph to be replayed by all of them or by none.
+    Of several ``ranks`` the first draws tokens, and all replay a graph or none does: NCCL waits for those that do not.
     Unless it ``verifies`` them, all tokens of a step are known, whatever is drawn behind those before the last.
     """
 
@@ -86,12 +89,10 @@ class DecodeGraphs:
         kv_scales: Sequence[KvScales] | None,
         table: RequestTable,
         layouts: PagedLayouts,
-        record: Recorder,
+        recorder: Recorder,
         most_guesses: int = 0,
-        share: Callable[[Tensor], None] | None = None,
-        draws: bool = True,
+        ranks: Ranks | None = None,
         verifies: bool = True,
-        least: Callable[[int], int] | None = None,
     ) -> None:
         self.sizes = sizes_up_to(table.spare)
         self._model = model
@@ -100,12 +101,11 @@ class DecodeGraphs:
         self._block_size = kv_cache.shape[2]
         self._table = table
         self._layouts = layouts
-        self._record = record
+        self._recorder = recorder
         self._most = 1 + most_guesses
-        self._share = share
-        self._draws = draws
+        self._ranks = ranks
+        self._draws = ranks is None or ranks.rank == 0
         self._verifies = verifies
-        self._least = least
         self.problem = ""  # why no more are captured
         self._graphs: dict[Size, tuple[Replay, Replay]] = {}  # the model, and the drawing of tokens
         self._uses: Counter[Size] = Counter()
@@ -224,24 +224,40 @@ class DecodeGraphs:
         """Make a graph, if it can be made: no request fails for the want of one."""
         if self.problem:
             return
-        try:
-            self.capture(size)
-        except Exception as error:  # memory, or a library that does not allow it
-            self.problem = f"{type(error).__name__}: {error}"
-        if self._least is not None and not self._least(not self.problem):
-            self._graphs.pop(size, None)
-            self.problem = self.problem or "another rank could not capture one"
-        if self.problem:
-            print(f"gpu_backend: no more graphs, decodes go on without: {self.problem}", file=sys.stderr)  # noqa: T201
+        self._steps_since = 0
+        for attempt in (self._rehearse, self._record):
+            try:
+                attempt(size)
+            except Exception as error:  # memory, or a library that does not allow it
+                self.problem = f"{type(error).__name__}: {error}"
+            if self._ranks is not None and not self._ranks.least(not self.problem):
+                self.problem = self.problem or "another rank could not capture one"
+            if self.problem:
+                self._graphs.pop(size, None)
+                print(f"gpu_backend: no more graphs, decodes go on without: {self.problem}", file=sys.stderr)  # noqa: T201
+                return
 
-    @torch.inference_mode()
     def capture(self, size: Size) -> None:
         """Make the graph of that size, whoever needs it."""
-        self._steps_since = 0
+        self._rehearse(size)
+        self._record(size)
+
+    @torch.inference_mode()
+    def _rehearse(self, size: Size) -> None:
+        """Compute a step of nobody. Each of several ranks does so for itself: for one that fails nobody waits."""
         self._rows[size] = self._room.cut(*size)
-        self.fill((), size)  # all places are nobody's while it is tried and recorded
-        forward = self._record(lambda: self._compute(size))
-        self._graphs[size] = forward, self._record(lambda: self._draw(size)) if self._draws else lambda: None
+        self.fill((), size)
+        with self._ranks.apart() if self._ranks is not None else nullcontext():
+            self._recorder.rehearse(lambda: self._compute(size))
+            if self._draws:
+                self._recorder.rehearse(lambda: self._draw(size))
+
+    @torch.inference_mode()
+    def _record(self, size: Size) -> None:
+        if self._ranks is not None:
+            self._ranks.share(self._rows[size].token_ids)  # a communicator is made by its first use, not in a capture
+        forward = self._recorder.record(lambda: self._compute(size))
+        self._graphs[size] = forward, self._recorder.record(lambda: self._draw(size)) if self._draws else lambda: None
 
     def _inputs_of(self, size: Size) -> Tensor:
         places, width = size
@@ -253,8 +269,8 @@ class DecodeGraphs:
         if width > 1 and self._table.has_texts:
             propose(self._inputs_of(size), self._table.on_device, width)
         ops.place_decodes(self._inputs_of(size), self._table.on_device, rows, self._block_size)
-        if self._share is not None:
-            self._share(rows.token_ids)
+        if self._ranks is not None:
+            self._ranks.share(rows.token_ids)
         layout = self._layouts.place(
             rows=slice(0, places * width),
             block_tables=rows.block_tables,

@@ -25,7 +25,7 @@ from gpu_backend.engine.messages import (
     Generate,
     LoadReport,
 )
-from gpu_backend.engine.plan import Launched, StepPlan, StepRunner
+from gpu_backend.engine.plan import DeviceLost, Launched, StepPlan, StepRunner
 from gpu_backend.engine.prefix_hashes import shared_hashes
 from gpu_backend.engine.requests import Limits, find_problem, make_sequences, refusal
 from gpu_backend.engine.scheduler import Scheduler
@@ -117,7 +117,7 @@ class EngineLoop:
                 return self._drain_if_empty()
 
     def step(self) -> list[Event]:
-        """Schedule, run, accept; return what to tell whom. Raises what the runner raised once it fails repeatedly."""
+        """Schedule, run, accept; return what to tell whom. Raises if the runner fails for good, or repeatedly."""
         started = self._clock()
         answers = self._take_compiled()
         return [*answers, *self._compute(started), *self._drain_if_empty()]
@@ -193,6 +193,8 @@ class EngineLoop:
 
     def _survive(self, plan: StepPlan, error: Exception, launched: float) -> list[Event]:
         """Fail the sequences of a step that raised, and go on; a device that keeps failing is given up."""
+        if isinstance(error, DeviceLost):
+            raise error
         events = self._acceptor.fail(plan, error, self._clock() - launched)
         self._failures += 1
         if self._failures >= FAILURES_IN_A_ROW:

@@ -148,6 +148,10 @@ class StepResult:
     least_seconds: float = 0.0
 
 
+class DeviceLost(Exception):
+    """What a runner raises that cannot go on, whatever comes next: its process ends, and a new one may."""
+
+
 class Launched(Protocol):
     """A step that is under way."""
 
@@ -179,7 +183,7 @@ class StepRunner(Protocol):
         ...
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Begin to compute a step."""
+        """Begin to compute a step. Raises what went wrong: for this step alone, or ``DeviceLost`` for all."""
         ...
 
 

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +33,8 @@ FOR_EVER = timedelta(days=365)  # followers wait for work, however long
 class Ranks:
     """This process's place among them: ``stages`` times ``width`` ranks.
 
-    Every method is called by all ranks, in the same order; ``add``, ``receive`` and ``send`` by those of a stage.
+    Every method is called by all ranks, in the same order; ``add``, ``receive`` and ``send`` by those of a stage. Who
+    fails in between can never go on with the others, which wait for it.
     """
 
     def __init__(self, rank: int, width: int, stages: int, meeting_file: str) -> None:
@@ -41,6 +44,7 @@ class Ranks:
         self.stages = stages
         self.stage = stages - 1 - rank // width  # 0 has the first layers
         self.place = rank % width  # within the stage
+        self._is_apart = False
         store = dist.FileStore(meeting_file, size)  # type: ignore[attr-defined]
         store.set_timeout(STARTING)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -48,22 +52,37 @@ class Ranks:
         groups = [dist.new_group(list(range(first, first + width))) for first in range(0, size, width)]
         self._stage_group = groups[rank // width]
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Let this rank compute for itself what nobody will read: it adds, receives, sends and shares nothing."""
+        self._is_apart = True
+        try:
+            yield
+        finally:
+            self._is_apart = False
+
     def add(self, part: Tensor) -> Tensor:
         """Return the sum of the parts of the stage's ranks, the same bits on each; ``part`` is written over."""
-        dist.all_reduce(part, group=self._stage_group)
+        if not self._is_apart:
+            dist.all_reduce(part, group=self._stage_group)
         return part
 
     def receive(self, states: Tensor) -> None:
         """Fill it with what the stage before sends."""
-        dist.recv(states, self.rank + self.width)
+        if self._is_apart:
+            states.zero_()
+        else:
+            dist.recv(states, self.rank + self.width)
 
     def send(self, states: Tensor) -> None:
         """Give the next stage hidden states."""
-        dist.send(states, self.rank - self.width)
+        if not self._is_apart:
+            dist.send(states, self.rank - self.width)
 
     def share(self, tensor: Tensor) -> None:
         """Give all ranks the first one's numbers."""
-        dist.broadcast(tensor, 0)
+        if not self._is_apart:
+            dist.broadcast(tensor, 0)
 
     def least(self, number: int) -> int:
         """Return the smallest of all ranks' numbers."""

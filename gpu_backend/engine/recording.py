@@ -3,35 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
 Replay = Callable[[], None]
-Recorder = Callable[[Callable[[], None]], Replay]
 
 
-def cuda_recorder(device: torch.device) -> Recorder:
-    """Return a recorder of CUDA graphs that share one pool of memory: they are replayed one after the other."""
-    pool = torch.cuda.graph_pool_handle()
-    side = torch.cuda.Stream(device)
+class Recorder(Protocol):
+    """Records what functions launch; what they allocate must stay where it is."""
 
-    def record(act: Callable[[], None]) -> Replay:
+    def rehearse(self, act: Callable[[], None]) -> None:
+        """Do it as it will be recorded: kernels get compiled and libraries ready, and want of memory shows."""
+        ...
+
+    def record(self, act: Callable[[], None]) -> Replay:
+        """Return how to launch again what was rehearsed."""
+        ...
+
+
+class CudaRecorder:
+    """Records CUDA graphs. They share one pool of memory: they are replayed one after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream(device)
+
+    def rehearse(self, act: Callable[[], None]) -> None:
+        """Do it on the stream that records."""
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side):
+            act()
+        torch.cuda.current_stream(self._device).wait_stream(self._side)
+
+    def record(self, act: Callable[[], None]) -> Replay:
+        """Capture a graph."""
         graph = torch.cuda.CUDAGraph()
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            act()  # kernels are compiled and libraries get ready before the capture
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 act()
             finally:
                 graph.capture_end()
-        torch.cuda.current_stream(device).wait_stream(side)
+        torch.cuda.current_stream(self._device).wait_stream(self._side)
         return graph.replay
 
-    return record
 
+class Rerunner:
+    """Stands in for a recorder where there is no CUDA: it does the same again for each replay."""
 
-def rerun(act: Callable[[], None]) -> Replay:
-    """Stand in for a recorder where there is no CUDA: do it once, as a capture does, and again for each replay."""
-    act()
-    return act
+    def rehearse(self, act: Callable[[], None]) -> None:
+        """Do it once."""
+        act()
+
+    def record(self, act: Callable[[], None]) -> Replay:
+        """Return it."""
+        return act

@@ -22,12 +22,13 @@ from gpu_backend.engine.plan import (
     UNKNOWN,
     BlockCopy,
     Computed,
+    DeviceLost,
     Launched,
     SequenceStep,
     StepPlan,
     StepResult,
 )
-from gpu_backend.engine.recording import Recorder, cuda_recorder, rerun
+from gpu_backend.engine.recording import CudaRecorder, Recorder, Rerunner
 from gpu_backend.engine.roofline import Roofline, measure_roofline
 from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.table import RequestTable
@@ -160,6 +161,19 @@ class Runner:
             self._spoilt.clear()
         if self._ranks is not None and self._leads:
             self._ranks.tell(plan)
+        try:
+            step = self._compute(plan, timer)
+        except Exception as error:
+            if self._ranks is None:
+                raise
+            problem = f"rank {self._ranks.rank} failed while others wait for its part ({type(error).__name__}: {error})"
+            raise DeviceLost(problem) from error
+        if isinstance(step, DeviceStep) and not step.is_constrained:
+            step.sample()
+        return step
+
+    def _compute(self, plan: StepPlan, timer: Timer) -> DeviceStep | Computed:
+        """Launch the model; all ranks do the same."""
         if plan.cleared:
             self.kv_cache.flatten(1, 2).index_fill_(1, upload(plan.cleared, self.device, torch.long), 0)
         self._host_cache.make(plan.copies)
@@ -189,7 +203,7 @@ class Runner:
             hidden = self._model.hidden_states(batch, self.kv_cache, self._kv_scales)
         if not self._leads:
             return Computed(StepResult(plan.step, (), 0.0))
-        step = DeviceStep(
+        return DeviceStep(
             plan,
             batch,
             places,
@@ -203,9 +217,6 @@ class Runner:
             self._roofline,
             drawing,
         )
-        if not any(sampler.constraint for sampler in batch.samplers):
-            step.sample()
-        return step
 
     def _begin_sampling(self, batch: Batch) -> tuple[list[SequenceStep], Future[Tensor] | None]:
         """Return a step for each place that is sampled, and their grammars' masks, begun if their tokens are known."""
@@ -263,26 +274,15 @@ class Runner:
             return None
         guesses = 0 if config.speculative_method == "off" else config.num_speculative_tokens
         layouts = self._layouts(self.model_config, self.max_model_len)
-        share = self._ranks.share if self._ranks is not None else None
-        return DecodeGraphs(
-            self._model,
-            self.kv_cache,
-            self._kv_scales,
-            self._table,
-            layouts,
-            self._recorder(),
-            guesses,
-            share,
-            self._leads,
-            least=self._ranks.least if self._ranks is not None else None,
-        )
+        scales, recorder = self._kv_scales, self._recorder()
+        return DecodeGraphs(self._model, self.kv_cache, scales, self._table, layouts, recorder, guesses, self._ranks)
 
     def _draft_graphs(self, model: Decoder, kv_cache: Tensor, table: RequestTable, most_guesses: int) -> DecodeGraphs:
         layouts = self._layouts(model.config, self.max_model_len)
         return DecodeGraphs(model, kv_cache, None, table, layouts, self._recorder(), most_guesses, verifies=False)
 
     def _recorder(self) -> Recorder:
-        return cuda_recorder(self.device) if self.device.type == "cuda" else rerun
+        return CudaRecorder(self.device) if self.device.type == "cuda" else Rerunner()
 
     def close(self) -> None:
         """Let the other ranks go, if there are any."""

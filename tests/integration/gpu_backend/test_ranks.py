@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.cost import StepCost
@@ -122,6 +125,59 @@ def test_engine_ends_when_a_rank_is_lost(tmp_path: Path) -> None:
                 engine.receive()
     finally:
         engine.stop()
+
+
+@pytest.mark.soak
+def test_rank_that_cannot_make_a_graph_keeps_nobody_waiting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It finds out while each computes for itself; all go on without graphs, and say the same."""
+    folder = write_tiny_model(tmp_path, MODEL)
+    alone = _replies(model_loop(folder, **SETTINGS))
+    loop = model_loop(folder, **SETTINGS, **OVERLAP, tensor_parallel_size=2)
+    runner = loop.runner
+    assert isinstance(runner, Runner) and runner.graphs is not None
+
+    def fail(size: tuple[int, int]) -> None:
+        raise torch.OutOfMemoryError("no room for a graph")
+
+    runner.graphs._compute = fail  # type: ignore[method-assign]
+    try:
+        together = _replies(loop)
+    finally:
+        runner.close()
+
+    assert together == alone
+    assert not runner.graphs._graphs and capsys.readouterr().err.count("no room for a graph") == 1
+
+
+# One rank fails in the middle of a step that the other computes as well.
+FAILS_ALONE = """
+import os, sys
+from pathlib import Path
+from gpu_backend.engine.plan import DeviceLost
+from tests.support.engine import answer_all, greedy, model_loop
+
+loop = model_loop(Path(sys.argv[1]), tensor_parallel_size=2)
+answer_all(loop, [greedy("before", range(5), 3)])
+out = loop.runner._model.layers[1].attention.out
+type(out).__call__ = lambda self, x: 1 // 0
+loop.handle(greedy("a", range(5)))
+try:
+    loop.step()
+except DeviceLost as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.soak
+def test_rank_that_fails_alone_ends_the_engine(tmp_path: Path) -> None:
+    """The others wait for its part of that step, and would take the next one's for it."""
+    folder = write_tiny_model(tmp_path, TinyModel(), with_tokenizer=True)
+
+    command = [sys.executable, "-c", FAILS_ALONE, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert "rank 0 failed while others wait for its part (ZeroDivisionError" in done.stdout, done.stderr
 
 
 def _replies(loop: EngineLoop) -> Replies:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def test_first_token_never_waits_for_a_capture(qwen: Path) -> None:
     loop = model_loop(qwen, max_num_seqs=8, cuda_graphs=True)
     assert isinstance(loop.runner, Runner)
     graphs, captures, steps = graphs_of(loop.runner), [], []
-    record, launch = graphs._record, loop.runner.launch
+    record, launch = graphs._recorder.record, loop.runner.launch
 
     def note(act: Callable[[], None]) -> Callable[[], None]:
         captures.append(len(steps))
@@ -98,7 +99,7 @@ def test_first_token_never_waits_for_a_capture(qwen: Path) -> None:
         steps.append(plan)
         return launch(plan)
 
-    graphs._record = note
+    graphs._recorder.record = note  # type: ignore[method-assign]
     loop.runner.launch = count  # type: ignore[method-assign, assignment]
     answer_all(loop, [greedy("first", range(20), 30), greedy("second", range(40, 60), 60)])
 
@@ -172,27 +173,56 @@ def test_no_request_fails_for_want_of_a_graph(qwen: Path, capsys: pytest.Capture
         tried.append(act)
         raise RuntimeError("out of memory")
 
-    graphs._record = fail
+    graphs._recorder.record = fail  # type: ignore[method-assign]
     answers = answer_all(loop, commands)
 
     assert {k: a.token_ids for k, a in answers.items()} == {k: a.token_ids for k, a in expected.items()}
     assert len(tried) == 1 and capsys.readouterr().err.count("out of memory") == 1
 
 
-def test_ranks_replay_a_graph_together_or_not_at_all(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where another rank could not capture one, ours is thrown away: NCCL waits for ranks that do not replay."""
+class TwoRanks:
+    """A rank beside another one, which computes what this one does until it fails at its ``last`` question."""
+
+    rank = 0
+
+    def __init__(self, graphs: DecodeGraphs, last: int) -> None:
+        self.last = last
+        self.told: list[tuple[bool, int]] = []  # whether this rank could, and how many graphs it had
+        self.meetings = 0  # with the other one, where it would wait for it
+        self._graphs = graphs
+        self._is_apart = False
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        self._is_apart = True
+        yield
+        self._is_apart = False
+
+    def share(self, tensor: torch.Tensor) -> None:
+        self.meetings += not self._is_apart
+
+    def least(self, mine: int) -> int:
+        self.told.append((bool(mine), len(self._graphs._graphs)))
+        return 0 if len(self.told) >= self.last else mine
+
+
+@pytest.mark.parametrize("last", [3, 4])
+def test_ranks_replay_a_graph_together_or_not_at_all(qwen: Path, last: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where another rank could not capture one, ours is thrown away: NCCL waits for ranks that do not replay.
+
+    Nor is anything begun together before each knows that all can.
+    """
     loop = model_loop(qwen, num_kv_blocks=60, cuda_graphs=True)
-    graphs, told = graphs_of(loop.runner), []
-
-    def least(mine: int) -> int:
-        told.append(mine)
-        return 0 if len(told) > 1 else mine
-
-    graphs._least = least
+    graphs = graphs_of(loop.runner)
+    graphs._ranks = ranks = TwoRanks(graphs, last)  # type: ignore[assignment]
     commands = [greedy(str(i), range(3 + i), 60) for i in range(2)]
-    answers = answer_all(loop, commands[:1]) | answer_all(loop, commands)
+    answers = answer_all(loop, commands[:1])
+    before = ranks.meetings
+    answers |= answer_all(loop, commands)
 
-    assert told == [1, 1] and list(graphs._graphs) == [(1, 1)] and "another rank" in capsys.readouterr().err
+    assert ranks.told == [(True, 0), (True, 1), (True, 1), (True, 2)][:last]
+    assert list(graphs._graphs) == [(1, 1)] and "another rank" in capsys.readouterr().err
+    assert before > 0
     assert [len(answer.token_ids) for answer in answers.values()] == [60, 60]
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_backend.engine.forecast import WINDOW
 from gpu_backend.engine.messages import Abort, Drain, Drained, Embed, Generate, NewTokens
+from gpu_backend.engine.plan import DeviceLost
 from gpu_backend.engine.sampling_params import SamplingParams
 from gpu_backend.engine.sequence import FinishReason
 from tests.support.engine import Answer, answer_all, collect, continuation, counting_loop, finish, greedy
@@ -317,6 +318,21 @@ def test_device_that_keeps_failing_is_given_up() -> None:
         for name in "abc":
             loop.handle(greedy(name, range(5)))
             loop.step()
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_lost_device_is_given_up_at_once(overlaps: bool) -> None:
+    """Nobody is told that a request failed alone: whoever starts the engine anew goes on with all of them."""
+    loop, runner = counting_loop(16, block_size=4, async_scheduling=overlaps)
+
+    def lose(plan: object) -> None:
+        raise DeviceLost("rank 0 failed")
+
+    runner.run = lose  # type: ignore[method-assign, assignment]
+    loop.handle(greedy("a", range(5)))
+
+    with pytest.raises(DeviceLost, match="rank 0 failed"):
+        loop.step()
 
 
 requests = st.tuples(
