@@ -8,9 +8,10 @@ import re
 from pathlib import Path
 
 from router.training.dataset import read_outcomes
-from router.training.evaluate import held_out_sets
+from router.training.draws import draw_figures
+from router.training.evaluate import OTHER_DRAWS, drawn_sets, held_out_sets
 from router.training.fit import SEED, FittedComplexity, export
-from router.training.report import calibration, curves, figures
+from router.training.report import FOUR, NEVER_FITTED, calibration, curves, figures
 
 FIGURES = re.compile(r"(?<=<!-- figures -->\n).*(?=<!-- end of figures -->)", re.DOTALL)
 PICTURED = ("MMLU other rows", "GSM8K other rows", "MMLU unseen subjects", "another pair never fitted")
@@ -34,7 +35,11 @@ def main() -> None:
     if arguments.no_evaluation:
         return
     sets = list(held_out_sets(outcomes, arguments.cache))
-    table = "\n".join(figures(sets))
+    named = {held.name: held for held in sets}
+    redrawn = [{held.name: held for held in drawn_sets(outcomes, seed, arguments.cache)} for seed in OTHER_DRAWS]
+    # What is fitted without any fold is the same in every draw.
+    draws = [{name: (named | draw)[name] for name in (*redrawn[0], NEVER_FITTED)} for draw in ({}, *redrawn)]
+    table = "\n".join([*figures(sets), "", *draw_figures(draws, FOUR)])
     print(table)
     pictured = [held for held in sets if held.name in PICTURED]
     (arguments.card.parent / "complexity-curves.svg").write_text(curves(pictured))

@@ -19,8 +19,13 @@ from router.training.yardsticks import Floats, HeldOut
 FOLDS = 5
 SUMS = ("gsm8k", "agentverse-mgsm")  # domains of the other pair that hold the same kind of problems as GSM8K
 
+# Kinds of rows whose figures move with the draw of folds, and the draws beside the card's that show by how much.
+DRAWN = ("home", "subjects", "tasks", "known")
+OTHER_DRAWS = tuple(range(SEED + 1, SEED + 5))
+
 Rows = npt.NDArray[np.intp]
 Folds = list[tuple[Rows, Rows]]  # rows fitted on, rows judged
+Plan = tuple[Folds, dict[str, npt.NDArray[np.bool_]]]  # and the kinds of rows that are judged together
 
 
 def held_out_sets(outcomes: Outcomes, cache: Path | None = None) -> Iterator[HeldOut]:
@@ -28,44 +33,56 @@ def held_out_sets(outcomes: Outcomes, cache: Path | None = None) -> Iterator[Hel
 
     Scores are kept in the folder ``cache``, if there is one, so that a long run can be taken up again.
     """
+    for name, plan in _plans(outcomes, SEED).items():
+        yield from _judged(outcomes, plan, None if cache is None else cache / name)
+
+
+def drawn_sets(outcomes: Outcomes, seed: int, cache: Path | None = None) -> Iterator[HeldOut]:
+    """Yield those sets that another draw of folds changes, by the draw ``seed``."""
+    plans = _plans(outcomes, seed)
+    for name in DRAWN:
+        yield from _judged(outcomes, plans[name], None if cache is None else cache / f"{name}-{seed}")
+
+
+def _plans(outcomes: Outcomes, seed: int) -> dict[str, Plan]:
     rows = np.arange(len(outcomes))
     main, sound = outcomes.is_main_pair, outcomes.is_sound
     is_mmlu, is_gsm = main & (outcomes.benchmark == "mmlu"), main & (outcomes.benchmark == "gsm8k")
-    others = rows[~main]
+    home, mmlu, others = rows[main], rows[is_mmlu], rows[~main]
     sums = ~main & np.isin(outcomes.domain, SUMS)
 
-    def judged(name: str, plan: Folds, **kinds: npt.NDArray[np.bool_]) -> Iterator[HeldOut]:
-        # Broken labels are judged where a kind has them, and never fitted.
-        scores, plain = np.full((2, len(outcomes)), np.nan)
-        for place, (fit, test) in enumerate(plan):
-            file = None if cache is None else cache / f"{name}-{place}.npz"
-            scores[test], plain[test] = _kept(file, partial(_fold_scores, outcomes, fit, test))
-        for kind, chosen in kinds.items():
-            yield _held_out(kind.replace("_", " "), outcomes, chosen, scores, plain)
+    none = rows[:0]
 
-    home = [(np.concatenate([rows[main][fit], others]), rows[main][test]) for fit, test in _folds(rows[main])]
-    yield from judged(
-        "home", home, MMLU_other_rows=is_mmlu & sound, MMLU_with_broken_subject=is_mmlu, GSM8K_other_rows=is_gsm
-    )
-    halves = [(np.concatenate([rows[main][fit], others]), rows[main][test]) for fit, test in _folds(rows[main], 2)]
-    yield from judged("halves", halves, MMLU_other_half=is_mmlu & sound, GSM8K_other_half=is_gsm)
-    mmlu = rows[is_mmlu]
-    subjects = [
-        (np.concatenate([mmlu[fit], rows[is_gsm], others]), mmlu[test])
-        for fit, test in GroupKFold(FOLDS, shuffle=True, random_state=SEED).split(mmlu, groups=outcomes.domain[mmlu])
-    ]
-    yield from judged(
-        "subjects", subjects, MMLU_unseen_subjects=is_mmlu & sound, MMLU_unseen_subjects_with_broken_one=is_mmlu
-    )
-    yield from judged("sums", [(rows[~is_gsm & ~sums], rows[is_gsm])], GSM8K_no_sums_fitted=is_gsm)
-    yield from judged("pair", [(rows[main], others)], another_pair_never_fitted=~main)
-    tasks = [
-        (np.concatenate([rows[main], others[fit]]), others[test])
-        for fit, test in GroupKFold(FOLDS, shuffle=True, random_state=SEED).split(others, groups=outcomes.domain[~main])
-    ]
-    yield from judged("tasks", tasks, another_pair_unseen_tasks=~main)
-    known = [(np.concatenate([rows[main], others[fit]]), others[test]) for fit, test in _folds(others)]
-    yield from judged("known", known, another_pair_other_rows=~main)
+    def folds(of: Rows, count: int = FOLDS, *, before: Rows = none, after: Rows = none) -> Folds:
+        splits = KFold(count, shuffle=True, random_state=seed).split(of)
+        return [(np.concatenate([before, of[fit], after]), of[test]) for fit, test in splits]
+
+    def groups(of: Rows, *, before: Rows = none, after: Rows = none) -> Folds:
+        splits = GroupKFold(FOLDS, shuffle=True, random_state=seed).split(of, groups=outcomes.domain[of])
+        return [(np.concatenate([before, of[fit], after]), of[test]) for fit, test in splits]
+
+    subjects = groups(mmlu, after=np.concatenate([rows[is_gsm], others]))
+    of_mmlu = {"MMLU other rows": is_mmlu & sound, "MMLU with broken subject": is_mmlu}
+    of_subjects = {"MMLU unseen subjects": is_mmlu & sound, "MMLU unseen subjects with broken one": is_mmlu}
+    return {
+        "home": (folds(home, after=others), of_mmlu | {"GSM8K other rows": is_gsm}),
+        "halves": (folds(home, 2, after=others), {"MMLU other half": is_mmlu & sound, "GSM8K other half": is_gsm}),
+        "subjects": (subjects, of_subjects),
+        "sums": ([(rows[~is_gsm & ~sums], rows[is_gsm])], {"GSM8K no sums fitted": is_gsm}),
+        "pair": ([(home, others)], {"another pair never fitted": ~main}),
+        "tasks": (groups(others, before=home), {"another pair unseen tasks": ~main}),
+        "known": (folds(others, before=home), {"another pair other rows": ~main}),
+    }
+
+
+def _judged(outcomes: Outcomes, plan: Plan, cache: Path | None) -> Iterator[HeldOut]:
+    # Broken labels are judged where a kind has them, and never fitted.
+    scores, plain = np.full((2, len(outcomes)), np.nan)
+    for place, (fit, test) in enumerate(plan[0]):
+        file = None if cache is None else cache / f"{place}.npz"
+        scores[test], plain[test] = _kept(file, partial(_fold_scores, outcomes, fit, test))
+    for kind, chosen in plan[1].items():
+        yield _held_out(kind, outcomes, chosen, scores, plain)
 
 
 def plain_scores(fitted: Outcomes, judged: Outcomes) -> Floats:
@@ -84,10 +101,6 @@ def _fold_scores(outcomes: Outcomes, fit: Rows, test: Rows) -> tuple[Floats, Flo
     fitted, judged = outcomes.take(fit), outcomes.take(test)
     fitted = fitted.take(fitted.is_sound)
     return FittedComplexity().fit(fitted).scores(judged), plain_scores(fitted.take(fitted.is_main_pair), judged)
-
-
-def _folds(rows: Rows, folds: int = FOLDS) -> Folds:
-    return list(KFold(folds, shuffle=True, random_state=SEED).split(rows))
 
 
 def _held_out(name: str, outcomes: Outcomes, chosen: npt.NDArray[np.bool_], scores: Floats, plain: Floats) -> HeldOut:

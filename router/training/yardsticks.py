@@ -66,7 +66,11 @@ def calibration_error(scores: Floats, suffices: npt.NDArray[np.bool_]) -> float:
 
 def calibration_noise(scores: Floats) -> float:
     """Return the calibration error that chance alone gives this many rows, were every score exactly right."""
+    return float(errors_by_chance(scores).mean())
+
+
+def errors_by_chance(scores: Floats) -> Floats:
+    """Return calibration errors of outcomes that are drawn as the scores say."""
     dice = np.random.default_rng(SEED)
-    return float(
-        np.mean([calibration_error(scores, dice.random(len(scores)) < scores) for _ in range(RESAMPLES // 10)])
-    )
+    draws = (dice.random(len(scores)) < scores for _ in range(RESAMPLES // 10))
+    return np.array([calibration_error(scores, drawn) for drawn in draws])

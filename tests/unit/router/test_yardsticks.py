@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from router.training.dataset import MAIN_PAIR, read_outcomes
+from router.training.draws import draw_figures
 from router.training.report import calibration, curves, figures
 from router.training.yardsticks import HeldOut, apgr, calibration_error, interval
 
@@ -71,3 +72,18 @@ def test_the_report_stands_beside_length_and_chance() -> None:
     assert "| 0.500 |" in lines[2]
     assert "| MMLU other rows | 0.60 | 10% | 1.000 | 0.900 | 1.000 |" in lines
     assert all(picture([held]).count("<polyline") == 1 for picture in (curves, calibration))
+
+
+def test_draws_show_how_far_a_figure_moves() -> None:
+    """The mean of the draws, the least and the most, for each set and for the mean of those asked for."""
+    right, wrong = np.where(WEAK < STRONG, 0.0, 1.0), np.where(WEAK < STRONG, 1.0, 0.0)
+    length = -np.arange(100.0)
+    draws = [
+        {name: HeldOut(name, STRONG, WEAK, scores, right, length) for name, scores in (("a", first), ("b", right))}
+        for first in (right, wrong)
+    ]
+    _, _, a, b, mean = draw_figures(draws, ("a", "b"))
+
+    assert a.startswith("| a | 0.500 [0.050, 0.950] | 0.950 [0.950, 0.950] | 0.500 [0.000, 1.000] |")
+    assert b == "| b | 0.950 [0.950, 0.950] | 0.950 [0.950, 0.950] | 0.000 [0.000, 0.000] | 0.000 (0.000) | +0.000 |"
+    assert mean.startswith("| mean of the four sets | 0.725 [0.500, 0.950] | 0.950 [0.950, 0.950] |")
