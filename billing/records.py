@@ -62,8 +62,8 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_cost_nanousd: int = 0
     queue_ms: float | None = None  # waited for its turn; first_token_ms and total_ms hold it too
     first_token_ms: float | None = None
-    prefill_ms: float | None = None
-    decode_ms: float | None = None
+    prefill_ms: float | None = None  # inside our own engine, where it said so,
+    decode_ms: float | None = None  # of its slowest reply
     total_ms: float = 0.0
     route_reason: str = ""
     complexity: float | None = None
@@ -103,13 +103,13 @@ def bounded(record: UsageRecord) -> UsageRecord:
 
 def bounded_usage(usage: Usage) -> Usage:
     """Return ``usage`` inside what a record can hold."""
-    return Usage(
-        _within(usage.input_tokens, MOST_TOKENS),
-        _within(usage.cached_input_tokens, MOST_TOKENS),
-        _within(usage.output_tokens, MOST_TOKENS),
-        _within(usage.reasoning_tokens, MOST_TOKENS),
-        _within(usage.cache_write_tokens, MOST_TOKENS),
-        usage.gpu_seconds,
+    return replace(
+        usage,
+        input_tokens=_within(usage.input_tokens, MOST_TOKENS),
+        cached_input_tokens=_within(usage.cached_input_tokens, MOST_TOKENS),
+        output_tokens=_within(usage.output_tokens, MOST_TOKENS),
+        reasoning_tokens=_within(usage.reasoning_tokens, MOST_TOKENS),
+        cache_write_tokens=_within(usage.cache_write_tokens, MOST_TOKENS),
     )
 
 

@@ -17,7 +17,10 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     output_tokens: int = 0
     reasoning_tokens: int = 0
     cache_write_tokens: int = 0
-    gpu_seconds: float = 0.0  # device time, told by our own engine only
+    # Told by our own engine only: device seconds, and milliseconds of the slowest reply.
+    gpu_seconds: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
 
     @property
     def total_tokens(self) -> int:
@@ -32,4 +35,6 @@ class Usage(Struct, frozen=True, omit_defaults=True):
             self.reasoning_tokens + other.reasoning_tokens,
             self.cache_write_tokens + other.cache_write_tokens,
             self.gpu_seconds + other.gpu_seconds,
+            self.prefill_ms + other.prefill_ms,
+            self.decode_ms + other.decode_ms,
         )

@@ -43,6 +43,9 @@ LOW_DETAIL_IMAGE_TOKENS = 16_384
 USUAL_IMAGE_TOKENS = 2_048  # of a large image in most models; nothing is held by it
 # The longest token of public vocabularies is 128 spaces (cl100k, o200k, Llama 3); twice that, for those unseen.
 LONGEST_TOKEN_BYTES = 256
+LIKELY_IMAGE_TOKENS = 1_024  # of a screen in most models: gpt-4o 765, Claude 1,600, Gemini 1,032, Qwen 1,337
+LIKELY_LOW_DETAIL_TOKENS = 85  # gpt-4o, and who follows it
+USUAL_TOKEN_BYTES = 4  # of English text, in the common vocabularies
 # Text of any kind has more bytes to a token than this: base64 and digits about 2, prose 4. Nothing is held by it.
 FEWEST_TOKEN_BYTES = 2
 
@@ -66,6 +69,27 @@ def prompt_tokens_most(request: InferenceRequest) -> int:
             return sum(_prompt_most(prompt) for prompt in prompts) + suffix * len(prompts)
         case EmbeddingRequest():
             return sum(_prompt_most(prompt) for prompt in _prompts(request.input))
+
+
+def prompt_tokens_likely(request: InferenceRequest) -> int:
+    """Return about how many tokens the prompt has: its bytes by those of a usual token, an image as most models count a
+    large one; prompts given as token ids count exactly."""
+    match request:
+        case ChatRequest():
+            images = list(_images(request))
+            calls = (call for message in request.messages for call in message.tool_calls or ())
+            size = sum(map(_message_most, request.messages)) - sum(map(_image_most, images))
+            size -= sum(_quoted_length(call.function.arguments) for call in calls)  # once is enough
+            if request.tools:
+                size += TOOLS_TOKENS + len(msgspec.json.encode(request.tools))
+            if request.response_format is not None:
+                size += len(msgspec.json.encode(request.response_format))
+            return size // USUAL_TOKEN_BYTES + sum(map(_image_likely, images))
+        case CompletionRequest():
+            prompts, suffix = _prompts(request.prompt), byte_length(request.suffix or "")
+            return sum(map(_prompt_likely, prompts)) + suffix // USUAL_TOKEN_BYTES * len(prompts)
+        case EmbeddingRequest():
+            return sum(map(_prompt_likely, _prompts(request.input)))
 
 
 def prompt_tokens_least(request: InferenceRequest, enough: int | None = None) -> int:
@@ -218,6 +242,10 @@ def _image_most(image: ImageUrl) -> int:
     return LOW_DETAIL_IMAGE_TOKENS if image.detail == "low" else IMAGE_TOKENS
 
 
+def _image_likely(image: ImageUrl) -> int:
+    return LIKELY_LOW_DETAIL_TOKENS if image.detail == "low" else LIKELY_IMAGE_TOKENS
+
+
 def _tools_most(request: ChatRequest) -> int:
     tokens = TOOLS_TOKENS if request.tools else 0
     tokens += sum(TOOL_TOKENS + _json_most(tool) for tool in request.tools or ())
@@ -257,6 +285,10 @@ def _prompts(given: Prompts) -> list[str | list[int]]:
 
 def _prompt_most(prompt: str | list[int]) -> int:
     return byte_length(prompt) + MESSAGE_TOKENS if isinstance(prompt, str) else len(prompt)
+
+
+def _prompt_likely(prompt: str | list[int]) -> int:
+    return max(1, byte_length(prompt) // USUAL_TOKEN_BYTES) if isinstance(prompt, str) else len(prompt)
 
 
 def _prompt_least(prompt: str | list[int], enough: int | None) -> int:

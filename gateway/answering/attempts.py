@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from billing.records import Attempt
 from gateway.answering.call import Call
-from gateway.answering.estimate import BYTES_PER_TOKEN
 from gateway.answering.unroll import events_of
 from gateway.errors import Overloaded, UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 from gateway.overload.turns import Slot
@@ -36,7 +35,7 @@ from protocol.embeddings import EmbeddingRequest
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd
 from protocol.usage import Usage
-from router.bounds import output_limit, prompt_characters
+from router.bounds import USUAL_TOKEN_BYTES, output_limit, prompt_characters
 from router.targets import HEALTHY, ModelSpec, Route, Target, TargetHealth
 
 LESSONS = 2  # that one call may learn of a target's manners
@@ -333,7 +332,7 @@ async def _enter_again(services: Services, call: Call, target: Target, failure: 
 
 def _tokens_for_limits(services: Services, call: Call) -> int:
     """Return about how many tokens a call counts against its upstream's limits; 1 while no key is near one."""
-    return 1 + prompt_characters(call.request) // BYTES_PER_TOKEN if services.breakers.knows_limits else 1
+    return 1 + prompt_characters(call.request) // USUAL_TOKEN_BYTES if services.breakers.knows_limits else 1
 
 
 def _allowed_extra(call: Call, provider: ProviderSettings) -> dict[str, Any]:

@@ -7,15 +7,14 @@ from protocol.chat import ChatReply
 from protocol.completions import CompletionReply
 from protocol.events import Delta
 from protocol.usage import Usage
-from router.bounds import prompt_tokens_least, prompt_tokens_most
+from router.bounds import USUAL_TOKEN_BYTES, prompt_tokens_least, prompt_tokens_likely
 
-BYTES_PER_TOKEN = 4  # of English text, in the common vocabularies
 LONGEST_USUAL_TOKEN = 16  # bytes
 
 
 def probable_prompt_tokens(request: Request) -> int:
-    """Return about how many tokens a prompt has: its most, a byte each, over the usual bytes of a token."""
-    return max(prompt_tokens_least(request), prompt_tokens_most(request) // BYTES_PER_TOKEN)
+    """Return about how many tokens a prompt has, and no less than it must."""
+    return max(prompt_tokens_least(request), prompt_tokens_likely(request))
 
 
 def tokens_of(delta: Delta) -> int:
@@ -28,7 +27,7 @@ def tokens_of(delta: Delta) -> int:
     if delta.tool_calls:
         size += sum(len(call.arguments.encode()) + len(call.name or "") for call in delta.tool_calls)
     if size > LONGEST_USUAL_TOKEN:
-        return -(-size // BYTES_PER_TOKEN)
+        return -(-size // USUAL_TOKEN_BYTES)
     return 1 if size else int(delta.has_content)
 
 
@@ -44,5 +43,5 @@ def probable_usage(request: Request, whole: WholeReply, most: int) -> Usage:
                     size += len(call.function.name) + len(call.function.arguments.encode())
         case CompletionReply():
             size = sum(len(choice.text.encode()) for choice in whole.choices)
-    output = min(most, -(-size // BYTES_PER_TOKEN))
+    output = min(most, -(-size // USUAL_TOKEN_BYTES))
     return Usage(input_tokens=probable_prompt_tokens(request), output_tokens=output)

@@ -293,6 +293,8 @@ def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: fl
         gpu_cost_nanousd=round(usage.gpu_seconds * gpu_hour / 3600),
         queue_ms=reply.log.queue_ms,
         first_token_ms=round(reply.first_token_seconds * 1000, 3),
+        prefill_ms=usage.prefill_ms or None,
+        decode_ms=usage.decode_ms or None,
         total_ms=round((now - reply.call.started) * 1000, 3),
         attempts=tuple(reply.log.attempts),
     )

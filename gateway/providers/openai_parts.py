@@ -78,6 +78,8 @@ class UsageObject(Struct, frozen=True):
     prompt_tokens_details: _TokenDetails | None = None
     completion_tokens_details: _TokenDetails | None = None
     gpu_seconds: float | None = None
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
 
     def usage(self) -> Usage | None:
         """Return the counts, or ``None`` where they cannot be counts: then the reply itself is counted."""
@@ -95,12 +97,14 @@ class UsageObject(Struct, frozen=True):
             reasoning_tokens=min(reasoning, completion),
             cache_write_tokens=written,
             gpu_seconds=seconds(self.gpu_seconds),
+            prefill_ms=seconds(self.prefill_ms, MOST_SECONDS * 1000),
+            decode_ms=seconds(self.decode_ms, MOST_SECONDS * 1000),
         )
 
 
-def seconds(number: float | None) -> float:
-    """Return a device time that somebody may be asked to pay for, or 0 for what cannot be one."""
-    return number if number is not None and 0.0 <= number <= MOST_SECONDS else 0.0
+def seconds(number: float | None, most: float = MOST_SECONDS) -> float:
+    """Return a time that an engine took, or 0 for what cannot be one."""
+    return number if number is not None and 0.0 <= number <= most else 0.0
 
 
 class Part(Struct, frozen=True):

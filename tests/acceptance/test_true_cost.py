@@ -116,6 +116,8 @@ def test_calls_and_idle_time_make_instance_hours_times_the_price(own_house: Hous
         assert 0 < line.attributed_nanousd <= price_of_time(round(line.busy_hours * 3.6e9), 1, PRICE) + len(booked)
     assert [row.status for row in booked].count("interrupted") == 4
     assert all(row.gpu_cost_nanousd > 0 for row in booked)
+    whole = [row for row in booked if row.endpoint == "chat.completions" and row.status == "answered"]
+    assert all(0 < row.prefill_ms < row.total_ms and 0 < row.decode_ms < row.total_ms for row in whole)
     assert {one["status"] for one in shown.values()} == {"active"}
     assert shown[f"local {second.url}/v1"]["instance_id"] == lines[f"local {second.url}/v1"].instance_id
 
