@@ -30,7 +30,6 @@ from gateway.stored_answers import Claim, Place, StoredAnswer, seal, unseal
 
 LEASE = 10.0  # seconds that a call is believed to run after its owner was last heard of
 RENEW_EVERY = 3.0  # seconds
-PURGE_EVERY = 60.0  # seconds between looks for expired answers
 PURGED_AT_ONCE = 500  # rows in one transaction
 
 
@@ -179,17 +178,6 @@ class IdempotencyStore:
 
     def _moment(self, ahead: float = 0.0) -> datetime:
         return datetime.fromtimestamp(self._clock.now(), UTC) + timedelta(seconds=ahead)
-
-
-async def purge_for_ever(database: Database, clock: Clock) -> None:
-    """Drop what is past its time, now and then, until cancelled."""
-    while True:
-        try:
-            if purged := await purge_expired(database, clock):
-                log.info("stored_answers_purged", count=purged)
-        except POSTGRES_AWAY as exc:
-            log.warning("stored_answers_not_purged", error=repr(exc))
-        await asyncio.sleep(PURGE_EVERY)
 
 
 async def purge_expired(database: Database, clock: Clock) -> int:

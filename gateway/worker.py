@@ -1,6 +1,6 @@
 # `tollgate work`: batches, and the chores of the house, done by any number of workers side by side. Beside what every
-# process does for the books (open_services), stored answers are deleted when their time is over, budgets watched and
-# callbacks delivered.
+# process does for the books (open_services), what is past its time is erased, budgets are watched and callbacks
+# delivered.
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gateway.database import Database
 from gateway.draining import HURRIED, Drain
 from gateway.heartbeat import show_life
 from gateway.held_back.comparer import Comparer
-from gateway.idempotency_store import purge_for_ever
+from gateway.purger import Purger
 from gateway.reload import Read, Reloader
 from gateway.sealing import Sealer
 from gateway.services import Services
@@ -78,7 +78,7 @@ async def _work(
         guard = Guard(settings.callbacks_allow)
         deliverer = Deliverer(database, clock, Sender(guard), sealer)
         stack.push_async_callback(deliverer.finish)
-        batches, comparer = BatchRunner(services, concurrency), Comparer(services)
+        batches, comparer, purger = BatchRunner(services, concurrency), Comparer(services), Purger(services)
         budgets = BudgetAlerts(database, clock)
         await stack.enter_async_context(
             work_metrics(metrics_at, services, lambda: batches.running, lambda: budgets.used)
@@ -93,10 +93,11 @@ async def _work(
             guard.allow = edition.settings.callbacks_allow
             batches.follow(edition)
             comparer.follow(edition)
+            purger.follow(edition)
 
         chores = {
             "reload": asyncio.create_task(_reload_for_ever(hung_up, reloader, follow)),
-            "purge": asyncio.create_task(purge_for_ever(database, clock)),
+            "purge": asyncio.create_task(purger.run()),
             "heartbeat": asyncio.create_task(show_life(settings)),
             "budgets": asyncio.create_task(budgets.run()),
             "callbacks": asyncio.create_task(deliverer.run()),

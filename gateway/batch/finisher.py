@@ -12,7 +12,7 @@ from itertools import accumulate
 import structlog
 
 from billing.store_errors import POSTGRES_AWAY, is_about_a_value
-from gateway.batch.claims import Ended, finish_items
+from gateway.batch.endings import Ended, finish_items
 from gateway.services import Services
 from protocol.errors import ServiceError
 

@@ -16,7 +16,8 @@ from gateway.access import Caller
 from gateway.answering.answer import answer
 from gateway.answering.call import Call
 from gateway.answering.reply import Ending, Reply
-from gateway.batch.claims import Claim, Ended
+from gateway.batch.claims import Claim
+from gateway.batch.endings import Ended, refused
 from gateway.batch.results import response_of
 from gateway.batch.shapes import ENDPOINTS
 from gateway.errors import (
@@ -171,7 +172,4 @@ def _wait_or_end(error: ServiceError, claim: Claim, request_id: str) -> Ended | 
             told = max(told, UNCHECKED_PAUSE)
         seconds = max(told, pause * random.uniform(0.5, 1.0))
         return Wait(seconds, is_congestion=isinstance(error, CONGESTED), is_try=was_upstream)
-    response = response_of(error.status, request_id, msgspec.json.encode(error.body()))
-    return Ended(
-        claim=claim, status="failed", request_id=request_id, response=response, is_upstreams_fault=was_upstream
-    )
+    return refused(claim, request_id, error, is_upstreams_fault=was_upstream)

@@ -9,39 +9,30 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-import msgspec
 import structlog
 
 from billing.store_errors import POSTGRES_AWAY
-from gateway.access import Caller
-from gateway.audit_log import purge_outcomes
 from gateway.background import stop_all
 from gateway.batch.checking import check_next_input
 from gateway.batch.claims import (
     LEASE,
     Claim,
-    Ended,
-    bury_cancelled,
     claim_items,
-    expire_batches,
     put_back,
     read_as_due,
     renew_leases,
     waiting_batches,
 )
+from gateway.batch.endings import Ended, bury_cancelled, expire_batches, refused
 from gateway.batch.estimate import read_backlog, with_hurried
-from gateway.batch.file_store import purge_files
 from gateway.batch.finisher import Finisher
 from gateway.batch.giving_way import GivingWay
 from gateway.batch.item import Wait, run_item
-from gateway.batch.keeping import purge_items
 from gateway.batch.pace import Paces
-from gateway.batch.results import response_of
+from gateway.batch.senders import Senders
 from gateway.batch.suspects import claim_suspect, has_suspects, how_it_is_given_up
 from gateway.batch.turns import Turns, Waiting
-from gateway.errors import InvalidKey, TeamSuspended
 from gateway.services import Services
-from gateway.teams import find_caller_of_key
 from protocol.errors import ServiceError
 
 POLL = 0.3  # seconds between looks for something to run, while there is nothing
@@ -51,9 +42,7 @@ RENEW_EVERY = LEASE / 4  # seconds
 CHORES_EVERY = 1.0  # seconds between looks for batches that are late or cancelled
 LOOK_EVERY = 5.0  # seconds between looks at how fast batches go, and whether people wait for them
 CHECK_EVERY = 0.5  # seconds between looks for input to check
-PURGE_EVERY = 60.0  # seconds
 PUT_BACK_WITHIN = 2.0  # seconds, at the end
-CALLER_LASTS = 2.0  # seconds that a team's limits are believed
 
 
 log = structlog.get_logger(__name__)
@@ -68,6 +57,7 @@ class BatchRunner:
         self._services = services
         self._database = services.database
         self._finisher = Finisher(services, self.owner)
+        self._senders = Senders(services.database, services.clock)
         self._turns = Turns()
         self._giving_way = GivingWay(self.paces, services.clock)
         self._running: dict[str, Claim] = {}
@@ -75,7 +65,6 @@ class BatchRunner:
         self._room = asyncio.Event()
         self._has_suspects = False  # whether one waits: as soon as nothing else runs here, it does
         self._not_before: dict[str, float] = {}  # monotonic seconds; batches whose team has no room now
-        self._callers: dict[str, tuple[float, Caller | None]] = {}
         self._renewed = 0.0  # monotonic seconds
         self._rate: float | None = None  # requests that end in a second, in the whole house
 
@@ -92,7 +81,6 @@ class BatchRunner:
             asyncio.create_task(self._keep_going(self._end_batches, CHORES_EVERY)),
             asyncio.create_task(self._keep_going(self._look_around, LOOK_EVERY)),
             asyncio.create_task(self._keep_going(self._check_inputs, CHECK_EVERY)),
-            asyncio.create_task(self._keep_going(self._purge, PURGE_EVERY)),
         ]
         try:
             await asyncio.gather(*loops)
@@ -223,17 +211,10 @@ class BatchRunner:
     async def _result_of(self, claim: Claim) -> Ended | Wait | None:
         if (given_up := how_it_is_given_up(claim, self._services.clock)) is not None:
             return given_up
-        caller = await self._caller(claim.key_id)
-        refused: ServiceError | None = None
-        if caller is None or (caller.expires_at is not None and caller.expires_at <= self._services.clock.now()):
-            refused = InvalidKey("The key that sent this batch is revoked or expired.")
-        elif caller.team.is_suspended:
-            refused = TeamSuspended(f"The team '{caller.team.id}' is suspended. Ask an admin of this gateway.")
-        if refused is not None or caller is None:
-            assert refused is not None
-            request_id = self._services.clock.new_id()
-            response = response_of(refused.status, request_id, msgspec.json.encode(refused.body()))
-            return Ended(claim=claim, status="failed", request_id=request_id, response=response)
+        try:
+            caller = await self._senders.find(claim.key_id)
+        except ServiceError as exc:
+            return refused(claim, self._services.clock.new_id(), exc)
         return await run_item(self._services, caller, claim, self._store)
 
     async def _store(self, ended: Ended) -> bool:
@@ -267,15 +248,6 @@ class BatchRunner:
         async with self._database.begin() as connection:
             await put_back(connection, self.owner, claim, wait.seconds, is_try=wait.is_try)
 
-    async def _caller(self, key_id: str) -> Caller | None:
-        now = self._services.clock.monotonic()
-        read_at, caller = self._callers.get(key_id, (float("-inf"), None))
-        if now - read_at > CALLER_LASTS:
-            async with self._database.begin() as connection:
-                caller = await find_caller_of_key(connection, key_id)
-            self._callers[key_id] = (now, caller)
-        return caller
-
     async def _renew(self) -> None:
         now = self._services.clock.monotonic()
         if self._running:
@@ -295,14 +267,6 @@ class BatchRunner:
     async def _check_inputs(self) -> None:
         while await check_next_input(self._database, self._services.clock) is not None:
             pass
-
-    async def _purge(self) -> None:
-        async with self._database.begin() as connection:
-            await purge_files(connection)
-        async with self._database.begin() as connection:
-            await purge_items(connection, self._services.settings.retention.batch_files)
-        async with self._database.begin() as connection:
-            await purge_outcomes(connection, self._services.settings.retention.usage)
 
 
 async def _all_of(tasks: set[asyncio.Task[None]]) -> None:

@@ -8,7 +8,8 @@ from datetime import timedelta
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.batch.claims import CLAIMED, IS_DUE, LEASE, LOSSES, RUNS, SUSPECT_AFTER, Claim, Ended, claim_of
+from gateway.batch.claims import CLAIMED, IS_DUE, LEASE, LOSSES, RUNS, SUSPECT_AFTER, Claim, claim_of
+from gateway.batch.endings import Ended
 from gateway.batch.results import error_of
 from gateway.clock import Clock
 

@@ -16,16 +16,13 @@ from gateway.batch.claims import (
     CLAIM,
     WAITING,
     Claim,
-    Ended,
-    bury_cancelled,
     claim_items,
-    expire_batches,
-    finish_items,
     put_back,
     read_as_due,
     renew_leases,
     waiting_batches,
 )
+from gateway.batch.endings import Ended, bury_cancelled, expire_batches, finish_items
 from gateway.batch.file_store import get_file, list_files
 from gateway.batch.keeping import check_kept, purge_items
 from gateway.batch.results import ENDED, ERRORS, error_of, read_results, response_of

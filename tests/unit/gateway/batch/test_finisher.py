@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.batch import finisher as module
-from gateway.batch.claims import Claim, Ended
+from gateway.batch.claims import Claim
+from gateway.batch.endings import Ended
 from gateway.batch.finisher import Finisher
 from protocol.errors import ServiceError
 

@@ -1,0 +1,37 @@
+# What is past its time is erased by whichever worker comes by.
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from sqlalchemy import text
+
+from gateway import purger as module
+from gateway.clock import Clock
+from gateway.database import Database
+from gateway.purger import Purger
+
+
+async def test_what_cannot_be_erased_holds_up_nothing_else(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault at the stored answers leaves no finding of the safety checks lying; what admins did stays."""
+
+    async def fail(*_: object) -> int:
+        raise TimeoutError
+
+    monkeypatch.setattr(module, "purge_expired", fail)
+    async with database.begin() as connection:
+        await connection.execute(
+            text(
+                "INSERT INTO audit_log (created_at, actor, action) SELECT now() - interval '9 days', 'system', action"
+                " FROM unnest(ARRAY['safety.input_blocked', 'team.created']) AS action"
+            )
+        )
+    retention = SimpleNamespace(batch_files=86400.0, usage=8 * 86400.0)
+    services = SimpleNamespace(database=database, clock=Clock(), settings=SimpleNamespace(retention=retention))
+    await Purger(cast(Any, services)).purge_once()
+    async with database.begin() as connection:
+        left = (await connection.execute(text("SELECT action FROM audit_log"))).scalars().all()
+
+    assert left == ["team.created"]
