@@ -16,16 +16,10 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 
-from billing.auditor import Auditor
-from billing.flusher import Flusher
-from billing.journal import Journal
-from billing.quotas import Quotas
-from billing.rebuild_store import PostgresStore
-from billing.restore import Restorer
-from billing.sweep import Sweeper
 from gateway.answering.keeper import Keeper
 from gateway.auth import Authenticator
 from gateway.background import Background, stop_all
+from gateway.books import open_books
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.draining import Drain
@@ -105,10 +99,6 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         stack.push_async_callback(redis.aclose)
         client = UpstreamClient()
         stack.push_async_callback(client.close)
-        journal = Journal.open(settings.data_dir / "journal", fsync=settings.journal_fsync, clock=clock)
-        stack.callback(journal.close)
-        quotas = Quotas(redis, clock, standalone_share=settings.quotas.standalone_share)
-        stack.push_async_callback(quotas.disconnect)
         background = Background()
         metrics = Metrics()
         catalog, registry = settings.catalog(), ProviderRegistry(settings.providers)
@@ -116,19 +106,16 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         stack.push_async_callback(breakers.close)
         gate = Gate(registry, catalog.targets(), breakers, settings.queue, clock, metrics)
         await breakers.sync()  # what is open is known before the first call
-        flusher = Flusher(journal, database, clock, book_adopted=quotas.book_adopted)
-        restorer = Restorer(quotas, journal, flusher, PostgresStore(database, clock), redis, clock)
-        sweeper = Sweeper(quotas, database, clock, keep_rows=settings.retention.usage)
         idempotency = IdempotencyStore(
             database,
             clock,
             Sealer(settings.key_pepper, "idempotency", *settings.other_key_peppers),
             retention=settings.retention.idempotency,
         )
-
         outcomes, abuse = Outcomes(database), AbuseWatch(redis, clock, background)
         checker = OutsideChecker(client, metrics)
         guard = Guard(settings.safety, Classifier.load(), outcomes, abuse, checker, metrics)
+        complexity = Complexity.load()
         taker = Taker(catalog, database, background, clock)
         recalibrations = Recalibrations(catalog, database)
 
@@ -137,30 +124,30 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             breakers.follow(edition.providers, edition.catalog.targets())
             budgets.follow(edition.settings.providers)
             gate.follow(edition.providers, edition.catalog.targets(), edition.settings.queue)
-            quotas.follow(edition.settings.quotas.standalone_share)
-            sweeper.keep_rows = edition.settings.retention.usage
+            books.follow(edition.settings)
             idempotency.retention = edition.settings.retention.idempotency
             watcher.follow(edition)
             engines.follow(edition)
             taker.follow(edition.catalog)
             recalibrations.follow(edition.catalog)
 
+        books = await stack.enter_async_context(open_books(settings, clock, database, redis))
         services = Services(
             settings=settings,
             catalog=catalog,
             clock=clock,
             database=database,
             redis=redis,
-            quotas=quotas,
-            journal=journal,
-            flusher=flusher,
-            restorer=restorer,
+            quotas=books.quotas,
+            journal=books.journal,
+            flusher=books.flusher,
+            restorer=books.restorer,
             client=client,
             providers=registry,
             breakers=breakers,
             budgets=budgets,
             gate=gate,
-            complexity=Complexity.load(),
+            complexity=complexity,
             guard=guard,
             recalibrations=recalibrations,
             auth=Authenticator(database, clock, settings.key_pepper, settings.admin_keys, settings.other_key_peppers),
@@ -173,21 +160,18 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             follow=follow,
             started_at=clock.now(),
         )
-        stack.push_async_callback(restorer.stop)
-        await restorer.start()  # before anything is adopted, flushed or held
-        auditor = Auditor(database, redis, quotas, clock)
-        metrics.books.follow(quotas, restorer, sweeper, services.flusher, auditor)
+        metrics.books.follow(books.quotas, books.restorer, books.sweeper, books.flusher, books.auditor)
         metrics.targets.follow(breakers, budgets, gate.rooms)
         metrics.config_loaded.set(clock.now())
         watcher, engines = InstanceWatcher(services), EngineWatch(services)
-        keepers = (services.flusher, services.auth, services.idempotency, services.keeper, breakers, outcomes, abuse)
-        for one in (*keepers, recalibrations, sweeper, metrics, watcher, engines, auditor):
+        kept = (books.flusher, books.sweeper, books.auditor, services.auth, idempotency, services.keeper, breakers)
+        for one in (*kept, outcomes, abuse, recalibrations, metrics, watcher, engines):
             task = asyncio.create_task(_keep_going(one.run))
             stack.push_async_callback(stop_all, [task])
         yield services
         await background.drain(drain.settle_within)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for whoever adopts it
-            await services.flusher.flush_once()
+            await books.flusher.flush_once()
         with suppress(Exception):
             await outcomes.flush()
 
