@@ -93,6 +93,10 @@ class Breaker:
             self.state(now) is State.HALF_OPEN and self.probes_out < self.policy.probes and now >= self._no_probe_until
         )
 
+    def turns_away(self, now: float) -> bool:
+        """Whether nobody may ask the target now, not even as a probe."""
+        return self.condition.is_open and not self.may_probe(now)
+
     def begin_probe(self) -> None:
         """Count a probe that begins."""
         self.probes_out += 1

@@ -9,7 +9,6 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any
 
 import structlog
 from msgspec import Struct
@@ -121,11 +120,11 @@ class Breakers:
 
         ``tokens`` unsaid: a call that counts against no limit of the key's.
         """
-        watched = self._watched.get(target.key) or self.watch(target)
+        watched = self.watch(target)
         breaker, now = watched.breaker, self._clock.monotonic()
         if not breaker.condition.is_open:
-            return Permit(watched, self._keys.deal(target, now, tokens), breaker.condition.generation)
-        if not breaker.may_probe(now):
+            return Permit(watched, self._keys.deal(target, now, tokens), breaker.generation)
+        if breaker.turns_away(now):
             raise TargetAway(breaker.retry_in(now), is_busy=False)
         permit = Permit(watched, self._keys.deal(target, now, tokens), breaker.generation, secrets.token_hex(8))
         await self._take_probe(permit)
@@ -133,11 +132,11 @@ class Breakers:
 
     def why_away(self, target: Target) -> TargetAway | None:
         """Return why ``target`` may not be asked now; ``None`` when, for all we know here, it may."""
-        breaker = (self._watched.get(target.key) or self.watch(target)).breaker
+        breaker = self.watch(target).breaker
         if not breaker.condition.is_open and not self._keys.asides:
             return None
         now = self._clock.monotonic()
-        if breaker.condition.is_open and not breaker.may_probe(now):
+        if breaker.turns_away(now):
             return TargetAway(breaker.retry_in(now), is_busy=False)
         return self._keys.why_away(target, now)
 
@@ -148,9 +147,8 @@ class Breakers:
 
     def succeeded(self, permit: Permit) -> None:
         """The target answered."""
-        breaker = permit.watched.breaker
         if permit.probe is None:
-            breaker.count_good(permit.generation, self._clock.monotonic())
+            permit.watched.breaker.count_good(permit.generation, self._clock.monotonic())
         else:
             self._end_probe(permit, Verdict.GOOD)
 
@@ -231,7 +229,7 @@ class Breakers:
                 return
             if self.is_alone:
                 log.info("breakers_shared_again")
-            self.is_alone = False
+                self.is_alone = False
             now = self._clock.monotonic()
             for watched in self._watched.values():
                 if watched.breaker.others:
@@ -251,10 +249,7 @@ class Breakers:
         self._keys.asides.forget_ended(self._clock.monotonic())
 
     def _goes_last(self, watched: Watched, now: float) -> bool:
-        breaker = watched.breaker
-        if breaker.condition.is_open and not breaker.may_probe(now):
-            return True
-        return not self._keys.has_good_one(watched.target, now)
+        return watched.breaker.turns_away(now) or not self._keys.has_good_one(watched.target, now)
 
     async def _take_probe(self, permit: Permit) -> None:
         """Take one of the probes that all gateways share. Raises TargetAway when they are out."""
@@ -303,6 +298,6 @@ class Breakers:
             state = State.OPEN if is_open else State.CLOSED
             self.transitions[provider, endpoint, model, state.value] += 1
             write = log.warning if is_open else log.info
-            words: dict[str, Any] = {"provider": provider, "endpoint": endpoint, "model": model}
-            write(f"breaker_{state.value}", **words, reason=breaker.condition.reason)
+            reason = breaker.condition.reason
+            write(f"breaker_{state.value}", provider=provider, endpoint=endpoint, model=model, reason=reason)
             self._wake.set()
