@@ -37,6 +37,7 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
     from gateway.app import create_app
     from gateway.config_file import load_settings
     from gateway.draining import Drain, DrainingServer
+    from gateway.http_protocol import HttpProtocol
     from gateway.reload import Reloader
     from gateway.telemetry.logging import configure_logging
 
@@ -48,7 +49,7 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
     config = uvicorn.Config(
         create_app(settings, drain=drain, reloader=reloader),
         loop="uvloop",
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         lifespan="on",
         access_log=False,

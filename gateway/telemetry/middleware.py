@@ -41,6 +41,8 @@ class Telemetry:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # answered as GET is: the server, by a scope of its own, leaves the body out
+            scope = {**scope, "method": "GET"}
         started = time.perf_counter()
         request_id = self._clock.new_id()
         client_id = next((value for name, value in scope["headers"] if name == b"x-client-request-id"), None)

@@ -21,6 +21,7 @@ from billing.prices import Price
 from gateway.app import create_app
 from gateway.audit_log import Act
 from gateway.database import Database
+from gateway.http_protocol import HttpProtocol
 from gateway.listening import UNREAD, open_socket
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Settings, Timeouts
 from gateway.team_inputs import LimitsInput, NewKey, NewTeam
@@ -136,7 +137,9 @@ def serving(settings: Settings, unread: float = UNREAD) -> Iterator[str]:
     """Run the app of ``settings`` on a free port and give its URL. ``unread``: as in ``open_socket``."""
     with open_socket("127.0.0.1", 0, unread) as listener:
         port = listener.getsockname()[1]
-        config = uvicorn.Config(create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=5)
+        config = uvicorn.Config(
+            create_app(settings), http=HttpProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=5
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
