@@ -85,7 +85,7 @@ async def receive_file(
 ) -> FileRecord:
     """Store an uploaded file for ``keep`` seconds and return it. Raises BadRequest, TooLarge, StorageFull.
 
-    What of a refused one had come is dropped at once; of one that was broken off, within an hour.
+    What of a refused one had come is dropped at once; of one that was broken off, after an hour.
     """
     kind, options = parse_options_header(content_type)
     if kind != "multipart/form-data" or not options.get("boundary"):
