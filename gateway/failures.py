@@ -37,6 +37,14 @@ class MethodNotAllowed(ServiceError):
     code = "method_not_supported"
 
 
+class EncodedBody(ServiceError):
+    """The body comes compressed."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_encoding"
+
+
 def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:
     """Return the error object for any exception. What is not meant for callers is logged and named only by its id."""
     error = as_service_error(request, exc)
@@ -62,6 +70,8 @@ def _count(request: Request[Any, Any, Any], error: ServiceError) -> None:
 def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> ServiceError:
     """Return what a caller may know of ``exc``."""
     match exc:
+        case BadRequest(code="invalid_json") if request.headers.get("content-encoding", "identity") != "identity":
+            return EncodedBody("Send the body as it is: no content-encoding is read here.", param="content-encoding")
         case ServiceError():
             return exc
         case HTTPException(status_code=404):

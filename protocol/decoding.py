@@ -69,7 +69,8 @@ def _parse(body: bytes) -> Any:
     try:
         text = body.decode()
     except UnicodeDecodeError as exc:
-        raise BadRequest(f"The body is not valid UTF-8 at byte {exc.start}. Send JSON encoded as UTF-8.") from exc
+        words = f"The body is not valid UTF-8 at byte {exc.start}. Send JSON encoded as UTF-8."
+        raise BadRequest(words, code="invalid_json") from exc
     try:
         plain = _reader.decode(text)
         if text.count("{") + text.count("[") > MAX_DEPTH:
@@ -80,9 +81,8 @@ def _parse(body: bytes) -> Any:
     except RecursionError as exc:
         raise _too_deep() from exc
     except UnicodeEncodeError as exc:
-        raise BadRequest(
-            "The body holds half of a surrogate pair (\\ud800 to \\udfff), which is no character."
-        ) from exc
+        words = "The body holds half of a surrogate pair (\\ud800 to \\udfff), which is no character."
+        raise BadRequest(words, code="invalid_json") from exc
     except ValueError as exc:  # what the interpreter refuses to read: thousands of digits
         raise BadRequest("The body holds an integer that is too large.", code="invalid_value") from exc
     return plain

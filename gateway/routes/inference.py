@@ -115,7 +115,8 @@ def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:
         if not said:
             continue
         if any(str(other) != str(said[0]) and not _same_number(other, said[0]) for other in said[1:]):
-            raise BadRequest(f"The header {header} and the body's '{name}' disagree. Send one of them.", param=name)
+            words = f"The header {header} and the body's '{name}' disagree. Send one of them."
+            raise BadRequest(words, param=name, code="invalid_value")
         found[name] = said[0]
     if not found:
         return DEFAULT_OPTIONS
@@ -125,7 +126,7 @@ def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:
     try:
         return msgspec.convert(found, Options)
     except msgspec.ValidationError as exc:
-        raise BadRequest(*_bad_option(exc, found)) from exc
+        raise _bad_option(exc, found) from exc
 
 
 DEFAULT_OPTIONS = Options()
@@ -169,7 +170,9 @@ def require_between(value: float | None, low: float, high: float, param: str) ->
     """Raise BadRequest unless ``value`` is unsaid or from ``low`` to ``high``."""
     if value is not None and not low <= value <= high:
         raise BadRequest(
-            f"'{param}' must be from {low:g} to {high:g}, not {str(value)[:24]}.", param=param, code="invalid_value"
+            f"'{param}' must be from {low:.12g} to {high:.12g}, not {str(value)[:24]}.",
+            param=param,
+            code="invalid_value",
         )
 
 
@@ -191,8 +194,8 @@ def _same_number(one: Any, other: Any) -> bool:
         return False
 
 
-def _bad_option(exc: msgspec.ValidationError, found: Mapping[str, Any]) -> tuple[str]:
-    for name, known in (("tier", "'interactive' or 'batch'"), ("priority", "'low', 'normal' or 'high'")):
-        if name in found and f"$.{name}" in str(exc):
-            return (f"'{name}' must be {known}, not {str(found[name])[:40]!r}.",)
-    return (str(exc),)
+def _bad_option(exc: msgspec.ValidationError, found: Mapping[str, Any]) -> BadRequest:
+    name = next(name for name in found if f"$.{name}`" in str(exc))
+    right = {"tier": "'interactive' or 'batch'", "priority": "'low', 'normal' or 'high'"}.get(name, "a text")
+    words = f"'{name}' must be {right}, not {str(found[name])[:40]!r}."
+    return BadRequest(words, param=name, code="invalid_value")

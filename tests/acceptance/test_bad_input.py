@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,7 +34,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         (b"{", "invalid_json", None),
         (b"", "invalid_json", None),
         (b"null", "invalid_type", None),
-        (FINE.replace(b"hi", b"\xff"), None, None),
+        (FINE.replace(b"hi", b"\xff"), "invalid_json", None),
         (FINE[:-1] + b',"model":"large"}', "duplicate_key", "model"),
         (FINE.replace(b'"user"', b'"user","role":"system"'), "duplicate_key", "role"),
         (b'{"model":"small"}', "missing_required_parameter", "messages"),
@@ -42,6 +43,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         (b'{"model":7,"messages":[]}', "invalid_type", "model"),
         (FINE[:-1] + b',"temperature":3}', "invalid_value", "temperature"),
         (FINE[:-1] + b',"n":0}', "invalid_value", "n"),
+        (FINE[:-1] + b',"tier":"soon"}', "invalid_value", "tier"),
         (FINE[:-1] + b',"n":' + b"9" * 400 + b"}", "invalid_value", "n"),
         (FINE[:-1] + b',"max_tokens":' + b"9" * 400 + b"}", "invalid_value", "max_tokens"),
         (FINE[:-1] + b',"max_cost_usd":' + b"9" * 400 + b"}", "invalid_value", "max_cost_usd"),
@@ -65,6 +67,14 @@ def test_a_faulty_body_is_a_400_that_names_the_fault(
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
     assert code is None or error["code"] == code
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_compressed_body_is_a_415_that_says_so(house: House, path: str) -> None:
+    """Not a 400 about bytes that its sender never saw."""
+    answer = post(house, gzip.compress(FINE), path, **{"content-encoding": "gzip"})
+
+    assert answer.status_code == 415 and "content-encoding" in answer.json()["error"]["message"]
 
 
 def test_an_unknown_model_is_a_404(house: House) -> None:

@@ -29,7 +29,7 @@ def test_header_and_body_that_disagree_are_refused() -> None:
     with pytest.raises(BadRequest, match="x-tier") as caught:
         read_options({"x-tier": "batch"}, {"tier": "interactive"})
 
-    assert caught.value.param == "tier"
+    assert (caught.value.param, caught.value.code) == ("tier", "invalid_value")
 
 
 def test_numbers_agree_by_value() -> None:
@@ -51,8 +51,18 @@ def test_numbers_agree_by_value() -> None:
 )
 def test_values_out_of_range_are_refused_by_name(headers: dict[str, str], word: str) -> None:
     """A refusal names the option and what would be right."""
-    with pytest.raises(BadRequest, match=word):
+    with pytest.raises(BadRequest, match=word) as caught:
         read_options(headers, {})
+
+    assert (caught.value.param, caught.value.code) == (word, "invalid_value")
+
+
+def test_a_team_that_is_no_text_is_refused_by_name() -> None:
+    """In the body, where it can be a number."""
+    with pytest.raises(BadRequest, match="'team_id' must be a text, not '5'") as caught:
+        read_options({}, {"team_id": 5})
+
+    assert caught.value.param == "team_id"
 
 
 def test_a_number_too_large_for_any_is_refused() -> None:
