@@ -9,7 +9,7 @@ JOBS ?= 4
 # The tests and the demo start many processes: each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test soak check fix bench aot gpu gpu-rows clean
+.PHONY: setup demo test soak check fix bench aot gpu gpu-rows lock clean
 
 setup: .venv/.ready
 
@@ -61,6 +61,13 @@ gpu:
 # their name.
 gpu-rows:
 	$(PYTHON) -m benchmarks.gpu --rows --only "$(PART)"
+
+# What the images are built of, to the digest: constraints.txt's versions, and what torch brings on a GPU beside them.
+LOCK := --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -c constraints.txt pyproject.toml -
+lock: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet $(LOCK) -o locks/gateway.txt
+	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --extra engine $(LOCK) -o locks/engine.txt
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
