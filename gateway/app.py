@@ -16,6 +16,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 
+from gateway.answering.hooks import HookMaker
 from gateway.answering.keeper import Keeper
 from gateway.auth import Authenticator
 from gateway.background import Background, stop_all
@@ -48,6 +49,7 @@ from gateway.services import Services
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.middleware import Telemetry
+from gateway.telemetry.tracing import Tracer
 from router.complexity import Complexity
 
 log = structlog.get_logger()
@@ -132,6 +134,8 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             recalibrations.follow(edition.catalog)
 
         books = await stack.enter_async_context(open_books(settings, clock, database, redis))
+        tracer = None if settings.tracing is None else Tracer(settings.tracing)
+        hooks: tuple[HookMaker, ...] = (metrics.watch, partial(output_watch_of, guard), taker.watch)
         services = Services(
             settings=settings,
             catalog=catalog,
@@ -154,8 +158,9 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             idempotency=idempotency,
             keeper=Keeper(),
             metrics=metrics,
+            tracer=tracer,
             background=background,
-            hooks=(metrics.watch, partial(output_watch_of, guard), taker.watch),
+            hooks=hooks if tracer is None else (*hooks, tracer.watch),
             drain=drain,
             follow=follow,
             started_at=clock.now(),
@@ -165,7 +170,8 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         metrics.config_loaded.set(clock.now())
         watcher, engines = InstanceWatcher(services), EngineWatch(services)
         kept = (books.flusher, books.sweeper, books.auditor, services.auth, idempotency, services.keeper, breakers)
-        for one in (*kept, outcomes, abuse, recalibrations, metrics, watcher, engines):
+        tracers = () if tracer is None else (tracer,)
+        for one in (*kept, outcomes, abuse, recalibrations, metrics, watcher, engines, *tracers):
             task = asyncio.create_task(_keep_going(one.run))
             stack.push_async_callback(stop_all, [task])
         yield services
@@ -174,6 +180,9 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             await books.flusher.flush_once()
         with suppress(Exception):
             await outcomes.flush()
+        if tracer is not None:
+            with suppress(Exception):
+                await tracer.flush()
 
 
 async def _keep_going(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:

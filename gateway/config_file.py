@@ -27,7 +27,7 @@ from gateway.config_readers import (
 from gateway.config_safety import read_safety
 from gateway.config_yaml import ConfigFaults, Fault, Section, merge, read_tree, tree_of
 from gateway.keys import KEY_PREFIX
-from gateway.settings import BatchLimits, QueueSettings, QuotaSettings, Retention, Safety, Settings
+from gateway.settings import BatchLimits, QueueSettings, QuotaSettings, Retention, Safety, Settings, Tracing
 
 __all__ = ["ConfigFaults", "Fault", "load_settings"]
 
@@ -39,6 +39,7 @@ _QUOTAS = {"standalone_share": number(0, 1, above=True)}
 _QUEUE = {"per_team": integer(0), "wait": duration}
 _BATCH = {"queued_tokens": integer(1), "stored_bytes": integer(1)}
 _RETENTION = {"usage": duration, "batch_files": duration, "idempotency": duration}
+_TRACING = {"url": url(("http", "https"), "http://collector:4318"), "share": number(0, 1)}
 _POSTGRES = url(("postgresql", "postgres", "postgresql+asyncpg"), "postgresql://user:password@host:5432/tollgate")
 _REDIS = url(("redis", "rediss", "unix"), "redis://host:6379/0")
 
@@ -99,6 +100,7 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         journal_fsync=_only(root, "journal", "fsync", one_of("never", "interval", "always"), "never"),
         batch=root.get("batch", struct_of(BatchLimits, _BATCH), BatchLimits()),
         retention=root.get("retention", struct_of(Retention, _RETENTION), Retention()),
+        tracing=root.get("tracing", struct_of(Tracing, _TRACING, needed=("url",)), None),
         drain=root.get("drain", duration_or_zero, 60.0),
         keep_alive=root.get("keep_alive", duration_or_zero, 15.0),
         lame_duck=root.get("lame_duck", duration_or_zero, 2.0),

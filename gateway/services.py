@@ -28,6 +28,7 @@ from gateway.resilience.retry import RetryBudgets
 from gateway.safety.guard import Guard
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.tracing import Tracer
 from router.catalog import Catalog
 from router.complexity import Complexity
 from router.targets import TargetHealth
@@ -61,6 +62,7 @@ class Services:
     idempotency: IdempotencyStore
     keeper: Keeper
     metrics: Metrics
+    tracer: Tracer | None
     background: Background
     hooks: tuple[HookMaker, ...]
     drain: Drain

@@ -106,6 +106,13 @@ class BatchLimits(Struct, frozen=True, kw_only=True):
     stored_bytes: int = 20_000_000_000
 
 
+class Tracing(Struct, frozen=True, kw_only=True):
+    """Where traces of calls go."""
+
+    url: str  # of an OpenTelemetry collector, without /v1/traces
+    share: float = 1.0  # of the calls that come without a traceparent
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """One gateway's, worker's or command's configuration."""
 
@@ -127,6 +134,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     journal_fsync: Literal["never", "interval", "always"] = "never"
     batch: BatchLimits = BatchLimits()
     retention: Retention = Retention()
+    tracing: Tracing | None = None
     drain: float = 60.0
     keep_alive: float = 15.0  # of silence until a stream says a comment; 0: never
     lame_duck: float = 2.0  # of the drain

@@ -93,4 +93,6 @@ def _close_unanswered(
     account.close(record)
     if log.attempts:
         services.metrics.close(record)
+        if services.tracer is not None:
+            services.tracer.note(call, record)
     services.background.spawn(settle(services, account))

@@ -98,6 +98,7 @@ def call_of(
         extra=extra,
         size=size,
         client_request_id=request.scope["state"].get("client_request_id"),
+        traceparent=None if services.tracer is None else request.headers.get("traceparent"),
         idempotency_key=read_idempotency_key(request.headers),
         created_at=services.clock.now(),
         started=services.clock.monotonic(),
