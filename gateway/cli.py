@@ -53,7 +53,7 @@ def dev(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready, nothing else")] = False,
 ) -> None:
     """Run everything on this machine: Postgres, Redis, the demo model, a worker and a gateway."""
-    from gateway.local import run_house
+    from gateway.local.house import run_house
 
     raise typer.Exit(run_house(port, data_dir, config, as_json))
 

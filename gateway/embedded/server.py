@@ -20,7 +20,7 @@ from gateway.processes import Account, free_port, last_lines, stop
 class EmbeddedServer(ABC):
     """One server on a loopback port, with its data in ``data_dir/<name>`` and its log in ``data_dir/logs``.
 
-    Whoever starts it owns the data directory: two processes must not start it on the same one (see local.py's lock).
+    Whoever starts it owns the data directory: two processes must not start it on the same one (see local/folder.py).
     Start it from the main thread. As a context manager it is started, and stopped at the end.
     """
 

@@ -22,7 +22,7 @@ MAY_USE = {
     "gateway": {"protocol", "billing", "router", "migrations", "gpu_backend"},
 }
 # The gateway meets the engine over HTTP; only the all-in-one command knows where the demo model lies.
-MAY_KNOW_THE_ENGINE = {"gateway/local.py"}
+MAY_KNOW_THE_ENGINE = {"gateway/local/house.py"}
 
 
 @cache
@@ -104,7 +104,7 @@ def test_the_gateway_meets_the_engine_only_over_http() -> None:
     assert knowing <= MAY_KNOW_THE_ENGINE
 
 
-@pytest.mark.parametrize("module", ["gateway.app", "gateway.cli", "gateway.local", "gpu_backend.server.app"])
+@pytest.mark.parametrize("module", ["gateway.app", "gateway.cli", "gateway.local.house", "gpu_backend.server.app"])
 def test_what_serves_never_loads_the_heavy_libraries(module: str) -> None:
     """A gateway's or front end's memory has no room for torch, scikit-learn, scipy or transformers; a gateway's, as its
     command imports it, none for SQLAlchemy's ORM and rich either."""

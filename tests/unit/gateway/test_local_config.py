@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.config_file import load_settings
 from gateway.config_yaml import ConfigFaults, Fault, Node, Scalar, Section, read_tree, tree_of
-from gateway.local_config import HouseSecrets, house_config, joined, read_config_file, text_at, to_yaml
+from gateway.local.config import HouseSecrets, house_config, joined, read_config_file, text_at, to_yaml
 
 KNOWN = HouseSecrets("tgadmin-x", "pepper")
 

@@ -1,10 +1,9 @@
-# `tollgate dev`: the whole house on one machine from one command. It starts an embedded Postgres and Valkey, the demo
-# model's engine on the CPU, a worker and a gateway, each by its ordinary command, keeps them alive, and leaves no
-# process behind. This process imports little and holds little: it only watches.
+# Starts an embedded Postgres and Valkey, the demo model's engine on the CPU, a worker and a gateway, each by its
+# ordinary command, keeps them alive, and leaves no process behind. This process imports little and holds little: it
+# only watches.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -20,10 +19,11 @@ import msgspec
 
 from gateway.config_yaml import ConfigFaults, Section
 from gateway.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
-from gateway.embedded.server import write_privately
 from gateway.listening import open_socket
-from gateway.local_config import (
+from gateway.local.client import HouseClient
+from gateway.local.config import (
     DEMO_MODEL,
+    DRAIN,
     HouseSecrets,
     house_config,
     joined,
@@ -31,38 +31,22 @@ from gateway.local_config import (
     text_at,
     to_yaml,
 )
-from gateway.local_http import HouseClient
-from gateway.processes import LOOPBACK, free_port, is_running, last_lines, spawn, stop
+from gateway.local.folder import HouseFolder
+from gateway.local.greeting import Ready, welcome
+from gateway.processes import LOOPBACK, free_port, last_lines, spawn, stop
 from gateway.serving import TIDY_UP
 from gateway.supervisor import Child, StartFailed, StopRequested, Supervisor
 
-CHECKPOINT = Path(__file__).resolve().parent.parent / "gpu_backend" / "demo_model" / "checkpoint"
+CHECKPOINT = Path(__file__).resolve().parents[2] / "gpu_backend" / "demo_model" / "checkpoint"
 START_WITHIN = 60.0  # seconds; a busy laptop takes a tenth of it
-LEFTOVERS_END_WITHIN = 15.0  # seconds for the processes of a house that was killed
-DRAIN = 10.0  # seconds, as the generated configuration has it
-LARGEST_LOG = 5 * 1024 * 1024  # bytes; a longer one is put aside at the next start
 ROLES = ("gateway", "worker", "engine", "postgres", "redis")
 STOP_ORDER = (("gateway", "worker"), ("engine",), ("postgres", "redis"))
-
-
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """What `tollgate dev --json` prints."""
-
-    url: str
-    team_id: str
-    team_key: str
-    admin_key: str
-    models: list[str]
-    database_url: str
-    redis_url: str
-    engine_url: str
-    pids: dict[str, list[int]]
 
 
 def run_house(port: int, data_dir: Path, config: Path | None, as_json: bool) -> int:
     """Start the house, say how to use it, keep it alive until a signal ends it; return the exit status."""
     with Supervisor(say=_say) as supervisor:
-        house = House(supervisor, port, data_dir.absolute(), config)
+        house = House(supervisor, port, data_dir, config)
         try:
             ready = house.open()
             supervisor.on_hangup = house.hang_up
@@ -85,25 +69,24 @@ class House:
     def __init__(self, supervisor: Supervisor, port: int, data_dir: Path, config: Path | None) -> None:
         self.supervisor = supervisor
         self.port = port
-        self.data_dir = data_dir
+        self.folder = HouseFolder(data_dir)
         self.config = config
         self.listener: socket.socket | None = None
         self.environment = dict(os.environ)  # of our commands
         self.migration: subprocess.Popen[bytes] | None = None
         self.deadline = time.monotonic() + START_WITHIN
         self.has_terminal = has_terminal()
-        supervisor.pids_changed = self._write_pids
 
     def open(self) -> Ready:
         """Start everything, the slowest first; return when a request would be answered."""
         file = None if self.config is None else read_config_file(self.config)
         self.listener = listener = self._listen()
-        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.lock = self._lock()
-        self._put_long_logs_aside()
-        known = HouseSecrets.load(self._secrets)
+        self.lock = self.folder.take(self.supervisor.pause)
+        self.supervisor.pids_changed = self._write_pids
+        self.folder.put_long_logs_aside()
+        known = HouseSecrets.load(self.folder.secrets)
         known.engine_port = free_port(known.engine_port)
-        known.save(self._secrets)
+        known.save(self.folder.secrets)
         self.known = known
         self.engine_url = f"http://{LOOPBACK}:{known.engine_port}"
         self._start_engine(known.engine_port)
@@ -124,7 +107,7 @@ class House:
         self._start("worker", "work")  # later, so that it does not hold up who is waited for
         if known.team_key is None or not client.accepts(known.team_key):
             known.team_key = client.make_demo_key(admin_key)
-            known.save(self._secrets)
+            known.save(self.folder.secrets)
         self._wait(HouseClient(known.engine_port).is_healthy, "engine")
         return Ready(
             url=f"http://{LOOPBACK}:{self.port}",
@@ -165,15 +148,6 @@ class House:
             stop(self.migration, 1.0)
         self.supervisor.stop(STOP_ORDER)
 
-    @property
-    def settings_file(self) -> Path:
-        """The tollgate.yaml that the house's processes read."""
-        return self.data_dir / "tollgate.yaml"
-
-    @property
-    def _secrets(self) -> Path:
-        return self.data_dir / "secrets.json"
-
     def pids(self) -> dict[str, list[int]]:
         """Return the living pids of every role."""
         found: dict[str, list[int]] = {role: [] for role in ROLES}
@@ -184,13 +158,13 @@ class House:
     def _configure(self, file: Section | None) -> Section:
         """Write the tollgate.yaml that the house's processes read, and return it. Raises StartFailed for faults."""
         settings = house_config(CHECKPOINT, self.engine_url, self.stores, self.known, file)
-        tree = joined(settings, file, self.data_dir)
+        tree = joined(settings, file, self.folder.path)
         self._check(settings)
-        write_privately(self.settings_file, to_yaml(tree).encode())
+        self.folder.write_settings(to_yaml(tree))
         return tree
 
     def _write_pids(self, pids: dict[str, list[int]]) -> None:
-        write_privately(self.data_dir / "pids.json", msgspec.json.encode({role: pids.get(role, []) for role in ROLES}))
+        self.folder.write_pids({role: pids.get(role, []) for role in ROLES})
 
     def _listen(self) -> socket.socket:
         try:
@@ -198,30 +172,13 @@ class House:
         except OSError as exc:
             raise StartFailed(f"port {self.port} cannot be had ({exc.strerror}); choose another: --port") from exc
 
-    def _lock(self) -> int:
-        """Lock the data directory. Every child keeps the lock too, so it is free when the last of them has ended."""
-        path = self.data_dir / "lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        deadline = time.monotonic() + LEFTOVERS_END_WITHIN
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                owner = path.read_text().strip()
-                if (owner.isdigit() and is_running(int(owner))) or time.monotonic() > deadline:
-                    words = f"{self.data_dir} is in use by another `tollgate dev` (process {owner})"
-                    raise StartFailed(f"{words}; stop it, or choose another: --data-dir") from None
-            self.supervisor.pause(0.05)
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
-        return descriptor
-
     def _servers(self, file: Section | None) -> dict[str, EmbeddedServer]:
         """Return the stores that the --config file does not name, by the setting that says where they are."""
         kinds: dict[str, type[EmbeddedServer]] = {"redis_url": EmbeddedValkey, "database_url": EmbeddedPostgres}
         given = file.entries if file is not None else {}
-        return {name: kind(self.data_dir, pass_fds=(self.lock,)) for name, kind in kinds.items() if name not in given}
+        return {
+            name: kind(self.folder.path, pass_fds=(self.lock,)) for name, kind in kinds.items() if name not in given
+        }
 
     def _start_server(self, server: EmbeddedServer) -> None:
         child = Child(server.name, server.launch, server.stop_signal, lists_descendants=False)
@@ -248,7 +205,7 @@ class House:
         self._start_child("engine", command)
 
     def _start(self, role: str, command: str, pass_fds: tuple[int, ...] = ()) -> None:
-        words: list[str | Path] = [sys.executable, "-m", "gateway.cli", command, "--config", self.settings_file]
+        words: list[str | Path] = [sys.executable, "-m", "gateway.cli", command, "--config", self.folder.settings]
         words += [word for fd in pass_fds for word in ("--fd", str(fd))]
         self._start_child(role, words, pass_fds)
 
@@ -257,29 +214,33 @@ class House:
             # Who reads our settings file is told of changes by SIGHUP, which would kill before it listens.
             blocked = (signal.SIGHUP,) if role in ("gateway", "worker") else ()
             return spawn(
-                command, log=self._log(role), env=self.environment, pass_fds=(self.lock, *pass_fds), blocked=blocked
+                command,
+                log=self.folder.log(role),
+                env=self.environment,
+                pass_fds=(self.lock, *pass_fds),
+                blocked=blocked,
             )
 
         self.supervisor.start(Child(role, launch, patience=DRAIN + TIDY_UP))
 
     def _start_migration(self) -> None:
         """Let `tollgate migrate` load while Postgres comes up; it waits for it."""
-        words: list[str | Path] = [sys.executable, "-m", "gateway.cli", "migrate", "--config", self.settings_file]
+        words: list[str | Path] = [sys.executable, "-m", "gateway.cli", "migrate", "--config", self.folder.settings]
         words += ["--wait", f"{START_WITHIN:g}"]
-        self.migration = spawn(words, log=self._log("migrate"), env=self.environment, pass_fds=(self.lock,))
+        self.migration = spawn(words, log=self.folder.log("migrate"), env=self.environment, pass_fds=(self.lock,))
 
     def _finish_migration(self) -> None:
         assert self.migration is not None
         while self.migration.poll() is None:
             self._pause("migrate", 0.02)
         if self.migration.returncode != 0:
-            raise StartFailed(f"`tollgate migrate` failed:\n{last_lines(self._log('migrate'))}")
+            raise StartFailed(f"`tollgate migrate` failed:\n{last_lines(self.folder.log('migrate'))}")
 
     def _check(self, settings: dict[str, Any]) -> None:
         """Have the --config file checked together with what we add, every fault with its line in the user's file."""
         if self.config is None:
             return
-        words = [sys.executable, "-m", "gateway.local_check", str(self.config)]
+        words = [sys.executable, "-m", "gateway.local.check", str(self.config)]
         checked = subprocess.run(words, input=json.dumps(settings).encode(), capture_output=True)
         if checked.returncode != 0:
             raise StartFailed(checked.stderr.decode(errors="replace").strip())
@@ -292,20 +253,12 @@ class House:
         """Wait a moment for ``role``; while the house starts, a child that dies is a failure."""
         dead = self.supervisor.first_dead()
         if dead is not None and dead.role not in ("postgres", "redis"):
-            raise StartFailed(f"the {dead.role} ended at its start:\n{last_lines(self._log(dead.role))}")
+            raise StartFailed(f"the {dead.role} ended at its start:\n{last_lines(self.folder.log(dead.role))}")
         if time.monotonic() > self.deadline:
             words = f"the {role} was not ready within {START_WITHIN:g} s"
-            raise StartFailed(f"{words}; the end of its log:\n{last_lines(self._log(role))}")
+            raise StartFailed(f"{words}; the end of its log:\n{last_lines(self.folder.log(role))}")
         self.supervisor.pause(seconds)
         self.supervisor.note_pids()
-
-    def _log(self, role: str) -> Path:
-        return self.data_dir / "logs" / f"{role}.log"
-
-    def _put_long_logs_aside(self) -> None:
-        for log in (self.data_dir / "logs").glob("*.log"):
-            if log.stat().st_size > LARGEST_LOG:
-                log.replace(log.with_suffix(".log.old"))
 
 
 def has_terminal() -> bool:
@@ -315,27 +268,6 @@ def has_terminal() -> bool:
     except OSError:
         return False
     return True
-
-
-def welcome(ready: Ready, data_dir: Path) -> str:
-    """Return the words that greet whoever started the house; the curl line works as pasted."""
-    body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "What is Tollgate?"}]})
-    return f"""
-Tollgate is ready.
-
-  URL        {ready.url}/v1
-  team key   {ready.team_key}
-  models     {", ".join(ready.models)}
-  console    {ready.url}/console
-  admin key  {ready.admin_key}
-
-Ask it something:
-
-  curl {ready.url}/v1/chat/completions -H 'Authorization: Bearer {ready.team_key}' \\
-    -H 'Content-Type: application/json' -d '{body}'
-
-Logs are in {data_dir / "logs"}. Ctrl-C ends it; the data stays.
-"""
 
 
 def _print(words: str) -> None:

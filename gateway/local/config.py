@@ -22,7 +22,7 @@ DEMO_MODEL = "tollgate-demo"
 DEMO_PRICE = {"input": 0.05, "output": 0.10}  # USD per million tokens: what teams are charged, small but not nothing
 DEMO_ABILITIES = ("chat", "completions", "embeddings", "json", "logprobs")
 DEMO_PROVIDERS = ("own", "tollgate-demo")  # the second where a --config file has an `own` of its own
-DRAIN = "10s"  # at a desk nobody waits a minute for Ctrl-C
+DRAIN = 10  # seconds: at a desk nobody waits a minute for Ctrl-C
 
 
 class HouseSecrets(msgspec.Struct):
@@ -99,7 +99,7 @@ def house_config(
             }
         },
         "routes": {"auto": {"small": [DEMO_MODEL], "large": [DEMO_MODEL]}},
-        "drain": DRAIN,
+        "drain": f"{DRAIN}s",
         "lame_duck": "0s",  # no balancer to wait for
     }
 

@@ -1,0 +1,77 @@
+# The folder of a house that `tollgate dev` runs: who has it, and where everything lies in it.
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gateway.embedded.server import write_privately
+from gateway.processes import is_running
+from gateway.supervisor import StartFailed
+
+LEFTOVERS_END_WITHIN = 15.0  # seconds for the processes of a house that was killed
+LARGEST_LOG = 5 * 1024 * 1024  # bytes; a longer one is put aside at the next start
+
+
+class HouseFolder:
+    """One house's data. ``take`` it before anything in it is used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.settings = self.path / "tollgate.yaml"  # what the house's processes read
+        self.secrets = self.path / "secrets.json"
+
+    def take(self, pause: Callable[[float], None]) -> int:
+        """Make the folder if there is none, and lock it; return the descriptor that holds the lock.
+
+        Every child keeps the lock too, so it is free when the last of them has ended. Raises StartFailed where another
+        house has it. ``pause`` waits for so many seconds.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.path / "lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        deadline = time.monotonic() + LEFTOVERS_END_WITHIN
+        try:
+            while not _can_lock(descriptor):
+                owner = path.read_text().strip()
+                if (owner.isdigit() and is_running(int(owner))) or time.monotonic() > deadline:
+                    words = f"{self.path} is in use by another `tollgate dev` (process {owner})"
+                    raise StartFailed(f"{words}; stop it, or choose another: --data-dir")
+                pause(0.05)
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, str(os.getpid()).encode())
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def log(self, role: str) -> Path:
+        """Return where a role's processes write what they say."""
+        return self.path / "logs" / f"{role}.log"
+
+    def put_long_logs_aside(self) -> None:
+        """Begin long logs anew; the one before is kept."""
+        for log in (self.path / "logs").glob("*.log"):
+            if log.stat().st_size > LARGEST_LOG:
+                log.replace(log.with_suffix(".log.old"))
+
+    def write_settings(self, yaml: str) -> None:
+        """Write the tollgate.yaml that the house's processes read."""
+        write_privately(self.settings, yaml.encode())
+
+    def write_pids(self, pids: Mapping[str, Sequence[int]]) -> None:
+        """Write down which processes the house has, by role."""
+        write_privately(self.path / "pids.json", msgspec.json.encode(pids))
+
+
+def _can_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

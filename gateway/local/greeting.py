@@ -1,0 +1,43 @@
+# What whoever started a house is told: how to use it, in words or as JSON.
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """What `tollgate dev --json` prints."""
+
+    url: str
+    team_id: str
+    team_key: str
+    admin_key: str
+    models: list[str]
+    database_url: str
+    redis_url: str
+    engine_url: str
+    pids: dict[str, list[int]]
+
+
+def welcome(ready: Ready, data_dir: Path) -> str:
+    """Return the words that greet whoever started the house; the curl line works as pasted."""
+    body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "What is Tollgate?"}]})
+    return f"""
+Tollgate is ready.
+
+  URL        {ready.url}/v1
+  team key   {ready.team_key}
+  models     {", ".join(ready.models)}
+  console    {ready.url}/console
+  admin key  {ready.admin_key}
+
+Ask it something:
+
+  curl {ready.url}/v1/chat/completions -H 'Authorization: Bearer {ready.team_key}' \\
+    -H 'Content-Type: application/json' -d '{body}'
+
+Logs are in {data_dir / "logs"}. Ctrl-C ends it; the data stays.
+"""
