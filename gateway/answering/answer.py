@@ -7,7 +7,8 @@ from functools import partial
 from billing.records import Status
 from gateway.answering.account import Account
 from gateway.answering.admission import admit
-from gateway.answering.attempts import AttemptLog, refusal, send_along_route
+from gateway.answering.attempt import AttemptLog
+from gateway.answering.attempts import refusal, send_along_route
 from gateway.answering.call import Call, record_for
 from gateway.answering.reply import Reply, settle
 from gateway.errors import ContentPolicyViolation, UpstreamFiltered

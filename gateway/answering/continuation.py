@@ -6,7 +6,8 @@ from __future__ import annotations
 import structlog
 from msgspec.structs import replace
 
-from gateway.answering.attempts import Answering, AttemptLog, Trip, walk
+from gateway.answering.attempt import Answering, AttemptLog, Trip
+from gateway.answering.attempts import walk
 from gateway.answering.call import Call
 from gateway.answering.progress import Progress
 from gateway.errors import UpstreamError, UpstreamFailure, UpstreamTimeout

@@ -11,7 +11,7 @@ from billing.holds import Settlement
 from billing.prices import cost_of
 from billing.records import CHARGED, Status, UsageRecord
 from gateway.answering.account import Account
-from gateway.answering.attempts import Answering, AttemptLog
+from gateway.answering.attempt import Answering, AttemptLog
 from gateway.answering.call import Call, record_for
 from gateway.answering.collect import Collector
 from gateway.answering.continuation import Source

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from gateway.access import Caller, Team
-from gateway.answering.attempts import AttemptLog, refusal, send_along_route
+from gateway.answering.attempt import AttemptLog
+from gateway.answering.attempts import refusal, send_along_route
 from gateway.answering.call import Call
 from gateway.background import Background
 from gateway.errors import Overloaded, UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout

@@ -15,7 +15,8 @@ from redis.asyncio import Redis
 
 from gateway.access import Caller, Team
 from gateway.answering import progress
-from gateway.answering.attempts import AttemptLog, send_along_route
+from gateway.answering.attempt import AttemptLog
+from gateway.answering.attempts import send_along_route
 from gateway.answering.call import Call
 from gateway.answering.continuation import MOST_REPLICAS, Source
 from gateway.background import Background

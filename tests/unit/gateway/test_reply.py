@@ -18,7 +18,7 @@ from billing.journal import Journal
 from billing.records import Status, UsageRecord
 from gateway.access import Caller, Team
 from gateway.answering.account import Account
-from gateway.answering.attempts import Answering, AttemptLog
+from gateway.answering.attempt import Answering, AttemptLog
 from gateway.answering.call import Call, record_for
 from gateway.answering.hooks import HookMaker, ReplyHook
 from gateway.answering.keeper import Keeper
