@@ -10,10 +10,11 @@ from billing.money import to_text
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
-from router import bounds
 from router.abilities import FIELD_OF, InferenceRequest, missing_abilities, needed_abilities
+from router.bounds import cost_most
 from router.catalog import Catalog
 from router.errors import ContextTooShort, CostLimitTooLow, LacksAbility, NoTargetFits
+from router.prompt_bounds import prompt_characters, prompt_tokens_least
 from router.targets import Ability, ModelSpec, Tier
 from router.wish import Wish
 
@@ -31,7 +32,7 @@ class Needs(Struct, frozen=True, kw_only=True):
         return self.max_cost_nanousd is None or self.cost_most(model) <= self.max_cost_nanousd
 
     def cost_most(self, model: ModelSpec) -> int:
-        return bounds.cost_most(self.request, model, batch=self.tier is Tier.BATCH)
+        return cost_most(self.request, model, batch=self.tier is Tier.BATCH)
 
 
 def needs_of(request: InferenceRequest, wish: Wish, models: Sequence[ModelSpec]) -> Needs:
@@ -39,8 +40,8 @@ def needs_of(request: InferenceRequest, wish: Wish, models: Sequence[ModelSpec])
     contexts = [model.context for model in models]
     tokens = 0
     # A token has a character at the least, so only a prompt of many characters is worth a closer look.
-    if bounds.prompt_characters(request) >= min(contexts):
-        tokens = bounds.prompt_tokens_least(request, enough=max(contexts)) + _reply_least(request)
+    if prompt_characters(request) >= min(contexts):
+        tokens = prompt_tokens_least(request, enough=max(contexts)) + _reply_least(request)
     return Needs(
         request=request,
         abilities=needed_abilities(request),

@@ -10,9 +10,10 @@ from typing import TypeVar
 from billing.prices import cost_of
 from protocol.embeddings import EmbeddingRequest
 from protocol.usage import Usage
-from router import bounds
 from router.abilities import InferenceRequest
+from router.bounds import replies_asked
 from router.catalog import Catalog
+from router.prompt_bounds import prompt_characters
 from router.targets import HEALTHY, ModelSpec, Target, TargetHealth
 
 CHARACTERS_PER_TOKEN = 4  # of English text; only the order of targets rests on it
@@ -28,11 +29,11 @@ _VALUE = itemgetter(0)
 
 def expected_usage(request: InferenceRequest) -> Usage:
     """Return what the request will use, as far as one can tell before it runs: good enough to compare prices."""
-    prompt = -(-bounds.prompt_characters(request) // CHARACTERS_PER_TOKEN)
+    prompt = -(-prompt_characters(request) // CHARACTERS_PER_TOKEN)
     if isinstance(request, EmbeddingRequest):
         return Usage(input_tokens=prompt)
     limit = TYPICAL_REPLY_TOKENS if request.output_limit is None else request.output_limit
-    replies = min(limit, TYPICAL_REPLY_TOKENS) * bounds.replies_asked(request)
+    replies = min(limit, TYPICAL_REPLY_TOKENS) * replies_asked(request)
     return Usage(input_tokens=prompt, output_tokens=replies)
 
 

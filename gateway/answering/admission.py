@@ -16,7 +16,8 @@ from gateway.answering.account import NOTHING, Account
 from gateway.answering.call import Call, scopes_of
 from gateway.rate_limits import anthropic_limit_headers, rate_limit_headers
 from gateway.services import Services
-from router.bounds import prompt_tokens_most, usage_most
+from router.bounds import usage_most
+from router.prompt_bounds import prompt_tokens_most
 from router.targets import Route, Tier
 
 OPEN_WITHIN = 5.0  # seconds; a hold that reaches Redis later than this is refused there

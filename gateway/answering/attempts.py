@@ -20,7 +20,7 @@ from gateway.resilience.keys import TargetAway
 from gateway.resilience.retry import OF_THE_KEY, next_pause
 from gateway.services import Services
 from protocol.errors import ServiceError
-from router.bounds import USUAL_TOKEN_BYTES, prompt_characters
+from router.prompt_bounds import USUAL_TOKEN_BYTES, prompt_characters
 from router.targets import HEALTHY, Route, Target, TargetHealth
 
 LONGEST_WAIT = 60  # seconds that a client is told to wait, at the most

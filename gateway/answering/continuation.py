@@ -18,7 +18,7 @@ from gateway.telemetry.meters import counter_of
 from protocol.completions import CompletionRequest
 from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
-from router.bounds import prompt_characters
+from router.prompt_bounds import prompt_characters
 from router.targets import Route
 
 MOST_REPLICAS = 3  # that one reply is given to, each once: one that has ended them all may itself be what ends them

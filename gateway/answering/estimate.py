@@ -7,7 +7,7 @@ from protocol.chat import ChatReply
 from protocol.completions import CompletionReply
 from protocol.events import Delta
 from protocol.usage import Usage
-from router.bounds import USUAL_TOKEN_BYTES, prompt_tokens_least, prompt_tokens_likely
+from router.prompt_bounds import USUAL_TOKEN_BYTES, prompt_tokens_least, prompt_tokens_likely
 
 LONGEST_USUAL_TOKEN = 16  # bytes
 

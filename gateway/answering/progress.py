@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from gateway.providers.base import Request, Resume, replies_asked
+from gateway.providers.base import Request, Resume, choices_asked
 from gateway.providers.reading import NOT_JSON
 from protocol.completions import CompletionRequest
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
@@ -24,7 +24,7 @@ class Progress:
         self.tokens_made = 0
         self.is_counted = False  # its usage has come
         self._tokens = array("I")
-        self._unfinished = replies_asked(request)  # replies that have not said why they ended
+        self._unfinished = choices_asked(request)  # replies that have not said why they ended
         self._fits = self._unfinished == 1  # the engine goes on with one reply at a time
         self._text_chars = 0  # of the reply's text, as its reader has it
         self._calls: dict[int, int] = {}  # characters of each tool call's arguments, as its reader has them

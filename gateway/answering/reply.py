@@ -18,7 +18,7 @@ from gateway.answering.continuation import Source
 from gateway.answering.estimate import probable_prompt_tokens, probable_usage, tokens_of
 from gateway.answering.hooks import HookMaker, ReplyHook
 from gateway.errors import ContentPolicyViolation, UpstreamFailure, UpstreamFiltered
-from gateway.providers.base import WholeReply, replies_asked
+from gateway.providers.base import WholeReply, choices_asked
 from gateway.services import Services
 from protocol.chat import FinishReason
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
@@ -66,7 +66,7 @@ class Reply:
         self._prompt_seen: int | None = None
         self._most = 0  # output tokens that the hold covers; known with the prompt
         self._gpu_seconds: dict[int, float] = {}  # by choice: what our own engine told as it went
-        self._choices = replies_asked(call.request)
+        self._choices = choices_asked(call.request)
         self._finished: set[int] = set()  # choices that have said why they ended
         self._has_grown = True  # whether a token has come since events were last waited for
         self._was_sent = False

@@ -91,7 +91,7 @@ class Provider(Protocol):
         """Return what an answer with a failing status means to us."""
 
 
-def replies_asked(request: Request) -> int:
+def choices_asked(request: Request) -> int:
     """Return how many choices a whole reply has: ``n`` for each prompt."""
     prompts = getattr(request, "prompt", None)
     several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull
-from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply, replies_asked
+from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply, choices_asked
 from gateway.providers.filters import STATUSES, read_filtered
 from gateway.providers.openai_events import OpenAIEvents
 from gateway.providers.openai_replies import read_whole
@@ -33,7 +33,7 @@ class OpenAIFormat:
 
     def open_events(self, request: Request) -> EventStream:
         """Return a reader for a streamed chat completion or completion."""
-        return OpenAIEvents(replies_asked(request))
+        return OpenAIEvents(choices_asked(request))
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
         """Return what a failing answer means: whose fault it is, and whether another target may be tried."""

@@ -39,18 +39,14 @@ from protocol.decoding import decode
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import BadRequest, UnsupportedParameter
 from protocol.usage import Usage
-from router.bounds import (
+from router.bounds import cost_most, output_limit, output_tokens_most, replies_asked, usage_most
+from router.prompt_bounds import (
     IMAGE_TOKENS,
     LONGEST_TOKEN_BYTES,
     LOW_DETAIL_IMAGE_TOKENS,
     PART_TOKENS,
-    cost_most,
-    output_limit,
-    output_tokens_most,
     prompt_tokens_least,
     prompt_tokens_most,
-    replies_asked,
-    usage_most,
 )
 from tests.unit.router.examples import chat, model
 

@@ -12,9 +12,10 @@ from protocol.chat import Function, JsonObjectFormat, Tool
 from protocol.embeddings import EmbeddingRequest
 from router import Ability, Catalog, Target, TargetHealth, Tier, Wish, choose_route
 from router.abilities import InferenceRequest, needed_abilities
-from router.bounds import cost_most, prompt_tokens_least
+from router.bounds import cost_most
 from router.errors import ModelNotAllowed, NoTargetFits
 from router.order import SAME_COST, expected_usage
+from router.prompt_bounds import prompt_tokens_least
 from tests.unit.router.examples import catalog, chat, model
 
 NAMES = ("a", "b", "c", "d")
