@@ -1,6 +1,4 @@
 # tollgate.yaml as a tree that remembers where everything stood: each node knows its line and the path of keys to it.
-# Variables are filled in here, after parsing, so that a secret with a colon or a bracket in it is only ever a value;
-# in messages they keep their name, so that no secret is printed.
 
 from __future__ import annotations
 
@@ -12,12 +10,11 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
+from gateway.config_variables import Variables
+
 MAX_NODES = 100_000  # aliases may repeat themselves without end
 MAX_DEPTH = 32
 
-_VARIABLE = re.compile(r"\$?\$\{[^}\n]*\}")
-_NAME = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<fallback>:-(?P<default>.*))?")
-_PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")  # private-use characters: plain text to YAML
 _CORE_TAG = re.compile(r"tag:yaml\.org,2002:(str|int|float|bool|null|map|seq|timestamp|merge|value)")
 
 
@@ -72,14 +69,9 @@ Node = Scalar | Items | Section
 
 def read_tree(text: str, env: Mapping[str, str], faults: list[Fault]) -> Section | None:
     """Return the file's tree, or ``None`` after noting why there is none."""
-    variables: list[str] = []
-
-    def keep(match: re.Match[str]) -> str:
-        variables.append(match.group())
-        return f"\ue000{len(variables) - 1}\ue001"
-
+    variables = Variables(env)
     try:
-        root = yaml.compose(_VARIABLE.sub(keep, text), Loader=yaml.SafeLoader)
+        root = yaml.compose(variables.hide(text), Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         faults.append(Fault(mark.line + 1 if mark else 0, "", f"not YAML: {_problem(exc)}"))
@@ -92,7 +84,7 @@ def read_tree(text: str, env: Mapping[str, str], faults: list[Fault]) -> Section
         return None
     if root is None:
         return Section(line=1, path="", entries={}, key_lines={})
-    tree = _Builder(variables, env, faults).build(root, "", 1, 0)
+    tree = _Builder(variables, faults).build(root, "", 1, 0)
     if isinstance(tree, Section):
         return tree
     if not faults:
@@ -117,14 +109,15 @@ def merge(base: Section, over: Section) -> Section:
     entries = dict(base.entries)
     for key, node in over.entries.items():
         below = base.entries.get(key)
-        both = isinstance(node, Section) and isinstance(below, Section)
-        entries[key] = _joined(below, node) if both else node  # type: ignore[arg-type]
-    return Section(line=over.line, path=over.path, entries=entries, key_lines={**base.key_lines, **over.key_lines})
+        if isinstance(node, Section) and isinstance(below, Section):
+            node = _laid_over(below, node, {**below.entries, **node.entries})
+        entries[key] = node
+    return _laid_over(base, over, entries)
 
 
-def _joined(below: Section, node: Section) -> Section:
-    lines = {**below.key_lines, **node.key_lines}
-    return Section(line=node.line, path=node.path, entries={**below.entries, **node.entries}, key_lines=lines)
+def _laid_over(below: Section, over: Section, entries: dict[str, Node]) -> Section:
+    lines = {**below.key_lines, **over.key_lines}
+    return Section(line=over.line, path=over.path, entries=entries, key_lines=lines)
 
 
 def join(path: str, key: str) -> str:
@@ -135,9 +128,8 @@ def join(path: str, key: str) -> str:
 class _Builder:
     """Turns PyYAML's nodes into ours; it never makes Python objects, so no tag can run anything."""
 
-    def __init__(self, variables: list[str], env: Mapping[str, str], faults: list[Fault]) -> None:
+    def __init__(self, variables: Variables, faults: list[Fault]) -> None:
         self.variables = variables
-        self.env = env
         self.faults = faults
         self.count = 0
 
@@ -174,7 +166,7 @@ class _Builder:
                         lines = {**dict.fromkeys(below.entries, at), **lines}
                 continue
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-            if key is None or _PLACEHOLDER.search(key):
+            if key is None or self.variables.are_in(key):
                 self.faults.append(Fault(at, path, "a key must be plain text; variables belong in values"))
             elif key in entries:
                 self.faults.append(
@@ -187,67 +179,23 @@ class _Builder:
 
     def _scalar(self, node: yaml.ScalarNode, path: str) -> Scalar:
         line = node.start_mark.line + 1
-        is_broken = False
-
-        def fill(match: re.Match[str]) -> str:
-            nonlocal is_broken
-            value = self._value_of(self.variables[int(match.group(1))], line, path)
-            is_broken |= value is None
-            return value or ""
-
-        text = _PLACEHOLDER.sub(fill, node.value)
+        text, wrong = self.variables.fill(node.value)
+        self.faults += [Fault(line, path, message) for message in wrong]
         if "${" in node.value:
             return self._broken(line, path, "`${` without its `}`; a literal one is written `$${…}`")
-        shown = _PLACEHOLDER.sub(lambda match: _shown(self.variables[int(match.group(1))]), node.value)
         return Scalar(
             line=line,
             path=path,
             text=text,
-            shown=shown,
+            shown=self.variables.show(node.value),
             is_quoted=node.style in ("'", '"', "|", ">"),
-            is_expanded=bool(_PLACEHOLDER.search(node.value)),
-            is_broken=is_broken,
+            is_expanded=self.variables.are_in(node.value),
+            is_broken=bool(wrong),
         )
-
-    def _value_of(self, written: str, line: int, path: str) -> str | None:
-        """Return what ``${…}`` stands for, or ``None`` after noting the fault."""
-        if written.startswith("$$"):
-            return written[1:]  # $${…} is a literal ${…}
-        inner = written[2:-1]
-        if inner.startswith("file:"):
-            return self._content_of(inner.removeprefix("file:"), line, path)
-        parts = _NAME.fullmatch(inner)
-        if parts is None or "${" in inner:
-            self.faults.append(
-                Fault(line, path, "a variable is written ${NAME}, ${NAME:-default} or ${file:/run/secrets/name}")
-            )
-            return None
-        value = self.env.get(parts["name"], "")
-        if value or parts["fallback"]:
-            return value or parts["default"]
-        state = "empty" if parts["name"] in self.env else "not set"
-        right = f"set it, or give a default: ${{{parts['name']}:-…}}"
-        self.faults.append(Fault(line, path, f"the environment variable {parts['name']} is {state}; {right}"))
-        return None
-
-    def _content_of(self, name: str, line: int, path: str) -> str | None:
-        try:
-            return Path(name).read_text("utf-8").rstrip("\r\n")
-        except OSError as exc:
-            message = f"the file {name} cannot be read: {exc.strerror}; it must exist and be readable"
-        except ValueError:
-            message = f"the file {name} is not UTF-8 text"
-        self.faults.append(Fault(line, path, message))
-        return None
 
     def _broken(self, line: int, path: str, message: str) -> Scalar:
         self.faults.append(Fault(line, path, message))
         return Scalar(line=line, path=path, text="", shown="", is_broken=True)
-
-
-def _shown(written: str) -> str:
-    """Return a variable as messages show it: its name, without the default."""
-    return written.partition(":-")[0].rstrip("}") + "}" if ":-" in written else written
 
 
 def _problem(exc: yaml.MarkedYAMLError) -> str:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from billing.money import to_nano
 from billing.prices import Price, PriceStep
 from gateway.config_file import ConfigFaults, Fault, load_settings
+from gateway.config_yaml import Scalar, read_tree
 from gateway.settings import Settings
 from router.catalog import AutoRoute, HeldBack
 from router.targets import Ability, Endpoint, Tier
@@ -473,6 +474,16 @@ def test_variables_are_values_and_nothing_else(tmp_path: Path) -> None:
     assert settings.key_pepper == "from a file"
     assert (settings.queue.wait, settings.queue.per_team, settings.drain) == (3.0, 5, 7.0)
     assert settings.data_dir == Path("/data/${literal}/deep")
+
+
+@pytest.mark.parametrize("odd", ['"\\uE0000\\uE001"', "\ue0000\ue001", "\ue000\ue001"])
+def test_signs_for_private_use_are_plain_text(odd: str) -> None:
+    """Whatever stands in a file, only a variable is filled in."""
+    faults: list[Fault] = []
+    tree = read_tree(f"a: ${{SECRET}}\nb: {odd}", {"SECRET": "canary"}, faults)
+
+    assert tree is not None and not faults
+    assert isinstance(tree.entries["b"], Scalar) and "canary" not in tree.entries["b"].text
 
 
 @pytest.mark.parametrize(
