@@ -118,7 +118,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         checker = OutsideChecker(client, metrics)
         guard = Guard(settings.safety, Classifier.load(), outcomes, abuse, checker, metrics)
         complexity = Complexity.load()
-        taker = Taker(catalog, database, background, clock)
+        taker = Taker(catalog, database, background, clock, complexity.version)
         recalibrations = Recalibrations(catalog, database)
 
         def follow(edition: Services) -> None:

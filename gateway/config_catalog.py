@@ -185,6 +185,7 @@ def _held_back(route: Fields, lead_to: dict[str, str]) -> HeldBack | None:
     held_back = HeldBack(
         share=fields.need("share", number(0, 1, above=True), 0.0, "of calls that a small model answers, such as 0.02"),
         budget_nanousd=fields.need("usd_per_day", dollars, to_nano(0), "the most for each team, such as 1.00"),
+        explore=fields.get("explore", switch, False),
         judge=None if judge is None else lead_to[judge],
         recalibrate=frozenset(fields.find("recalibrate", list_of(text, what="team ids")) or ()),
     )

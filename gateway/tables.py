@@ -274,26 +274,29 @@ recalibrations = Table(
     Column("changed_at", DateTime(timezone=True), nullable=False),
 )
 
-# Calls that a small model answered and that are asked of a large one too. What they said is kept until it is compared.
+# Calls that a small model answered and that are asked of a large one too, or the other way round (explored). What they
+# said is kept until it is compared.
 held_back = Table(
     "held_back",
     metadata,
-    Column("request_id", Uuid, primary_key=True),  # of the call that the small model answered
+    Column("request_id", Uuid, primary_key=True),  # of the call that was answered
     Column("team_id", Text, ForeignKey("teams.id"), nullable=False),
     Column("key_id", Text, ForeignKey("api_keys.id"), nullable=False),
     Column("route", Text, nullable=False),
     Column("score", Double, nullable=False),
-    Column("small_model", Text, nullable=False),
-    Column("large_model", Text),  # the one that answered
+    Column("scored_by", Text),  # version of the complexity model
+    Column("is_explored", Boolean, nullable=False, server_default=false()),  # a large model answered
+    Column("small_model", Text),  # the one that answered
+    Column("large_model", Text),  # likewise
     Column("status", Text, nullable=False),  # "waiting", "asked", "to_judge", "judging", "compared" or "dropped"
     Column("reason", Text),  # why it was dropped
     Column("body", LargeBinary),  # JSON of what is to be asked next
-    Column("answer", LargeBinary),  # the small model's
+    Column("answer", LargeBinary),  # what the caller got
     Column("batch_id", Text),  # in which it is asked
     Column("position", Integer),
     Column("suffices", Boolean),  # what was found
-    Column("small_nanousd", BigInteger, nullable=False),  # what the call cost
-    Column("large_nanousd", BigInteger, nullable=False, server_default=ZERO),
+    Column("small_nanousd", BigInteger, nullable=False),  # what its answer cost
+    Column("large_nanousd", BigInteger, nullable=False, server_default=ZERO),  # likewise
     Column("judge_nanousd", BigInteger, nullable=False, server_default=ZERO),
     Column("reserved_nanousd", BigInteger, nullable=False),  # of the day's budget: the most, then what it was
     since(),

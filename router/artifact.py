@@ -20,10 +20,11 @@ Arrays = dict[str, npt.NDArray[Any]]
 def read_artifact(weights: Traversable, manifest: Traversable, version: int) -> Arrays:
     """Return the arrays in ``weights``, which must be what ``manifest`` states: {"sha256": of the file, "format": …}.
 
-    Raises ``ArtifactMismatch`` when they do not belong together, or have another format than ``version``.
+    Raises ``ArtifactMismatch`` when they do not belong together, have another format than ``version``, or are not both
+    there.
     """
-    data = weights.read_bytes()
-    stated = json.loads(manifest.read_bytes())
+    stated = _stated_in(manifest)
+    data = _bytes_of(weights)
     if hashlib.sha256(data).hexdigest() != stated["sha256"]:
         raise ArtifactMismatch(
             f"{weights.name} does not match the checksum in {manifest.name}; restore both or fit again."
@@ -34,6 +35,11 @@ def read_artifact(weights: Traversable, manifest: Traversable, version: int) -> 
         return {each: arrays[each] for each in arrays.files}
 
 
+def digest_of(manifest: Traversable) -> str:
+    """Return the beginning of the checksum that ``manifest`` states: it names the weights."""
+    return str(_stated_in(manifest)["sha256"])[:16]
+
+
 def write_artifact(weights: Path, manifest: Path, version: int, arrays: Arrays, facts: dict[str, object]) -> None:
     """Write what ``read_artifact`` reads, into a folder that may be new; ``facts`` say where the model comes from."""
     buffer = io.BytesIO()
@@ -42,3 +48,20 @@ def write_artifact(weights: Path, manifest: Path, version: int, arrays: Arrays, 
     weights.write_bytes(buffer.getvalue())
     stated = {"format": version, "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(), **facts}
     manifest.write_text(json.dumps(stated, indent=2) + "\n")
+
+
+def _stated_in(manifest: Traversable) -> dict[str, Any]:
+    try:
+        stated = json.loads(_bytes_of(manifest))
+    except ValueError:
+        stated = None
+    if not isinstance(stated, dict) or not {"sha256", "format"} <= stated.keys():
+        raise ArtifactMismatch(f"{manifest.name} states no sha256 and format; restore it or fit again.")
+    return stated
+
+
+def _bytes_of(file: Traversable) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as exc:
+        raise ArtifactMismatch(f"{file.name} cannot be read ({exc.strerror}); restore it or fit again.") from exc

@@ -13,6 +13,7 @@ class HeldBack(Struct, frozen=True, kw_only=True):
     """A share of what small models answered, also asked of a large one and compared: what the scores are worth."""
 
     share: float  # of a route's calls that a small model answers, 0..1
+    explore: bool = False  # of those that a large one answers too: a small one is asked, and its answer only compared
     budget_nanousd: int  # the most that a team's calls may cost in a day, UTC
     judge: str | None = None  # the model that compares; None: answers must be the same
     recalibrate: frozenset[str] = frozenset()  # ids of teams whose own outcomes move their threshold

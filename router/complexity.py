@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from router.abilities import InferenceRequest
-from router.artifact import Arrays, read_artifact
+from router.artifact import Arrays, digest_of, read_artifact
 from router.features import HEAD, TAIL, read_text, text_of
 from router.form import FORM_LIMIT
 
@@ -31,7 +31,8 @@ class Complexity:
     step turns their sum into a calibrated probability. (The logistic function of x is (1 + tanh(x / 2)) / 2.)
     """
 
-    def __init__(self, weights: Arrays) -> None:
+    def __init__(self, weights: Arrays, version: str = "") -> None:
+        self.version = version  # of the weights: scores of one version compare
         idf = weights["idf"][:, None]
         # Row by row in memory: of an array that is not, ``take`` copies the whole.
         self._words = np.ascontiguousarray(np.hstack([idf * idf, idf * weights["words"]]))  # (buckets, 1 + heads)
@@ -51,7 +52,7 @@ class Complexity:
         Raises ``ArtifactMismatch`` when weights and manifest do not belong together.
         """
         folder = files("router") / "artifacts" if folder is None else folder
-        model = cls(read_artifact(folder / WEIGHTS, folder / MANIFEST, FORMAT))
+        model = cls(read_artifact(folder / WEIGHTS, folder / MANIFEST, FORMAT), digest_of(folder / MANIFEST))
         for text in WARM_UP * 3:
             model.score(text)
         return model

@@ -1,5 +1,5 @@
-# A worker's part in the held-back share: asks large models as batches, compares what they say, has a judge decide where
-# one is configured, and forgets the texts.
+# A worker's part in the held-back share: asks the other models as batches, compares what they say, has a judge decide
+# where one is configured, and forgets the texts.
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Comparer:
                 for team_id in sorted(recalibrating(route)):
                     before = known.get((team_id, name))
                     now = before.applied if before is not None and before.quality == route.quality else None
-                    outcomes = await outcomes_of(connection, team_id, name)
+                    outcomes = await outcomes_of(connection, team_id, name, route, services.complexity.version)
                     applied = recalibrated(outcomes, route.quality, now)
                     if applied is None or applied == now:
                         continue
@@ -114,7 +114,7 @@ def found_of(asked: Asked, catalog: Catalog) -> Found:
     if answer is None or answer.status_code != 200:
         # Of what was asked in vain only what the policy blocked is owed; how much, the ledger knows: at most the rest.
         is_owed = answer is not None and answer.body["error"]["code"] == ContentPolicyViolation.code
-        return _dropped(asked, "not_answered", asked.reserved_nanousd - asked.large_nanousd if is_owed else 0)
+        return _dropped(asked, "not_answered", asked.reserved_nanousd - asked.asked_nanousd if is_owed else 0)
     cost = to_nano(str(answer.body["usage"]["cost_usd"]))
     if route is None or route.held_back is None:
         return _dropped(asked, "switched_off", cost)
@@ -124,18 +124,17 @@ def found_of(asked: Asked, catalog: Catalog) -> Found:
     return _compared(asked, route, answer.body["model_used"], text, cost)
 
 
-def _compared(asked: Asked, route: AutoRoute, model: str, large: str | None, cost: int) -> Found:
+def _compared(asked: Asked, route: AutoRoute, model: str, text: str | None, cost: int) -> Found:
     assert route.held_back is not None
-    if model not in route.large:
-        return _dropped(asked, "not_large", cost)
-    if not large:
+    if model not in (route.small if asked.is_explored else route.large):
+        return _dropped(asked, "not_small" if asked.is_explored else "not_large", cost)
+    if not text:
         return _dropped(asked, "no_text", cost)
-    small = asked.answer.decode()
+    answer = asked.answer.decode()
+    small, large = (text, answer) if asked.is_explored else (answer, text)
     is_same = are_same(small, large)
     if is_same or route.held_back.judge is None:
-        return Found(
-            request_id=asked.request_id, status="compared", large_model=model, suffices=is_same, large_nanousd=cost
-        )
+        return Found(request_id=asked.request_id, status="compared", model=model, suffices=is_same, asked_nanousd=cost)
     request, _ = decode_with_extra(asked.body, ChatRequest)
     judge = judge_request(route.held_back.judge, request, small, large, small_first=_small_first(asked))
     # What is left of the reserve is the most that the judge may cost, whichever it is by now.
@@ -145,8 +144,8 @@ def _compared(asked: Asked, route: AutoRoute, model: str, large: str | None, cos
         request_id=asked.request_id,
         status="to_judge",
         body=msgspec.json.encode(body),
-        large_model=model,
-        large_nanousd=cost,
+        model=model,
+        asked_nanousd=cost,
     )
 
 
@@ -158,8 +157,8 @@ def _judged(asked: Asked, answer: str, cost: int) -> Found:
 
 
 def _dropped(asked: Asked, reason: str, cost: int) -> Found:
-    large, judge = (0, cost) if asked.status == "judging" else (cost, 0)
-    return Found(request_id=asked.request_id, status="dropped", reason=reason, large_nanousd=large, judge_nanousd=judge)
+    other, judge = (0, cost) if asked.status == "judging" else (cost, 0)
+    return Found(request_id=asked.request_id, status="dropped", reason=reason, asked_nanousd=other, judge_nanousd=judge)
 
 
 def _small_first(asked: Asked) -> bool:

@@ -32,10 +32,10 @@ def judge_request(model: str, asked: ChatRequest, small: str, large: str, *, sma
     return ChatRequest(model=model, messages=messages, max_tokens=JUDGE_TOKENS)
 
 
-def longest_judge_request(model: str, asked: ChatRequest, small: str) -> ChatRequest:
-    """Return the longest question that a judge may be asked about this answer, whatever the large model says."""
+def longest_judge_request(model: str, asked: ChatRequest, answer: str) -> ChatRequest:
+    """Return the longest question that a judge may be asked about this answer, whatever the other model says."""
     longest = "\U0010ffff" * LONGEST_SHOWN  # four bytes each
-    return judge_request(model, asked, small, longest, small_first=True)
+    return judge_request(model, asked, answer, longest, small_first=True)
 
 
 def verdict_of(answer: str, *, small_first: bool) -> bool | None:

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.batch.shapes import Item
 from gateway.batch.store import add_items, begin_batch, make_batch, moment_at
 from gateway.clock import Clock
+from router.catalog import AutoRoute
 from router.recalibration import Outcome
 
 ENDPOINT = "/v1/chat/completions"
@@ -24,17 +25,21 @@ MOST_OUTCOMES = 2_000  # that a curve rests on, the newest
 
 
 class HeldBackCall(Struct, frozen=True, kw_only=True):
-    """A call that a small model answered, to be asked of a large one."""
+    """A call that a small model answered, to be asked of a large one; if it is explored, the other way round."""
 
     request_id: str
     team_id: str
     key_id: str
     route: str
     score: float
-    small_model: str
+    scored_by: str  # version of the complexity model
+    is_explored: bool
+    small_model: str | None  # the one that answered; None until it has
+    large_model: str | None
     body: bytes  # what is to be asked
-    answer: bytes  # of the small model
-    small_nanousd: int
+    answer: bytes  # what the caller got
+    small_nanousd: int  # what its answer cost
+    large_nanousd: int
     reserved_nanousd: int  # the most that asking and judging can cost
 
 
@@ -46,8 +51,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     status: str  # "asked" or "judging"
     body: bytes
     answer: bytes
-    large_model: str | None
-    large_nanousd: int
+    is_explored: bool
+    asked_nanousd: int  # what asking the other model has cost so far
     reserved_nanousd: int
     item_status: str | None  # None: the item is gone
     response: bytes | None
@@ -60,9 +65,9 @@ class Found(Struct, frozen=True, kw_only=True):
     status: str
     reason: str | None = None
     body: bytes | None = None  # what the judge is asked
-    large_model: str | None = None
+    model: str | None = None  # that was asked beside the one that had answered
     suffices: bool | None = None
-    large_nanousd: int = 0
+    asked_nanousd: int = 0  # what that cost
     judge_nanousd: int = 0
 
 
@@ -122,9 +127,15 @@ async def keep_found(connection: AsyncConnection, clock: Clock, found: Sequence[
         await connection.execute(KEEP, values | {"is_over": one.status in ("compared", "dropped")})
 
 
-async def outcomes_of(connection: AsyncConnection, team_id: str, route: str) -> list[Outcome]:
-    """Return what was found of a team's calls on a route, the newest first."""
-    rows = await connection.execute(OUTCOMES, {"team_id": team_id, "route": route, "limit": MOST_OUTCOMES})
+async def outcomes_of(
+    connection: AsyncConnection, team_id: str, name: str, route: AutoRoute, scored_by: str
+) -> list[Outcome]:
+    """Return what was found of a team's calls on a route, the newest first.
+
+    Others hold no more: those of models that the route has no longer, or scored by another complexity model.
+    """
+    values = {"team_id": team_id, "route": name, "small": list(route.small), "large": list(route.large)}
+    rows = await connection.execute(OUTCOMES, values | {"scored_by": scored_by, "limit": MOST_OUTCOMES})
     return [Outcome(row.score, row.suffices, row.small_nanousd, row.large_nanousd) for row in rows]
 
 
@@ -155,10 +166,11 @@ async def keep_recalibration(connection: AsyncConnection, clock: Clock, found: R
 
 LOCK = text("SELECT pg_advisory_xact_lock(hashtext('held_back ' || CAST(:team_id AS text)))")
 NOTE = text("""
-    INSERT INTO held_back (request_id, team_id, key_id, route, score, small_model, status, body, answer,
-                           small_nanousd, reserved_nanousd, created_at)
-    SELECT CAST(:request_id AS uuid), :team_id, :key_id, :route, :score, :small_model, 'waiting', :body, :answer,
-           :small_nanousd, CAST(:reserved_nanousd AS bigint), :now
+    INSERT INTO held_back (request_id, team_id, key_id, route, score, scored_by, is_explored, small_model, large_model,
+                           status, body, answer, small_nanousd, large_nanousd, reserved_nanousd, created_at)
+    SELECT CAST(:request_id AS uuid), :team_id, :key_id, :route, :score, :scored_by, :is_explored, :small_model,
+           :large_model, 'waiting', :body, :answer, :small_nanousd, :large_nanousd,
+           CAST(:reserved_nanousd AS bigint), :now
     WHERE CAST(:reserved_nanousd AS bigint) + (
         SELECT coalesce(sum(reserved_nanousd), 0) FROM held_back
         WHERE team_id = :team_id AND route = :route AND created_at >= date_trunc('day', CAST(:now AS timestamptz))
@@ -179,7 +191,8 @@ SENT = text("""
     WHERE request_id = sent.id
 """)
 ENDED = text("""
-    SELECT held_back.request_id, route, held_back.status, held_back.body, answer, large_model, large_nanousd,
+    SELECT held_back.request_id, route, held_back.status, held_back.body, answer, is_explored,
+           CASE WHEN is_explored THEN small_nanousd ELSE large_nanousd END AS asked_nanousd,
            reserved_nanousd, item.status AS item_status, item.response
     FROM held_back
     LEFT JOIN batch_items AS item ON item.batch_id = held_back.batch_id AND item.position = held_back.position
@@ -189,18 +202,23 @@ ENDED = text("""
 KEEP = text("""
     UPDATE held_back
     SET status = :status, reason = :reason, suffices = :suffices, batch_id = NULL, position = NULL,
-        body = CAST(:body AS bytea), large_model = coalesce(:large_model, large_model),
-        answer = CASE WHEN :is_over THEN NULL ELSE answer END,
-        large_nanousd = large_nanousd + :large_nanousd, judge_nanousd = judge_nanousd + :judge_nanousd,
+        body = CAST(:body AS bytea), answer = CASE WHEN :is_over THEN NULL ELSE answer END,
+        small_model = CASE WHEN is_explored THEN coalesce(:model, small_model) ELSE small_model END,
+        large_model = CASE WHEN is_explored THEN large_model ELSE coalesce(:model, large_model) END,
+        small_nanousd = small_nanousd + CASE WHEN is_explored THEN :asked_nanousd ELSE 0 END,
+        large_nanousd = large_nanousd + CASE WHEN is_explored THEN 0 ELSE :asked_nanousd END,
+        judge_nanousd = judge_nanousd + :judge_nanousd,
         reserved_nanousd = CASE WHEN :is_over
-                                THEN large_nanousd + :large_nanousd + judge_nanousd + :judge_nanousd
+                                THEN CASE WHEN is_explored THEN small_nanousd ELSE large_nanousd END + :asked_nanousd
+                                     + judge_nanousd + :judge_nanousd
                                 ELSE reserved_nanousd END,
         ended_at = CASE WHEN :is_over THEN CAST(:now AS timestamptz) END
     WHERE request_id = :request_id
 """)
 OUTCOMES = text("""
     SELECT score, suffices, small_nanousd, large_nanousd FROM held_back
-    WHERE team_id = :team_id AND route = :route AND status = 'compared'
+    WHERE team_id = :team_id AND route = :route AND status = 'compared' AND scored_by = :scored_by
+        AND small_model = ANY(:small) AND large_model = ANY(:large)
     ORDER BY created_at DESC LIMIT :limit
 """)
 COUNTS = text("""

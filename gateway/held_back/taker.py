@@ -1,4 +1,5 @@
-# Takes the held-back share: watches a few replies of small models, and notes what was asked and answered when they end.
+# Takes the held-back share: watches a few replies of small models, and of large ones where a route explores, and notes
+# what was asked and answered when they end.
 # A call that is not taken costs one look at the route.
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ class Taker:
         database: Database,
         background: Background,
         clock: Clock,
+        scored_by: str,
         dice: Callable[[], float] = random,
     ) -> None:
         self._database = database
         self._background = background
         self._clock = clock
+        self._scored_by = scored_by
         self._dice = dice
         self.follow(catalog)
 
@@ -66,9 +69,11 @@ class Taker:
             return NOT_TAKEN
         name = self._catalog.meaning(call.request.model)
         route = self._routes.get(name)
-        if route is None or target.model.name not in route.small or not is_comparable(call):
+        if route is None or not is_comparable(call):
             return NOT_TAKEN
         assert route.held_back is not None
+        if target.model.name not in route.small and not (route.held_back.explore and target.model.name in route.large):
+            return NOT_TAKEN
         return Watch(self, call, name, route, self._catalog) if self._dice() < route.held_back.share else NOT_TAKEN
 
     def take(self, call: Call, name: str, route: AutoRoute, catalog: Catalog, record: UsageRecord, answer: str) -> None:
@@ -78,7 +83,7 @@ class Taker:
     async def _note(
         self, call: Call, name: str, route: AutoRoute, catalog: Catalog, record: UsageRecord, answer: str
     ) -> None:
-        noted = held_back_call(call, name, route, catalog, record, answer)
+        noted = held_back_call(call, name, route, catalog, record, answer, self._scored_by)
         if noted is None or route.held_back is None:
             return
         try:
@@ -117,17 +122,22 @@ class Watch(ReplyHook):
         self._texts = [message.content or ""]
 
     def close(self, record: UsageRecord) -> None:
-        """Take the call if it ended well with a text, as an automatic choice of a small model."""
+        """Take the call if it ended well with a text, from the kind of model that was chosen for it by its score."""
         answer = "".join(self._texts)
         if (
             record.status is Status.ANSWERED
-            and record.route_reason == "auto_small"
             and record.complexity is not None
-            and record.model_used in self._route.small
+            and record.model_used in self._chosen(record.route_reason)
             and self._is_text
             and 0 < len(answer) <= LONGEST_ANSWER
         ):
             self._taker.take(self._call, self._name, self._route, self._catalog, record, answer)
+
+    def _chosen(self, reason: str | None) -> Sequence[str]:
+        if reason == "auto_small":
+            return self._route.small
+        explores = self._route.held_back is not None and self._route.held_back.explore
+        return self._route.large if reason == "auto_large" and explores else ()
 
 
 def is_comparable(call: Call) -> bool:
@@ -143,41 +153,48 @@ def is_comparable(call: Call) -> bool:
 
 
 def held_back_call(
-    call: Call, name: str, route: AutoRoute, catalog: Catalog, record: UsageRecord, answer: str
+    call: Call, name: str, route: AutoRoute, catalog: Catalog, record: UsageRecord, answer: str, scored_by: str
 ) -> HeldBackCall | None:
-    """Return what is noted of a call, or None where no large model of the route can take it.
+    """Return what is noted of a call, or None where no model of the other kind can take it.
 
-    The route itself is asked, at quality 1: so the team's rights and limits hold as in any other call.
+    The route itself is asked, at quality 1, or 0 to explore: so the team's rights and limits hold as in any other call.
     """
     assert isinstance(call.request, ChatRequest) and record.complexity is not None and route.held_back is not None
     asked = replace(call.request, model=name, stream=None, stream_options=None, store=None, metadata=None, n=None)
-    large = [catalog.models[each] for each in allowed_large(route, call.wish.allowed_models)]
-    if not large:
+    is_explored = record.route_reason == "auto_large"
+    others = allowed_of(route, route.small if is_explored else route.large, call.wish.allowed_models)
+    if not others:
         return None
-    needs = needs_of(asked, Wish(tier=Tier.BATCH), large)
-    most = max((needs.cost_most(model) for model in large if can_serve(model, needs)), default=None)
+    models = [catalog.models[each] for each in others]
+    needs = needs_of(asked, Wish(tier=Tier.BATCH), models)
+    most = max((needs.cost_most(model) for model in models if can_serve(model, needs)), default=None)
     if most is None:
         return None
     judging = 0
     if (judge := route.held_back.judge) is not None:
         judging = cost_most(longest_judge_request(judge, asked, answer), catalog.models[judge], batch=True)
-    body = {**call.extra, **msgspec.to_builtins(asked), "quality": 1.0, "max_cost_usd": to_text(most)}
+    quality = 0.0 if is_explored else 1.0
+    body = {**call.extra, **msgspec.to_builtins(asked), "quality": quality, "max_cost_usd": to_text(most)}
     return HeldBackCall(
         request_id=call.request_id,
         team_id=record.team_id,
         key_id=record.key_id,
         route=name,
         score=record.complexity,
-        small_model=record.model_used,
+        scored_by=scored_by,
+        is_explored=is_explored,
+        small_model=None if is_explored else record.model_used,
+        large_model=record.model_used if is_explored else None,
         body=msgspec.json.encode(body),
         answer=answer.encode("utf-8", "replace"),
-        small_nanousd=record.cost_nanousd,
+        small_nanousd=0 if is_explored else record.cost_nanousd,
+        large_nanousd=record.cost_nanousd if is_explored else 0,
         reserved_nanousd=most + judging,
     )
 
 
-def allowed_large(route: AutoRoute, allowed: frozenset[str] | None) -> list[str]:
-    """Return the route's large models that a team may use: all, when its list names none of the route's models."""
+def allowed_of(route: AutoRoute, names: Sequence[str], allowed: frozenset[str] | None) -> list[str]:
+    """Return which of a route's models a team may use: all, when its list names none of the route's models."""
     if allowed is None or not allowed.intersection((*route.small, *route.large)):
-        return list(route.large)
-    return [name for name in route.large if name in allowed]
+        return list(names)
+    return [name for name in names if name in allowed]

@@ -42,7 +42,7 @@ async def get_curve(request: Request[Any, Any, Any]) -> Response[bytes]:
     async with services.database.begin() as connection:
         if isinstance(caller, Admin):
             await get_team(connection, team_id)
-        outcomes = await outcomes_of(connection, team_id, name)
+        outcomes = await outcomes_of(connection, team_id, name, route, services.complexity.version)
         counts, today = await counts_of(connection, team_id, name, services.clock)
     held_back = route.held_back
     return answer(
@@ -53,6 +53,7 @@ async def get_curve(request: Request[Any, Any, Any]) -> Response[bytes]:
             "quality": route.quality,
             "applied_quality": services.recalibrations.of(team_id).get(name, route.quality),
             "share": 0.0 if held_back is None else held_back.share,
+            "explores": held_back is not None and held_back.explore,
             "compared_by": None if held_back is None else held_back.judge or "same words",
             "budget_usd_per_day": None if held_back is None else to_text(held_back.budget_nanousd),
             "used_usd_today": to_text(today),

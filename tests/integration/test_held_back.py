@@ -54,15 +54,17 @@ def upstream() -> Iterator[ScriptedUpstream]:
 def house(
     database_url: str, redis_url: str, upstream: ScriptedUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[House]:
-    """A gateway that holds every answer of a small model back, for a dollar a day; and "poor", for next to nothing; and
-    "own", which asks for hardly less than the scores of ASKED, and goes by what a team measured."""
+    """A gateway that holds every answer of a small model back, for a dollar a day, in "both" of any; and "poor", for
+    next to nothing; and "own", which asks for hardly less than ASKED scores, and goes by what a team measured."""
     monkeypatch.setattr("gateway.held_back.recalibrations.READ_EVERY", 0.1)
     settings = settings_for(database_url, redis_url, upstream.url, tmp_path)
     poor = replace(JUDGED, held_back=HeldBack(share=1.0, budget_nanousd=to_nano("0.000001")))
+    both = HeldBack(share=1.0, explore=True, budget_nanousd=10**9, judge="judge")
     own = HeldBack(share=1.0, budget_nanousd=10**9, recalibrate=frozenset({"team_a"}))
     request = msgspec.convert({"model": "own", "messages": ASKED}, ChatRequest)
     close = replace(JUDGED, quality=Complexity.load()(request) - 0.01, held_back=own)
     routes = {"auto": JUDGED, "poor": poor, "off": replace(JUDGED, held_back=None), "own": close}
+    routes["both"] = replace(JUDGED, held_back=both)
     models = settings.models | {"judge": model("judge")}
     with running_house(replace(settings, auto=routes, models=models)) as house:
         yield house
@@ -134,6 +136,52 @@ async def test_answers_are_compared_and_give_a_curve(
     assert curve["small_suffices"]["measured"] == pytest.approx(right / 6, abs=1e-4)
     assert curve["curve"][0]["calls_small"] == 6 and curve["curve"][-1]["share_large"] == 1.0
     assert round(float(curve["used_usd_today"]) * 10**9) == spent
+    assert upstream.violations == []
+
+
+async def test_what_a_large_model_answered_is_asked_of_a_small_one_where_a_route_explores(
+    house: House, worker: Services, upstream: ScriptedUpstream
+) -> None:
+    """The caller has the large model's answer and pays for it as ever; the small one's is compared aside, and both
+    sides of the threshold stand in the curve."""
+    comparer = Comparer(worker)
+    async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {house.team_key}"}) as client:
+        body = {"model": "both", "messages": ASKED, "max_tokens": 20}
+        answers = [
+            (await client.post("/v1/chat/completions", json=body, headers={"x-quality": quality})).raise_for_status()
+            for quality in ("1", "1", "0")
+        ]
+
+        async def is_done() -> bool:
+            found = await rows(house, "SELECT status FROM held_back")
+            return [row["status"] for row in found] == ["compared"] * 3
+
+        async def work() -> None:
+            await comparer.ask()
+            await comparer.compare()
+
+        await until(is_done, work)
+        curve = (await client.get("/v1/route/curve", params={"route": "both"})).json()
+    found = await rows(house, "SELECT *, request_id::text AS id FROM held_back ORDER BY is_explored DESC")
+    booked = "SELECT model_used, tier, sum(cost_nanousd) AS nano FROM usage_records GROUP BY 1, 2"
+    paid = {(row["model_used"], row["tier"]): row["nano"] for row in await rows(house, booked)}
+
+    assert [answer.headers["x-model-used"] for answer in answers] == ["large", "large", "small"]
+    assert [answer.json()["choices"][0]["message"]["content"] for answer in answers][:2] == ["The Rhine."] * 2
+    assert [(row["is_explored"], row["small_model"], row["large_model"]) for row in found] == [
+        (True, "small", "large"),
+        (True, "small", "large"),
+        (False, "small", "large"),
+    ]
+    assert all(row["suffices"] == (int(row["id"][-1], 16) % 2 == 0) for row in found)  # FIRST, where it stood first
+    assert {(row["body"], row["answer"], row["scored_by"]) for row in found} == {
+        (None, None, worker.complexity.version)
+    }
+    assert sum(row["small_nanousd"] for row in found[:2]) == paid["small", "batch"] > 0
+    assert sum(row["large_nanousd"] for row in found[:2]) == paid["large", "interactive"]
+    aside = sum(nano for (_, tier), nano in paid.items() if tier == "batch")
+    assert sum(row["reserved_nanousd"] for row in found) == aside == round(float(curve["used_usd_today"]) * 10**9)
+    assert (curve["calls"]["compared"], curve["explores"], curve["curve"][0]["calls_small"]) == (3, True, 3)
     assert upstream.violations == []
 
 
@@ -249,22 +297,25 @@ async def test_a_team_that_asks_for_it_goes_by_its_own_outcomes(house: House, wo
     services = dataclasses.replace(worker, catalog=replace(worker.catalog, auto={"auto": route}))
     comparer, held = Comparer(services), Recalibrations(services.catalog, worker.database)
     [key] = await rows(house, "SELECT id FROM api_keys")
-    insert = """INSERT INTO held_back (request_id, team_id, key_id, route, score, small_model, status, suffices,
-                                       small_nanousd, reserved_nanousd)
-                SELECT gen_random_uuid(), '{team}', '{key}', 'auto', 0.85, 'small', 'compared', n % 2 = 0, 1, 1
+    insert = """INSERT INTO held_back (request_id, team_id, key_id, route, score, scored_by, small_model, large_model,
+                                       status, suffices, small_nanousd, reserved_nanousd)
+                SELECT gen_random_uuid(), '{team}', '{key}', 'auto', 0.85, '{by}', 'small', '{large}',
+                       'compared', n % 2 = 0, 1, 1
                 FROM generate_series(1, {count}) AS n"""
 
-    async def compared(count: int) -> float | None:
-        await rows(house, insert.format(team=house.team_id, key=key["id"], count=count))
+    async def compared(count: int, large: str = "large", by: str = worker.complexity.version) -> float | None:
+        await rows(house, insert.format(team=house.team_id, key=key["id"], count=count, large=large, by=by))
         await comparer.recalibrate()
         await held.read()
         return held.of(house.team_id).get("auto")
 
+    # Neither what a model that is gone from the route would have shown counts, nor what another version scored.
+    strange = [await compared(120, large="gone"), await compared(120, by="another")]
     few, enough, hardly_more = [await compared(count) for count in (60, 60, 2)]
     held.follow(replace(services.catalog, auto={"auto": replace(route, quality=0.7)}))
     await held.read()
 
-    assert few is None
+    assert strange == [None, None] and few is None
     assert enough is not None and enough > 0.9
     assert hardly_more == enough
     assert (held.of(house.team_id), held.of("team_b")) == ({}, {})

@@ -136,8 +136,8 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
           llama: {provider: own, price: {input: 0.4, output: 0.8}, gpu_hour: 3.50}
         routes:
           auto:
-            {small: [llama], large: [gpt-4], quality: 0.5, held_back: {share: 0.02, usd_per_day: 1.50, judge: gpt-4,
-                recalibrate: [team_a]}}
+            {small: [llama], large: [gpt-4], quality: 0.5, held_back: {share: 0.02, explore: true,
+                usd_per_day: 1.50, judge: gpt-4, recalibrate: [team_a]}}
         fallbacks: {gpt-4: [llama]}
         aliases: {gpt-4: gpt-4o}
         safety: {input: block, output: off}
@@ -182,7 +182,13 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert (model.abilities, model.tiers) == ({Ability.CHAT, Ability.VISION}, {Tier.BATCH})
     assert model.note == "an example"
     assert settings.models["llama"].gpu_hour_nanousd == to_nano("3.5")
-    held_back = HeldBack(share=0.02, budget_nanousd=to_nano("1.50"), judge="gpt-4o", recalibrate=frozenset({"team_a"}))
+    held_back = HeldBack(
+        share=0.02,
+        explore=True,
+        budget_nanousd=to_nano("1.50"),
+        judge="gpt-4o",
+        recalibrate=frozenset({"team_a"}),
+    )
     assert settings.auto == {"auto": AutoRoute(small=("llama",), large=("gpt-4o",), quality=0.5, held_back=held_back)}
     assert (settings.fallbacks, settings.aliases) == ({"gpt-4o": ("llama",)}, {"gpt-4": "gpt-4o"})
     assert (settings.safety.input, settings.safety.output) == ("block", "off")

@@ -81,6 +81,37 @@ def test_a_threshold_parts_numbers_as_their_float32_does() -> None:
             assert ((value.astype(np.float32) > threshold) == (value > _in_float64(threshold))).all()
 
 
+@pytest.mark.parametrize(
+    ("file", "written", "words"),
+    [
+        (MANIFEST, None, "complexity.json cannot be read"),
+        (WEIGHTS, None, "complexity.npz cannot be read"),
+        (MANIFEST, b"{", "states no sha256"),
+        (MANIFEST, b"\xff", "states no sha256"),
+        (MANIFEST, b"[]", "states no sha256"),
+        (MANIFEST, b'{"format": 5}', "states no sha256"),
+        (WEIGHTS, b"", "does not match the checksum"),
+    ],
+)
+def test_half_an_artefact_is_refused(tmp_path: Path, file: str, written: bytes | None, words: str) -> None:
+    """Whichever file is missing, cut or of something else: the refusal names it, and what helps."""
+    for name in (WEIGHTS, MANIFEST):
+        shutil.copy(ARTIFACTS / name, tmp_path / name)
+    (tmp_path / file).unlink()
+    if written is not None:
+        (tmp_path / file).write_bytes(written)
+
+    with pytest.raises(ArtifactMismatch, match=f"{words}.*restore"):
+        Complexity.load(tmp_path)
+
+
+def test_the_version_is_that_of_the_weights() -> None:
+    """So that what was measured of other scores is told apart."""
+    stated = json.loads((ARTIFACTS / MANIFEST).read_text())["sha256"]
+
+    assert len(Complexity.load().version) == 16 and stated.startswith(Complexity.load().version)
+
+
 def test_weights_that_do_not_match_their_checksum_are_refused(tmp_path: Path) -> None:
     """One changed byte is enough; so is a format of another version."""
     for name in (WEIGHTS, MANIFEST):

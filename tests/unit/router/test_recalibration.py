@@ -124,3 +124,23 @@ def test_outcomes_of_one_score_count_together() -> None:
     half = [Outcome(0.8125, place % 2 == 0, 1, 2) for place in range(400)]
 
     assert calibration_of(half).chance(0.8125) == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("explores", [False, True])
+def test_only_a_route_that_explores_comes_back(explores: bool) -> None:
+    """A small model that fails sends the threshold above all scores. When a better one has come under the same name,
+    only what is asked of it aside can show that, and then the threshold falls again."""
+    dice, newest = random.Random(6), 2_000
+    found: list[Outcome] = []
+    applied: float | None = None
+    thresholds = []
+    for chance in [0.3] * 10 + [0.97] * 40:
+        threshold = 0.8 if applied is None else applied
+        scores = [dice.uniform(0.6, 0.95) for _ in range(200)]
+        seen = [score for score in scores if explores or score >= threshold]
+        found = [*found, *(Outcome(score, dice.random() < chance, 10, 100) for score in seen)][-newest:]
+        applied = recalibrated(found, 0.8, applied)
+        thresholds.append(threshold)
+
+    assert thresholds[0] == 0.8 and thresholds[9] > 0.95
+    assert (thresholds[-1] < 0.8) if explores else (thresholds[-1] == thresholds[9])

@@ -28,16 +28,16 @@ def catalog(judge: str | None = None) -> Catalog:
     return Catalog({name: model(name) for name in ("small", "large")}, {}, {"auto": auto}, {}, {})
 
 
-def asked(answer: bytes | None, *, status: str = "asked", request_id: UUID = EVEN) -> Asked:
-    """A held-back call, answered "The Seine." by the small model."""
+def asked(answer: bytes | None, *, status: str = "asked", request_id: UUID = EVEN, is_explored: bool = False) -> Asked:
+    """A held-back call, answered "The Seine." by the small model, or by the large one where it is explored."""
     return Asked(
         request_id=request_id,
         route="auto",
         status=status,
         body=msgspec.json.encode(msgspec.to_builtins(QUESTION) | {"quality": 1.0, "max_cost_usd": "0.01"}),
         answer=b"The Seine.",
-        large_model="large" if status == "judging" else None,
-        large_nanousd=5_000 if status == "judging" else 0,
+        is_explored=is_explored,
+        asked_nanousd=5_000 if status == "judging" else 0,
         reserved_nanousd=90_000,
         item_status="failed" if answer is None else "completed",
         response=answer,
@@ -61,7 +61,7 @@ def test_without_a_judge_the_words_decide(large: str, is_same: bool) -> None:
     """Case, spaces and punctuation say nothing; any other word does."""
     found = found_of(asked(reply(large)), catalog())
 
-    assert (found.status, found.suffices, found.large_model, found.large_nanousd) == (
+    assert (found.status, found.suffices, found.model, found.asked_nanousd) == (
         "compared",
         is_same,
         "large",
@@ -105,7 +105,23 @@ def test_a_judges_word_decides(request_id: UUID, said: str, suffices: bool | Non
 
     assert found.suffices is suffices
     assert (found.status, found.reason) == (("dropped", "unclear") if suffices is None else ("compared", None))
-    assert (found.large_nanousd, found.judge_nanousd) == (0, 5_000)
+    assert (found.asked_nanousd, found.judge_nanousd) == (0, 5_000)
+
+
+@pytest.mark.parametrize(
+    ("request_id", "first", "second"), [(EVEN, "Rhine", "The Seine."), (ODD, "The Seine.", "Rhine")]
+)
+def test_of_an_explored_call_the_answers_change_places(request_id: UUID, first: str, second: str) -> None:
+    """The caller had the large model's answer; what was asked since is the small one's, which may suffice."""
+    found = found_of(asked(reply("Rhine", "small"), request_id=request_id, is_explored=True), catalog("large"))
+    assert found.body is not None
+    text = decode_with_extra(found.body, ChatRequest)[0].messages[1].text()
+    judged = found_of(asked(reply("FIRST"), status="judging", is_explored=True), catalog("large"))
+    same, strange = (found_of(asked(reply("the seine", by), is_explored=True), catalog()) for by in ("small", "large"))
+
+    assert text.index(f"[first answer]\n{first}") < text.index(f"[second answer]\n{second}")
+    assert (found.model, found.asked_nanousd, judged.suffices, judged.judge_nanousd) == ("small", 5_000, True, 5_000)
+    assert (same.status, same.suffices, strange.status, strange.reason) == ("compared", True, "dropped", "not_small")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +138,7 @@ def test_what_cannot_be_compared_is_dropped(answer: bytes | None, reason: str, c
     """It counts for no curve, but what it cost, or can have cost, for the budget."""
     found = found_of(asked(answer), catalog())
 
-    assert (found.status, found.reason, found.suffices, found.large_nanousd) == ("dropped", reason, None, cost)
+    assert (found.status, found.reason, found.suffices, found.asked_nanousd) == ("dropped", reason, None, cost)
 
 
 def test_what_a_judge_reads_is_bounded() -> None:

@@ -7,15 +7,18 @@ import random
 from collections.abc import AsyncIterator
 from statistics import mean, stdev
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from billing.money import to_nano
 from billing.records import Status, UsageRecord
 from gateway.access import Caller, Team
 from gateway.answering.call import Call, record_for
 from gateway.background import Background
 from gateway.database import Database
-from gateway.held_back.taker import NOT_TAKEN, Taker
+from gateway.held_back.store import HeldBackCall
+from gateway.held_back.taker import NOT_TAKEN, Taker, held_back_call
 from protocol.chat import ChatRequest, Message
 from protocol.events import Delta
 from router import Wish
@@ -39,7 +42,7 @@ class Scene:
     def __init__(self) -> None:
         self.clock, self.background, self.database = SetClock(), Background(), Database(NOWHERE)
         self.dice = 0.0
-        self.taker = Taker(CATALOG, self.database, self.background, self.clock, lambda: self.dice)
+        self.taker = Taker(CATALOG, self.database, self.background, self.clock, "v", lambda: self.dice)
 
     def call(self, request: ChatRequest = ASKED, tier: Tier = Tier.INTERACTIVE) -> Call:
         return Call(
@@ -81,6 +84,47 @@ async def test_only_a_share_of_what_small_models_answer_is_watched(scene: Scene)
 
     assert watched == {"auto", "alias"}
     assert scene.taker.watch(calls["auto"], SMALL) is scene.taker.watch(calls["auto"], LARGE) is NOT_TAKEN
+
+
+async def test_what_large_models_answer_is_watched_where_a_route_explores(scene: Scene) -> None:
+    """And taken where the score sent it there, not where the large one stood in for a small one or was named."""
+    exploring = replace(AUTO, held_back=replace(AUTO.held_back, explore=True))
+    scene.taker.follow(replace(CATALOG, auto={"auto": exploring}))
+    taken = []
+    for reason in ("auto_large", "auto_small", "named"):
+        call = scene.call()
+        hook = scene.taker.watch(call, LARGE)
+        assert hook is not NOT_TAKEN and scene.taker.watch(call, SMALL) is not NOT_TAKEN
+        hook.delta(Delta(text="The Seine."))
+        hook.close(record_for(call, Route("auto", (LARGE,), reason, 0.3), LARGE, Status.ANSWERED, cost_nanousd=50))
+        taken.append(len(scene.background._tasks))
+
+    assert taken == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("reason", "target", "asked", "quality"), [("auto_small", SMALL, "large", 1), ("auto_large", LARGE, "small", 0)]
+)
+async def test_the_other_kind_is_asked_with_the_rights_of_the_team(
+    scene: Scene, reason: str, target: Target, asked: str, quality: int
+) -> None:
+    """Through the route itself, for no more than that kind can cost; not at all where the team may not use it."""
+    call = scene.call()
+    record = record_for(call, Route("auto", (target,), reason, 0.3), target, Status.ANSWERED, cost_nanousd=50)
+
+    def noted(allowed: frozenset[str] | None) -> HeldBackCall | None:
+        asker = replace(call, wish=Wish(allowed_models=allowed))
+        return held_back_call(asker, "auto", AUTO, CATALOG, record, "The Seine.", "v")
+
+    found = noted(None)
+
+    assert found is not None and found == noted(frozenset({"small", "large"}))
+    body = msgspec.json.decode(found.body)
+    assert (body["model"], body["quality"], to_nano(body["max_cost_usd"])) == ("auto", quality, found.reserved_nanousd)
+    assert (found.small_model, found.large_model) == (("small", None) if quality else (None, "large"))
+    assert (found.small_nanousd, found.large_nanousd) == ((50, 0) if quality else (0, 50))
+    assert noted(frozenset({target.model.name})) is None
+    assert (found.is_explored, found.scored_by) == (asked == "small", "v")
 
 
 async def test_no_call_waits_for_what_is_held_back_or_fails_with_it(scene: Scene) -> None:
