@@ -7,7 +7,7 @@ import argparse
 import re
 from pathlib import Path
 
-from router.training.dataset import read_outcomes
+from router.training.dataset import believed_outcomes, read_outcomes
 from router.training.draws import draw_figures
 from router.training.evaluate import OTHER_DRAWS, drawn_sets, held_out_sets
 from router.training.fit import SEED, FittedComplexity, export
@@ -30,8 +30,10 @@ def main() -> None:
 
     outcomes = read_outcomes(arguments.data)
     fitted = outcomes.take(outcomes.is_sound)
-    export(FittedComplexity().fit(fitted), arguments.out, {"rows": len(fitted), "seed": SEED})
-    print(f"fitted on {len(fitted)} rows; wrote the artefact to {arguments.out}")
+    believed = believed_outcomes()
+    facts: dict[str, object] = {"rows": len(fitted), "believed": len(believed), "seed": SEED}
+    export(FittedComplexity().fit(fitted, believed), arguments.out, facts)
+    print(f"fitted on {len(fitted)} outcomes and {len(believed)} beliefs; wrote the artefact to {arguments.out}")
     if arguments.no_evaluation:
         return
     sets = list(held_out_sets(outcomes, arguments.cache))

@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+from scipy.sparse import csr_matrix, vstack  # type: ignore[import-untyped]
 
 from router.features import BUCKETS, bounded, read_text
+from router.training.written import written_prompts
 
 # The labels of this subject are broken upstream: the strong model is marked right on 2 % of it.
 BROKEN_SUBJECT = "high_school_mathematics"
 MAIN_PAIR = "gpt-4-1106-preview"  # the strong model of the pair that has most rows of each subject
+BELIEVED = "believed"  # stands for the strong model where no model was asked
 
 
 class Outcomes(Struct, frozen=True):
@@ -47,6 +49,19 @@ class Outcomes(Struct, frozen=True):
             self.form[rows],
         )
 
+    def __add__(self, other: Outcomes) -> Outcomes:
+        """Return these rows and then the others."""
+        return Outcomes(
+            self.prompts + other.prompts,
+            np.concatenate([self.benchmark, other.benchmark]),
+            np.concatenate([self.domain, other.domain]),
+            np.concatenate([self.strong, other.strong]),
+            np.concatenate([self.weak, other.weak]),
+            np.concatenate([self.strong_model, other.strong_model]),
+            vstack([self.counts, other.counts]).tocsr(),
+            np.vstack([self.form, other.form]),
+        )
+
     @property
     def suffices(self) -> npt.NDArray[np.bool_]:
         """Whether the weak model did as well as the strong one."""
@@ -61,6 +76,11 @@ class Outcomes(Struct, frozen=True):
     def is_main_pair(self) -> npt.NDArray[np.bool_]:
         """Whether a row tells of the main pair of models."""
         return self.strong_model == MAIN_PAIR
+
+    @property
+    def is_believed(self) -> npt.NDArray[np.bool_]:
+        """Whether a row is no outcome, but what is believed of a written prompt."""
+        return self.strong_model == BELIEVED
 
     @property
     def is_sound(self) -> npt.NDArray[np.bool_]:
@@ -101,4 +121,17 @@ def read_outcomes(path: Path) -> Outcomes:
         np.array([float(row["strong_score"]) for row in rows]),
         np.array([float(row["weak_score"]) for row in rows]),
         np.array([row["strong_model"] for row in rows]),
+    )
+
+
+def believed_outcomes() -> Outcomes:
+    """Return what is believed of written prompts: the strong model is right, the weak one as often as ``Kind`` says."""
+    prompts = list(written_prompts())
+    return outcomes_of(
+        [prompt.text for prompt in prompts],
+        np.full(len(prompts), BELIEVED),
+        np.array([prompt.kind for prompt in prompts]),
+        np.ones(len(prompts)),
+        np.array([float(prompt.suffices) for prompt in prompts]),
+        np.full(len(prompts), BELIEVED),
     )

@@ -12,7 +12,7 @@ from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold, KFold
 
-from router.training.dataset import Outcomes
+from router.training.dataset import Outcomes, believed_outcomes
 from router.training.fit import SEED, FittedComplexity
 from router.training.yardsticks import Floats, HeldOut
 
@@ -100,7 +100,9 @@ def _fold_scores(outcomes: Outcomes, fit: Rows, test: Rows) -> tuple[Floats, Flo
     """Return scores of the model and of the plain baseline, which is fitted on the main pair alone, as published."""
     fitted, judged = outcomes.take(fit), outcomes.take(test)
     fitted = fitted.take(fitted.is_sound)
-    return FittedComplexity().fit(fitted).scores(judged), plain_scores(fitted.take(fitted.is_main_pair), judged)
+    return FittedComplexity().fit(fitted, believed_outcomes()).scores(judged), plain_scores(
+        fitted.take(fitted.is_main_pair), judged
+    )
 
 
 def _held_out(name: str, outcomes: Outcomes, chosen: npt.NDArray[np.bool_], scores: Floats, plain: Floats) -> HeldOut:

@@ -26,6 +26,7 @@ TOPICS = 32  # directions in which prompts differ most by their words
 SHARE = 0.3  # of a standard deviation: what a topic or a form feature counts, before regularisation
 OTHER_PAIRS = 0.1  # what a row of another pair of models weighs: it teaches other tasks, and knows other models
 OTHER_PAIRS_CALIBRATED = 0.5  # the same in the last step, which learns how often a small model suffices at all
+BELIEFS = 0.3  # what a written prompt weighs, in every step: it teaches open chat, of which there are no outcomes
 EVEN = 0.5  # 0: each row counts alike; 1: each subject does, however many rows it has
 MIX = (-1.0, -0.5)  # of the heads' gap and the trees' gain, each in standard deviations
 DEPTH = 3
@@ -58,11 +59,15 @@ class FittedComplexity:
         self.blend = StandardScaler()
         self.calibration = LogisticRegression()
 
-    def fit(self, outcomes: Outcomes) -> FittedComplexity:
-        """Fit all on all rows, and the joint step on what parts fitted on other rows say of each row."""
-        weight = np.where(outcomes.is_main_pair, 1.0, OTHER_PAIRS)
+    def fit(self, outcomes: Outcomes, believed: Outcomes | None = None) -> FittedComplexity:
+        """Fit all on all rows, and the joint step on what parts fitted on other rows say of each row.
+
+        What is ``believed`` of open chat is fitted beside the outcomes, and lends no topics.
+        """
         topics = self.topics.fit_transform(self.tfidf.fit_transform(outcomes.counts.sign()))
         self.topic_share = SHARE / topics.std(axis=0).mean()  # one for all, so that a larger one counts more
+        outcomes = outcomes if believed is None else outcomes + believed
+        weight = _weights(outcomes, OTHER_PAIRS)
         self.scaler.fit(outcomes.form, sample_weight=weight)
         signals = np.zeros((len(outcomes), len(MIX)))
         kind = np.char.add(outcomes.benchmark, outcomes.suffices.astype(str))
@@ -70,7 +75,7 @@ class FittedComplexity:
             self._fit_parts(outcomes.take(train))
             signals[test] = self._signals(outcomes.take(test))
         self.blend.fit(signals, sample_weight=weight)
-        weight = np.where(outcomes.is_main_pair, 1.0, OTHER_PAIRS_CALIBRATED)
+        weight = _weights(outcomes, OTHER_PAIRS_CALIBRATED)
         self.calibration.fit(self._blended(signals), outcomes.suffices, sample_weight=weight)
         self._fit_parts(outcomes)
         return self
@@ -100,7 +105,7 @@ class FittedComplexity:
 
     def _fit_parts(self, outcomes: Outcomes) -> None:
         _, subject, rows = np.unique(outcomes.domain, return_inverse=True, return_counts=True)
-        weight = np.where(outcomes.is_main_pair, 1.0, OTHER_PAIRS) * (rows.mean() / rows[subject]) ** EVEN
+        weight = _weights(outcomes, OTHER_PAIRS) * (rows.mean() / rows[subject]) ** EVEN
         features = self._features(outcomes)
         self.strong.fit(features, outcomes.strong > 0.5, sample_weight=weight)
         self.weak.fit(features, outcomes.weak > 0.5, sample_weight=weight)
@@ -120,6 +125,11 @@ class FittedComplexity:
         topics = self.topics.transform(self.tfidf.transform(outcomes.counts.sign())) * self.topic_share
         form = np.clip(self.scaler.transform(outcomes.form), -FORM_LIMIT, FORM_LIMIT) * SHARE
         return np.hstack([topics, form])
+
+
+def _weights(outcomes: Outcomes, of_other_pairs: float) -> Floats:
+    """Return what each row weighs, where one of the main pair weighs 1."""
+    return np.select([outcomes.is_main_pair, outcomes.is_believed], [1.0, BELIEFS], of_other_pairs)
 
 
 def _trees_of(model: GradientBoostingRegressor) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray, float]:
