@@ -23,7 +23,7 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, required=True, help="gzipped CSV of outcomes")
     parser.add_argument("--out", type=Path, default=Path("router/artifacts"), help="folder for the artefact")
-    parser.add_argument("--card", type=Path, default=Path("docs/complexity.md"), help="card whose figures are renewed")
+    parser.add_argument("--card", type=Path, default=Path("router/artifacts/MODEL_CARD.md"), help="card whose figures are renewed")
     parser.add_argument("--cache", type=Path, help="folder for scores, so that a long run can be taken up again")
     parser.add_argument("--no-evaluation", action="store_true", help="only fit")
     arguments = parser.parse_args()
