@@ -65,6 +65,8 @@ class Authenticator:
         self._pepper = pepper
         self._other_peppers = other_peppers
         self._admins = [(key_digest(pepper, key), Admin(fingerprint(key))) for key in admin_keys]
+        # A key of an admin's own making may be one that people think of.
+        self._is_guessable = not all(key.startswith(ADMIN_KEY_PREFIX) for key in admin_keys)
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: failures, as of when
         self._generation = 0  # what was loaded in an older one must be looked up again
@@ -118,15 +120,20 @@ class Authenticator:
         self._generation += 1
 
     def _admin(self, key: str, address: str) -> Admin:
+        is_ours = key.startswith(ADMIN_KEY_PREFIX)
+        if not is_ours and self._is_guessable:
+            self._throttle(address)  # before the right one is looked for: guessing would find it all the same
         digest = key_digest(self._pepper, key)
         matches = [admin for known, admin in self._admins if hmac.compare_digest(known, digest)]
-        if not matches and not key.startswith(ADMIN_KEY_PREFIX):
-            raise InvalidKey("Incorrect API key provided: a team's key is 'tg-' and 43 characters.")
-        if not matches:
+        if matches:
+            return matches[0]
+        if is_ours:
             self._throttle(address)
+        if is_ours or self._is_guessable:
             self._count_failure(address)
-            raise InvalidKey("Incorrect API key provided: no admin has it.")
-        return matches[0]
+        if not is_ours:
+            raise InvalidKey("Incorrect API key provided: a team's key is 'tg-' and 43 characters.")
+        raise InvalidKey("Incorrect API key provided: no admin has it.")
 
     async def _caller(self, key: str, address: str) -> Caller | None:
         digest = key_digest(self._pepper, key)

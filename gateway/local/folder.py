@@ -30,9 +30,12 @@ class HouseFolder:
         """Make the folder if there is none, and lock it; return the descriptor that holds the lock.
 
         Every child keeps the lock too, so it is free when the last of them has ended. Raises StartFailed where another
-        house has it. ``pause`` waits for so many seconds.
+        house has it, or it cannot be made. ``pause`` waits for so many seconds.
         """
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StartFailed(f"{self.path} cannot be made ({exc.strerror}); choose another: --data-dir") from exc
         path = self.path / "lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         deadline = time.monotonic() + LEFTOVERS_END_WITHIN

@@ -37,6 +37,16 @@ def test_interrupted_while_it_starts_it_leaves_nothing(tmp_path: Path, wait: flo
         house.clean_up()
 
 
+def test_a_data_folder_that_cannot_be_made_is_said_in_a_line(tmp_path: Path) -> None:
+    """Where a file stands in its way, say."""
+    (tmp_path / "data").touch()
+    process = DevHouse(tmp_path / "data").launch()
+    _, errors = process.communicate(timeout=30)
+
+    assert (process.returncode, errors.count(b"\n")) == (1, 1)
+    assert b"--data-dir" in errors
+
+
 def test_a_taken_port_is_said_and_ends_it(tmp_path: Path) -> None:
     """Nothing is started and nothing is written when the port cannot be had."""
     house = DevHouse(tmp_path / "data")

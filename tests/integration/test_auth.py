@@ -208,6 +208,23 @@ def test_admin_key_may_be_any_secret_of_the_operator(server: EmbeddedPostgres) -
     asyncio.run(scene())
 
 
+def test_an_admin_key_that_can_be_thought_of_is_not_found_by_guessing(server: EmbeddedPostgres) -> None:
+    """Past some failures the right one is refused, too, from that address; where all admin keys are random, no other is
+    looked at."""
+
+    async def scene() -> None:
+        async with authenticator(server, "letmein") as auth, authenticator(server, new_admin_key()) as random:
+            for auth_, ends in ((auth, RateLimited), (random, InvalidKey)):
+                with pytest.raises(ends):
+                    for word in range(3 * FAILURES_PER_ADDRESS):
+                        with suppress(InvalidKey):
+                            await auth_.identify(f"guess{word}", "10.0.0.3")
+                    await auth_.identify("letmein", "10.0.0.3")
+            assert isinstance(await auth.identify("letmein", HERE), Admin)
+
+    asyncio.run(scene())
+
+
 def test_without_postgres_a_known_key_goes_on_and_an_unknown_one_is_a_503() -> None:
     """A database that is away never turns a good key into a 401."""
 
