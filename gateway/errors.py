@@ -5,6 +5,9 @@
 #   ├── Forbidden             403
 #   │   └── TeamSuspended          team_suspended
 #   ├── ContentPolicyViolation 400 content_policy_violation: the request, or its answer, may not pass
+#   ├── UnknownUrl            404  unknown_url
+#   ├── MethodNotAllowed      405  method_not_supported
+#   ├── EncodedBody           415  unsupported_encoding
 #   ├── Conflict              409  the thing exists already, or is not in a state to be changed so
 #   │   ├── IdempotencyKeyReused   idempotency_key_reused: it stands for another request
 #   │   └── IdempotencyKeyInUse    idempotency_key_in_use: its call runs for longer than we wait
@@ -28,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from protocol.errors import ServiceError
+from protocol.errors import NotFound, ServiceError
 
 
 class InvalidKey(ServiceError):
@@ -59,6 +62,28 @@ class ContentPolicyViolation(ServiceError):
     status = 400
     type = "invalid_request_error"
     code = "content_policy_violation"
+
+
+class UnknownUrl(NotFound):
+    """No route has this path."""
+
+    code = "unknown_url"
+
+
+class MethodNotAllowed(ServiceError):
+    """The path exists; the method does not."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_supported"
+
+
+class EncodedBody(ServiceError):
+    """The body comes compressed."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_encoding"
 
 
 class Conflict(ServiceError):

@@ -13,36 +13,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gateway.access import Caller
 from gateway.batch.shapes import LARGEST_FILE
-from gateway.errors import Unavailable, UpstreamFailure
+from gateway.errors import EncodedBody, MethodNotAllowed, Unavailable, UnknownUrl, UpstreamFailure
 from gateway.messages_dialect import error_body
 from gateway.telemetry.meters import counter_of
-from protocol.errors import BadRequest, NotFound, ServiceError, TooLarge
+from protocol.errors import BadRequest, ServiceError, TooLarge
 
 log = structlog.get_logger()
 
 LARGEST_BODY = 32 * 1024 * 1024  # bytes
-
-
-class UnknownUrl(NotFound):
-    """No route has this path."""
-
-    code = "unknown_url"
-
-
-class MethodNotAllowed(ServiceError):
-    """The path exists; the method does not."""
-
-    status = 405
-    type = "invalid_request_error"
-    code = "method_not_supported"
-
-
-class EncodedBody(ServiceError):
-    """The body comes compressed."""
-
-    status = 415
-    type = "invalid_request_error"
-    code = "unsupported_encoding"
 
 
 def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:

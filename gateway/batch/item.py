@@ -10,7 +10,6 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from billing.money import to_nano
 from billing.records import UsageRecord
 from gateway.access import Caller
 from gateway.answering.answer import answer
@@ -34,13 +33,12 @@ from gateway.replies import Dialect
 from gateway.routes.chat import ChatDialect, check_chat
 from gateway.routes.completions import CompletionDialect, check_completion
 from gateway.routes.embeddings import EmbeddingDialect, check_embeddings
-from gateway.routes.inference import check_tags, read_options, refuse_unpriced
+from gateway.routes.inference import check_tags, read_options, refuse_unpriced, wish_of
 from gateway.services import Services
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.decoding import decode_with_extra
 from protocol.errors import BadRequest, ServiceError
-from router import Wish
 from router.targets import Tier
 
 MOST_TRIES = 6  # of an upstream, before its failure is what the line says
@@ -109,14 +107,7 @@ def read_item(services: Services, caller: Caller, claim: Claim, request_id: str)
         caller=caller,
         endpoint=endpoint,
         request=asked,
-        wish=Wish(
-            tier=Tier.BATCH,
-            allowed_models=caller.team.allowed_models,
-            allow_smaller=caller.team.allow_smaller,
-            quality=options.quality,
-            recalibrated=services.recalibrations.of(caller.team.id),
-            max_cost_nanousd=None if options.max_cost_usd is None else to_nano(options.max_cost_usd),
-        ),
+        wish=wish_of(services, caller, options, Tier.BATCH),
         priority=options.priority,
         extra=extra,
         client_request_id=claim.name,

@@ -86,14 +86,7 @@ def call_of(
         endpoint=endpoint,
         request=asked,
         native=native,
-        wish=Wish(
-            tier=Tier(options.tier),
-            allowed_models=caller.team.allowed_models,
-            allow_smaller=caller.team.allow_smaller,
-            quality=options.quality,
-            recalibrated=services.recalibrations.of(caller.team.id),
-            max_cost_nanousd=None if options.max_cost_usd is None else to_nano(options.max_cost_usd),
-        ),
+        wish=wish_of(services, caller, options, Tier(options.tier)),
         priority=options.priority,
         extra=extra,
         size=size,
@@ -102,6 +95,18 @@ def call_of(
         idempotency_key=read_idempotency_key(request.headers),
         created_at=services.clock.now(),
         started=services.clock.monotonic(),
+    )
+
+
+def wish_of(services: Services, caller: Caller, options: Options, tier: Tier) -> Wish:
+    """Return what a caller asks beyond the body, and what its team allows."""
+    return Wish(
+        tier=tier,
+        allowed_models=caller.team.allowed_models,
+        allow_smaller=caller.team.allow_smaller,
+        quality=options.quality,
+        recalibrated=services.recalibrations.of(caller.team.id),
+        max_cost_nanousd=None if options.max_cost_usd is None else to_nano(options.max_cost_usd),
     )
 
 
