@@ -10,7 +10,6 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from billing.edges import Clock
 from billing.records import Status, UsageRecord
 from billing.segments import SUFFIX, UNLOCKED, Kind, Segment
 from protocol.usage import Usage
@@ -24,17 +23,6 @@ class Settled(Struct, frozen=True):
     request_id: str
     place: int | None
     record: UsageRecord | None = None
-
-
-def adopt(directory: Path, clock: Clock) -> Iterator[UsageRecord]:
-    """Yield the calls of dead processes as the ledger should have them, and free each segment after its last call.
-
-    An interrupted call comes at its last progress: ``INTERRUPTED`` if it had any output, else ``FAILED`` at no cost.
-    """
-    for segment in seize_segments(directory, clock.now()):
-        for settled in settle_segment(segment):
-            yield settled.record or close_at(segment, settled.place)[0]
-        segment.free()
 
 
 def seize_segments(directory: Path, now: float) -> Iterator[Segment]:

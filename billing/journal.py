@@ -19,15 +19,13 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from billing.adoption import Progress, adopt, close_at, seize_segments, settle_segment
+from billing.adoption import Progress, close_at, seize_segments, settle_segment
 from billing.edges import Clock
 from billing.errors import JournalFull
 from billing.owners import dead
-from billing.records import UsageRecord, bounded, bounded_cost, bounded_usage
+from billing.records import UsageRecord, bounded, bounded_cost, bounded_usage, moment_of
 from billing.segments import HEAD, SUFFIX, Fsync, Kind, Segment
 from protocol.usage import Usage
-
-__all__ = ["Closed", "Journal", "adopt"]
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 TAKEN_BYTES = 8 * 1024 * 1024  # of records in one flush
@@ -125,10 +123,6 @@ class Journal:
             self._in_memory[record.request_id] = Closed(record, segment, None, CLOSE_ROOM, is_adopted=False)
         self.on_closed()
 
-    def adopt(self) -> int:
-        """Take over the segments of dead processes and return how many of their calls now wait to be flushed."""
-        return sum(self.adopt_each())
-
     def adopt_each(self) -> Iterator[int]:
         """Take over the segments of dead processes one by one, and tell of each how many of its calls now wait.
 
@@ -152,7 +146,7 @@ class Journal:
                     segment.calls[request_id] = 0
                     self._in_memory[request_id] = Closed(record, segment, None, CLOSE_ROOM, is_adopted=True)
                 else:
-                    segment.waiting.add(place, _moment_of(request_id))
+                    segment.waiting.add(place, moment_of(request_id))
                     self._waiting += 1
             self.damaged += segment.gaps > 0
             self._segments[segment] = None
@@ -208,9 +202,8 @@ class Journal:
     @property
     def oldest(self) -> float | None:
         """When the oldest call that is not flushed yet began, running or closed; unix seconds."""
-        ids = min((min(calls, default="~") for calls in (self._open, self._in_memory)), default="~")
         moments = [min(segment.waiting.moments) for segment in self._segments if segment.waiting]
-        moments += [_moment_of(ids)] if ids != "~" else []
+        moments += [moment_of(min(calls)) for calls in (self._open, self._in_memory) if calls]
         return min(moments) / 1000 if moments else None
 
     def sync(self) -> None:
@@ -269,7 +262,7 @@ class Journal:
             body = self._encode(msgspec.structs.replace(record, attempts=(), metadata=None))
         place = segment.append(Kind.CLOSED, body)
         segment.calls.pop(record.request_id, None)
-        segment.waiting.add(place, _moment_of(record.request_id))
+        segment.waiting.add(place, moment_of(record.request_id))
         self._waiting += 1
 
     def _segment_for(self, size: int) -> Segment:
@@ -306,8 +299,3 @@ def _full(exc: OSError) -> JournalFull:
         "This gateway has no room left to write calls down. Try again on another one, or later.",
         headers={"retry-after": "5"},
     )
-
-
-def _moment_of(request_id: str) -> int:
-    """Return the milliseconds inside a UUIDv7."""
-    return int(request_id[:8] + request_id[9:13], 16)

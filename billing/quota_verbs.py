@@ -104,11 +104,6 @@ def period(request_id: str) -> tuple[int, int]:
     return day, month_of(day)
 
 
-def time_of(request_id: str) -> float:
-    """Return the moment inside a UUIDv7, in unix seconds."""
-    return int(request_id[:8] + request_id[9:13], 16) / 1000
-
-
 def month_of(day: int) -> int:
     """Return the month of a day since 1970, counted in months since year 0."""
     if day not in _MONTHS:

@@ -24,9 +24,8 @@ from billing.quota_verbs import (
     release_hold,
     renew_hold,
     settle_hold,
-    time_of,
 )
-from billing.records import CHARGED, UsageRecord
+from billing.records import CHARGED, UsageRecord, moment_of
 from billing.scope_state import ScopeState, refusal, remaining
 from billing.standalone import AskStatements, Standalone
 from billing.store_errors import REDIS_AWAY, redis_refuses
@@ -176,7 +175,8 @@ class Quotas(PatientBooks):
 
         Of calls older than the tombstones nobody can tell whether they were settled: a rebuild has to.
         """
-        young = [record for record in records if time_of(record.request_id) > self._clock.now() - REMEMBERED]
+        oldest = 1000 * (self._clock.now() - REMEMBERED)
+        young = [record for record in records if moment_of(record.request_id) > oldest]
         if self._guard is not None and len(young) < len(records):
             self._guard.alarm("late_journal")
             records = young

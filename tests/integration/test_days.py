@@ -91,7 +91,7 @@ async def test_a_journal_that_does_not_return_is_lost_after_an_hour_and_may_retu
     assert await listed(database) == [speaking.id]
 
     returned, flusher = owner(tmp_path / "dead", database, clock)
-    returned.adopt()
+    sum(returned.adopt_each())
     await flusher.flush_once()
 
     assert await booked(database) == [(TODAY, TODAY, 1), (TODAY, TODAY + timedelta(days=1), 1)]
@@ -108,7 +108,7 @@ async def test_the_dead_are_taken_off_the_list_once_their_journals_are_carried(
     dead.close()
     die(silent)
     neighbour, flusher = owner(tmp_path, database, clock)
-    neighbour.adopt()
+    sum(neighbour.adopt_each())
     await flusher.report()
     assert await listed(database) == sorted([silent.id, flusher.id])
 

@@ -68,7 +68,7 @@ class Scene:
         """Leave everything as it is; the next process adopts the journal, and the sweeper frees the hold."""
         self.journal.close()
         after = Journal.open(self.folder, clock=self.clock)
-        after.adopt()
+        sum(after.adopt_each())
         flusher = Flusher(after, self.database, self.clock, book_adopted=self.quotas.book)
         while await flusher.flush_once():
             pass

@@ -18,7 +18,7 @@ from billing.audit import audit
 from billing.errors import JournalFull
 from billing.flusher import Flusher
 from billing.holds import Hold, HoldRequest, Leg, Limits, Scope
-from billing.journal import Journal, adopt
+from billing.journal import Journal
 from billing.quotas import Quotas
 from billing.records import Status
 from gateway.clock import Clock
@@ -26,6 +26,7 @@ from gateway.database import Database
 from protocol.usage import Usage
 from tests.support.factories import make_record
 from tests.support.house import running_house, settings_for
+from tests.support.journals import adopt
 from tests.support.scripted_upstream import ScriptedUpstream
 
 CALL = {"model": "small", "messages": [{"role": "user", "content": "hello"}]}
@@ -78,7 +79,7 @@ journal = Journal.open(Path(sys.argv[1]), clock=Clock())
 until = time.monotonic() + float(sys.argv[2])
 print("ready", flush=True)
 while time.monotonic() < until:
-    if journal.adopt():
+    if sum(journal.adopt_each()):
         for closed in (taken := journal.take_closed(10**6)):
             print(closed.record.request_id, flush=True)
         journal.mark_flushed(taken)
@@ -188,7 +189,7 @@ async def test_the_books_agree_after_a_kill(database: Database, redis: Redis, tm
     journal = Journal.open(tmp_path, clock=clock)
     flusher = Flusher(journal, database, clock, book_adopted=quotas.book)
 
-    journal.adopt()
+    sum(journal.adopt_each())
     while await flusher.flush_once():
         pass
 

@@ -150,7 +150,7 @@ async def test_a_paused_flusher_moves_nothing(database: Database, tmp_path: Path
     dead.closed(record)
     dead.close()
     journal = Journal.open(tmp_path, clock=clock)
-    journal.adopt()
+    sum(journal.adopt_each())
     booked: list[UsageRecord] = []
 
     async def book(records: Sequence[UsageRecord]) -> None:

@@ -267,7 +267,7 @@ def test_a_whole_answer_whose_gateway_dies_costs_nothing(folder: Path) -> None:
         scene.account.note_progress()
         scene.journal.close()  # the process is gone
         heir = Journal.open(folder, clock=scene.clock)
-        heir.adopt()
+        sum(heir.adopt_each())
         [found] = heir.take_closed(10)
         assert (found.record.status, found.record.cost_nanousd) == (Status.FAILED, 0)
         collecting.cancel()

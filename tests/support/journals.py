@@ -1,0 +1,18 @@
+# What the dead left in a journal's folder, as the ledger would have it.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from billing.adoption import close_at, seize_segments, settle_segment
+from billing.edges import Clock
+from billing.records import UsageRecord
+
+
+def adopt(directory: Path, clock: Clock) -> Iterator[UsageRecord]:
+    """Yield the calls of dead processes, and free each segment after its last call."""
+    for segment in seize_segments(directory, clock.now()):
+        for settled in settle_segment(segment):
+            yield settled.record or close_at(segment, settled.place)[0]
+        segment.free()
