@@ -119,18 +119,13 @@ INSERT = text(f"""
 """)  # noqa: S608  (columns are ours)
 
 
-async def write_records(connection: AsyncConnection, records: Sequence[UsageRecord], *, today: date) -> int:
-    """Write records into the ledger and the daily sums, and return how many of them were new.
-
-    A record whose id is there already changes nothing. Rows for a day that is closed are booked on ``today``.
-    """
-    return len(await insert_records(connection, records, today=today))
-
-
 async def insert_records(
     connection: AsyncConnection, records: Sequence[UsageRecord], *, today: date
 ) -> list[UsageRecord]:
-    """Write records into the ledger and the daily sums, and return those that were new."""
+    """Write records into the ledger and the daily sums, and return those that were new.
+
+    A record whose id is there already changes nothing. Rows for a day that is closed are booked on ``today``.
+    """
     if not records:
         return []
     begun = (await connection.execute(BEGIN, {"names": list(coming_partitions(today))})).one()

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import insert, text
 
-from billing.ledger import write_records
+from billing.ledger import insert_records
 from billing.records import Status
 from billing.tables import corrections
 from gateway.audit_log import Act, list_acts
@@ -62,7 +62,7 @@ class Books:
         self.clock.move(0.01)  # ids of events grow with time
         facts = {"team_id": "search", "cost_nanousd": int(Decimal(dollars) * 10**9)} | more
         async with self.database.begin() as connection:
-            await write_records(connection, [make_record(self.clock.new_id(), **facts)], today=self.clock.today())
+            await insert_records(connection, [make_record(self.clock.new_id(), **facts)], today=self.clock.today())
 
     async def correct(self, dollars: str, key_id: str | None = None) -> None:
         row = {

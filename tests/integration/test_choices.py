@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date, timedelta
 
 from billing.choices import Alternative, AskedSum, asked_sums
-from billing.ledger import write_records
+from billing.ledger import insert_records
 from billing.prices import Price
 from billing.records import Status
 from gateway.database import Database
@@ -45,7 +45,7 @@ async def test_calls_are_added_up_by_name_tier_and_verdict(database: Database) -
     ]
     records = [make_record(clock.new_id(), **usual | call) for call in calls]
     async with database.begin() as connection:
-        await write_records(connection, records, today=TODAY)
+        await insert_records(connection, records, today=TODAY)
 
     found = await asked(database)
 

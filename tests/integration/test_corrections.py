@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from billing.corrections import CorrectionSum, list_corrections, sums_of
-from billing.ledger import write_records
+from billing.ledger import insert_records
 from billing.money import to_nano
 from billing.statements import GroupBy, Tag, Totals, daily, period
 from billing.sweep import close_days
@@ -55,7 +55,7 @@ async def call(database: Database, **fields: Any) -> str:
     """Write one call into the ledger and return its id."""
     record = make_record(SetClock().new_id(), **fields)
     async with database.begin() as connection:
-        await write_records(connection, [record], today=TODAY)
+        await insert_records(connection, [record], today=TODAY)
     return record.request_id
 
 

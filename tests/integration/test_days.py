@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from billing.flusher import Flusher
 from billing.journal import Journal
-from billing.ledger import write_records
+from billing.ledger import insert_records
 from billing.quotas import Quotas
 from billing.sweep import Sweeper
 from gateway.database import Database
@@ -142,11 +142,11 @@ async def test_who_left_calls_that_the_counters_do_not_know_stays_listed(
 async def test_a_writer_whose_clock_is_behind_changes_no_closed_day(database: Database, clock: SetClock) -> None:
     """Two days behind it takes a closed day for today; Postgres knows better, and books its row as a correction."""
     async with database.begin() as connection:
-        await write_records(connection, [make_record(clock.new_id())], today=TODAY)
+        await insert_records(connection, [make_record(clock.new_id())], today=TODAY)
         await connection.execute(text("INSERT INTO closed_days VALUES (:day, now())"), {"day": TODAY})
 
     async with database.begin() as connection:
-        await write_records(connection, [make_record(clock.new_id())], today=TODAY)
+        await insert_records(connection, [make_record(clock.new_id())], today=TODAY)
 
     assert [calls for _, _, calls in await booked(database)] == [2]  # apart only by the day of booking
     late = "SELECT count(*) FROM usage_records WHERE booked_on IS NOT NULL"
@@ -160,7 +160,7 @@ async def test_a_sweeper_whose_clock_is_ahead_closes_and_drops_nothing(database:
         now = (await connection.execute(text("SELECT extract(epoch FROM now())"))).scalar_one()
     present = SetClock(float(now))
     async with database.begin() as connection:
-        await write_records(connection, [make_record(present.new_id())], today=present.today())
+        await insert_records(connection, [make_record(present.new_id())], today=present.today())
     ahead = SetClock(float(now) + 800 * DAY)
 
     await Sweeper(cast(Quotas, None), database, ahead).do_chores()
@@ -178,7 +178,7 @@ async def test_ids_from_any_time_are_rows_of_their_day(
     record = make_record(other.new_id())
     for _ in range(2):
         async with database.begin() as connection:
-            await write_records(connection, [record], today=TODAY)
+            await insert_records(connection, [record], today=TODAY)
     assert await booked(database) == [(other.today(), other.today(), 1)]
 
     await sweeper.drop_old_rows()
@@ -195,12 +195,12 @@ async def test_a_day_in_the_default_partition_stays_there_and_is_dropped_in_its_
     """Its partition cannot be made any more; nothing else suffers, and retention deletes its rows."""
     early = SetClock(clock.now() + 9 * DAY)  # nobody has prepared that day
     async with database.begin() as connection:
-        await write_records(connection, [make_record(early.new_id()) for _ in range(3)], today=TODAY)
+        await insert_records(connection, [make_record(early.new_id()) for _ in range(3)], today=TODAY)
     clock.move(9 * DAY)
 
     await sweeper.do_chores()
     async with database.begin() as connection:
-        await write_records(connection, [make_record(clock.new_id())], today=clock.today())
+        await insert_records(connection, [make_record(clock.new_id())], today=clock.today())
     assert await places(database) == [("usage_records_rest", 4)]
     clock.move(401 * DAY)
     await sweeper.do_chores()

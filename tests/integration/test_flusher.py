@@ -20,7 +20,7 @@ import migrations
 from billing import flusher as flusher_module
 from billing.flusher import Flusher
 from billing.journal import Journal
-from billing.ledger import write_records
+from billing.ledger import insert_records
 from billing.money import to_nano
 from billing.prices import Price, cost_of
 from billing.records import Status, UsageRecord
@@ -144,7 +144,7 @@ async def test_writers_with_calls_in_common_never_lock_up(database: Database) ->
 
     async def write(part: list[UsageRecord]) -> int:
         async with database.begin() as connection:
-            return await write_records(connection, part, today=TODAY)
+            return len(await insert_records(connection, part, today=TODAY))
 
     assert sum(await asyncio.gather(*map(write, orders))) == 800
 

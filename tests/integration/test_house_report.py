@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from billing.ledger import write_records
+from billing.ledger import insert_records
 from billing.looks import Look, book_look
 from billing.money import to_nano
 from billing.prices import Price
@@ -47,7 +47,7 @@ async def fill(database: Database) -> None:
     usual = {"cached_input_tokens": 0, "gpu_cost_nanousd": 0}
     records = [make_record(clock.new_id(), **usual | call) for call in calls]
     async with database.begin() as connection:
-        await write_records(connection, records, today=TODAY)
+        await insert_records(connection, records, today=TODAY)
         for hours, at in ((1, NOON - 9 * 3600), (10, NOON)):
             seen = {"provider": "own", "endpoint": ENDPOINT, "model": "llama", "gpus": 1, "load": {}}
             look = Look(

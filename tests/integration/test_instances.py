@@ -8,7 +8,7 @@ from datetime import date
 from typing import Any
 
 from billing.instances import UNSEEN, InstanceCost, idle_costs, price_of_time
-from billing.ledger import write_records
+from billing.ledger import insert_records
 from billing.looks import Look, book_look, last_looks, split_by_day
 from gateway.database import Database
 from tests.support.clock import NOON, SetClock
@@ -50,7 +50,7 @@ async def call(database: Database, cost: int, at: float = NOON, endpoint: str = 
         SetClock(at).new_id(), model_used=model, provider="own", provider_endpoint=endpoint, gpu_cost_nanousd=cost
     )
     async with database.begin() as connection:
-        await write_records(connection, [record], today=SetClock(at).today())
+        await insert_records(connection, [record], today=SetClock(at).today())
 
 
 async def lines(database: Database, first: date = TODAY, last: date = TODAY) -> list[InstanceCost]:

@@ -15,7 +15,7 @@ from sqlalchemy import text
 import migrations
 from billing.flusher import Flusher
 from billing.journal import Closed, Journal
-from billing.ledger import write_records
+from billing.ledger import insert_records
 from billing.records import MOST_NANOUSD, MOST_TOKENS, Attempt, Status, UsageRecord
 from gateway.background import stop_all
 from gateway.clock import Clock
@@ -273,7 +273,7 @@ async def test_a_number_too_large_for_its_column_is_booked_at_the_most(database:
 async def write(database: Database, records: list[UsageRecord]) -> int:
     """Write in one transaction."""
     async with database.begin() as connection:
-        return await write_records(connection, records, today=TODAY)
+        return len(await insert_records(connection, records, today=TODAY))
 
 
 async def rows(database: Database, query: str) -> list[tuple[object, ...]]:

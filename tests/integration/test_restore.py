@@ -16,7 +16,7 @@ from sqlalchemy import text
 from billing import rebuild, rebuild_store, restore
 from billing.epochs import EPOCH_KEY
 from billing.holds import Hold, Limits, RefusedHold, Settlement
-from billing.ledger import write_records
+from billing.ledger import insert_records
 from billing.records import day_of
 from gateway.clock import Clock
 from gateway.database import Database
@@ -57,7 +57,7 @@ async def proxy(redis_url: str) -> AsyncIterator[RedisProxy]:
 async def test_an_empty_redis_is_filled_before_the_first_call(start: Start, database: Database) -> None:
     """A fresh house counts in Redis at once, from what the statements say."""
     async with database.begin() as connection:
-        await write_records(connection, [make_record(CLOCK.new_id(), cost_nanousd=700)], today=CLOCK.today())
+        await insert_records(connection, [make_record(CLOCK.new_id(), cost_nanousd=700)], today=CLOCK.today())
 
     owner = await start("a")
     hold = await owner.quotas.open(owner.ask(team=Limits(requests_per_minute=10)))
@@ -161,7 +161,7 @@ async def test_a_second_outage_gives_no_second_share(start: Start, proxy: RedisP
 async def test_the_statements_bound_the_share(start: Start, proxy: RedisProxy, database: Database) -> None:
     """A gateway that knows nothing of a team spends its share of what the statements leave, not of the whole limit."""
     async with database.begin() as connection:
-        await write_records(connection, [make_record(CLOCK.new_id(), cost_nanousd=90_000_000)], today=CLOCK.today())
+        await insert_records(connection, [make_record(CLOCK.new_id(), cost_nanousd=90_000_000)], today=CLOCK.today())
     proxy.turn(Way.CUT)
     owner = await start("a", by=proxy)
     limits = Limits(nanousd_per_day=100_000_000)
@@ -297,7 +297,7 @@ async def test_a_booking_cut_off_before_it_counts_starts_a_rebuild(
     async with dying.restorer.owing():
         await dying.restorer.look_once()  # it has nothing unsaid, but the note stays
         async with database.begin() as connection:
-            await write_records(connection, [make_record(CLOCK.new_id(), cost_nanousd=700)], today=CLOCK.today())
+            await insert_records(connection, [make_record(CLOCK.new_id(), cost_nanousd=700)], today=CLOCK.today())
         await dying.die()
     async with database.begin() as connection:
         late = text("UPDATE flushers SET seen_at = seen_at - interval '31 s' WHERE id = :id")
@@ -385,7 +385,7 @@ async def test_a_journal_that_comes_too_late_starts_a_rebuild(start: Start, data
     owner = await start("a")
     old = make_record(uuid_of(CLOCK.now() - 7200), cost_nanousd=700)
     async with database.begin() as connection:
-        await write_records(connection, [old], today=CLOCK.today())
+        await insert_records(connection, [old], today=CLOCK.today())
 
     await owner.quotas.book_adopted([old])
     await rebuilt(owner)

@@ -7,7 +7,7 @@ from datetime import date, timedelta
 import pytest
 from sqlalchemy import event, text
 
-from billing.ledger import write_records
+from billing.ledger import insert_records
 from billing.money import to_nano, to_text
 from billing.prices import Price, cost_of
 from billing.records import Status, UsageRecord
@@ -136,7 +136,7 @@ async def test_a_closed_day_never_changes(books: Database) -> None:
         assert await close_days(connection, NOON + 86_400) == [TODAY]
 
     async with books.begin() as connection:
-        await write_records(connection, [make_record(late.new_id(), cost_nanousd=11)], today=TODAY + timedelta(days=1))
+        await insert_records(connection, [make_record(late.new_id(), cost_nanousd=11)], today=TODAY + timedelta(days=1))
 
     async with books.begin() as connection:
         after = await daily(connection, "team_a", TODAY)
@@ -159,4 +159,4 @@ async def test_a_day_waits_for_every_living_flusher(books: Database) -> None:
 async def write(database: Database, records: list[UsageRecord]) -> None:
     """Write in one transaction."""
     async with database.begin() as connection:
-        await write_records(connection, records, today=TODAY)
+        await insert_records(connection, records, today=TODAY)

@@ -14,7 +14,7 @@ from msgspec import Struct
 import billing.statements
 from billing.corrections import Correction, add_correction
 from billing.grouping import Group, GroupBy, Tag
-from billing.ledger import day_in, write_records
+from billing.ledger import day_in, insert_records
 from billing.records import CHARGED, REQUESTS, Status, UsageRecord
 from billing.statements import Statement, Totals, period
 from billing.sweep import close_days
@@ -90,7 +90,7 @@ async def test_the_rest_is_one_line(database: Database, monkeypatch: pytest.Monk
     costs = {"ann": 50, "bob": 40, None: 30, "cyd": 20, "dan": 10, "eve": 5}
     records = [make_record(clock.new_id(), user_tag=user, cost_nanousd=cost) for user, cost in costs.items()]
     async with database.begin() as connection:
-        await write_records(connection, records, today=FIRST)
+        await insert_records(connection, records, today=FIRST)
 
     found = await statement(database, FIRST, LAST, GroupBy.USER)
 
@@ -110,11 +110,11 @@ async def fill(database: Database, dice: Random) -> list[Entry]:
     on_time, late = calls[:80], calls[80:]
     async with database.begin() as connection:
         for day in every_day():
-            await write_records(connection, [one for one in on_time if day_in(one) == day], today=day)
+            await insert_records(connection, [one for one in on_time if day_in(one) == day], today=day)
         closed = await close_days(connection, seconds(date(2026, 4, 1)) + 3600)
     assert closed
     async with database.begin() as connection:
-        await write_records(connection, late, today=LAST)
+        await insert_records(connection, late, today=LAST)
         for _ in range(25):
             corrected = dice.choice([None, *calls])
             correction = random_correction(dice, corrected)

@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from billing import sweep
 from billing.holds import Hold, HoldRequest, Leg, Limits, Scope, Settlement
-from billing.ledger import write_records
+from billing.ledger import insert_records
 from billing.quota_verbs import LEASE
 from billing.quotas import Quotas
 from billing.records import UsageRecord
@@ -70,7 +70,7 @@ async def test_a_call_in_the_ledger_is_settled_when_its_hold_is_freed(
     """Its owner died between the flush and the settlement: the counters learn of it from the row."""
     hold = await open_hold(quotas, clock)
     async with database.begin() as connection:
-        await write_records(connection, [make_record(hold.request.request_id, cost_nanousd=700)], today=TODAY)
+        await insert_records(connection, [make_record(hold.request.request_id, cost_nanousd=700)], today=TODAY)
     clock.move(LEASE + 1)
 
     await sweeper.sweep_once()
@@ -85,7 +85,7 @@ async def test_freed_holds_are_looked_up_again_when_the_ledger_was_away(
     """Postgres lost between the sweep and the look-up: the next round settles what this one freed."""
     hold = await open_hold(quotas, clock)
     async with database.begin() as connection:
-        await write_records(connection, [make_record(hold.request.request_id, cost_nanousd=700)], today=TODAY)
+        await insert_records(connection, [make_record(hold.request.request_id, cost_nanousd=700)], today=TODAY)
     clock.move(LEASE + 1)
 
     async def lost(*_: object) -> list[UsageRecord]:
@@ -106,7 +106,7 @@ async def test_partitions_are_made_ahead_and_dropped_when_their_time_is_over(
 ) -> None:
     """A week ahead there is a partition for each day; rows past their retention go, their sums stay."""
     async with database.begin() as connection:
-        await write_records(connection, [make_record(clock.new_id())], today=TODAY)
+        await insert_records(connection, [make_record(clock.new_id())], today=TODAY)
     await sweeper.do_chores()
     assert await partitions(database) == [TODAY + timedelta(days=ahead) for ahead in range(8)]
 

@@ -14,7 +14,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import gateway.cli
-from billing.ledger import write_records
+from billing.ledger import insert_records
 from billing.money import to_nano
 from gateway.audit_log import Act
 from gateway.clock import Clock
@@ -66,7 +66,7 @@ async def fill(database_url: str) -> None:
         async with database.begin() as connection:
             for team in ("team_a", "team_b"):
                 await create_team(connection, NewTeam(id=team), Act("tests"))
-            await write_records(connection, records, today=clock.today())
+            await insert_records(connection, records, today=clock.today())
             refund = NewCorrection(team_id="team_a", date="2026-04-05", cost_usd=Decimal("-0.25"), reason="a test")
             await book_correction(connection, refund, Act("tests"), Clock(), ["small"])
     finally:
