@@ -59,8 +59,8 @@ def build_batch(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch
     columns = token_ids, positions, slots, [step.row for step in samplers], fresh
     on_device = integers(list(chain(*columns)), device).split(list(map(len, columns)))
     parts = copies.parts if copies is not None else []
-    for part in parts:
-        part.slots = on_device[2][part.rows]
+    if copies is not None and parts:
+        copies.rooms.begin_step(on_device[2][:num_copied])
     placed = list(zip(steps, accumulate(query_lens, initial=0), strict=False))  # with the first row of each
     return Batch(
         steps=tuple(steps),

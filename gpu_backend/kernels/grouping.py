@@ -63,9 +63,9 @@ class Grouping:
         self._batch_invariant = batch_invariant
         # A window's queries see few blocks, and where nothing is grouped, nothing is multiplied side by side.
         plain = window == 0 and not batch_invariant
-        share = COPIED_SHARE * (cache_dtype or dtype).itemsize / dtype.itemsize
+        share = COPIED_SHARE * (cache_dtype or dtype).itemsize / torch.float32.itemsize
         tokens = int(share * null_block) * block_size
-        self.side_by_side = SideBySide(tokens, null_block, block_size, dtype) if plain else None
+        self.side_by_side = SideBySide(tokens, null_block, block_size) if plain else None
         # The mask of position p is the window of this row that begins p + 1 before the first -inf.
         self._reach = -(-max_model_len // block_size) * block_size
         self._stair = torch.zeros(2 * self._reach, device=device, dtype=dtype)

@@ -84,9 +84,13 @@ def _attend_side_by_side(
 ) -> None:
     """One query each, of sequences whose keys and values are kept side by side."""
     key, value = part.keys_and_values(kv_cache, kv_scales)
-    shape = len(key), key.shape[2], -1, query.shape[2]
-    q, its = query[part.rows].view(shape), out[part.rows].view(shape)
-    its.copy_(_attend(q, key, value, None if part.mask is None else part.mask[..., : part.longest], scale))
+    q = (query[part.rows].float() * scale).view(len(key), -1, query.shape[2])
+    scores = torch.bmm(q, key)
+    if part.mask is not None:
+        mask = part.mask.narrow(2, part.start, part.end - part.start)
+        scores.view(len(mask), -1, mask.shape[2]).add_(mask)
+    its = out[part.rows]
+    its.copy_(torch.bmm(scores.softmax(-1), value).view(its.shape))
 
 
 def _attend_one_each(

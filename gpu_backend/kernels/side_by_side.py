@@ -1,5 +1,5 @@
-# The keys and values of running decodes once more, each sequence's side by side: plain torch multiplies them as they
-# lie, where it would otherwise gather all their blocks in each layer of each step.
+# The keys and values of running decodes once more, each sequence's side by side, keys turned: plain torch multiplies
+# them where they lie, and gathers no blocks in each layer of each step.
 
 from __future__ import annotations
 
@@ -22,88 +22,110 @@ Decode = tuple[int, int, tuple[int, ...]]  # its id, its tokens, its block table
 
 
 class Rooms:
-    """Memory for copies: of each layer ``tokens`` tokens' keys and values, taken when they are first needed."""
+    """Memory for copies: of each layer ``tokens`` tokens' keys and values in float32, taken when they are needed."""
 
-    def __init__(self, tokens: int, dtype: torch.dtype) -> None:
+    def __init__(self, tokens: int) -> None:
         self.tokens = tokens
-        self.dtype = dtype
         self._layers: dict[int, Tensor] = {}
+        self._slots: Tensor | None = None
+        self._new: dict[int, Tensor] = {}
 
     def of(self, kv_cache: Tensor) -> Tensor:
-        """Return that of one layer's cache, as (2, tokens, kv_heads, head_dim)."""
+        """Return that of one layer's cache, as (2, tokens, kv_heads · head_dim): to be cut into parts."""
         room = self._layers.get(kv_cache.data_ptr())
         if room is None:
-            room = kv_cache.new_empty((2, self.tokens, *kv_cache.shape[3:]), dtype=self.dtype)
-            self._layers[kv_cache.data_ptr()] = room
+            shape = (2, self.tokens, kv_cache.shape[3] * kv_cache.shape[4])
+            room = self._layers[kv_cache.data_ptr()] = kv_cache.new_empty(shape, dtype=torch.float32)
         return room
+
+    def begin_step(self, slots: Tensor) -> None:
+        """Take note of where the cache has this step's keys and values of all parts' places, in their order."""
+        self._slots = slots
+        self._new.clear()
+
+    def new(self, kv_cache: Tensor, kv_scales: KvScales | None) -> Tensor:
+        """Return the step's own keys and values in one layer, (2, places of all parts · kv_heads, head_dim)."""
+        new = self._new.get(kv_cache.data_ptr())
+        if new is None:
+            assert self._slots is not None, "nobody said where this step's keys and values are"
+            stored = load_slots(kv_cache, kv_scales, self._slots)
+            new = self._new[kv_cache.data_ptr()] = stored.transpose(0, 1).flatten(1, 2)
+        return new
 
 
 @dataclass(slots=True, eq=False)
 class Part:
     """Sequences whose copies are multiplied in one call, each at its place.
 
-    In each layer's room their copies are (places, width, kv_heads, head_dim), from token ``offset`` on.
+    A copy is ``width`` columns, of which a token takes one; all places have their last token in the same column, so
+    that the shorter ones begin later. In each layer's room a part lies from token ``offset`` on, keys as (places ·
+    kv_heads, head_dim, width) and values as (places · kv_heads, width, head_dim): as products read them fastest.
     """
 
     owners: list[int]
-    tokens: list[int]  # of each when the copies were made
+    pads: list[int]  # columns before the first token of each
     rooms: Rooms
     offset: int
-    width: int  # tokens that each place has room for
-    tables: Tensor  # (places × blocks,) as they were when the copies were made
-    ends: Tensor  # (places,): where this step's tokens lie, counted from ``offset``
-    mask: Tensor | None  # (places, 1, 1, width): 0 where there is a token, else -inf; None: all are as long
-    longest: int  # tokens of the longest, those of this step included
-    age: int = 0  # tokens that each has got since
-    layers: dict[int, Tensor] = field(default_factory=dict)  # the copies, (2, places, width, kv_heads, head_dim)
+    width: int
+    slots: Tensor  # (places × columns,) where the cache has what is in the columns that are in use when it is made
+    mask: Tensor | None  # (places, 1, width): 0 where there is a token or will be, else -inf; None: there are no pads
+    end: int  # columns in use, that of this step's token included
+    start: int = 0  # columns in which nobody has a token any more
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # the copies
     rows: slice = field(default_factory=lambda: slice(0))  # of the step's tokens: the places' queries
-    slots: Tensor | None = None  # (places,): where this step's keys and values are in the cache
-
-    def grow(self) -> None:
-        """Go on to the next step."""
-        self.age += 1
-        self.longest += 1
-        self.ends += 1
-        if self.mask is not None:
-            self.mask.view(-1).index_fill_(0, self.ends, 0)
 
     def leave(self, place: int) -> None:
         """Let the last one take a place that its owner has left."""
         last = len(self.owners) - 1
-        for column in (self.owners, self.tokens):
+        for column in (self.owners, self.pads):
             column[place] = column[last]
             column.pop()
-        for copies in self.layers.values():
-            copies[:, place] = copies[:, last]
-        self.ends[place] = self.ends[last] - (last - place) * self.width
-        self.ends = self.ends[:last]
+        self.start = min(self.pads, default=0)
+        for layer, both in self.layers.items():
+            for copies in both:
+                of_place = copies.view(last + 1, -1)
+                of_place[place] = of_place[last]
+            keys, values = both
+            rows = len(keys) // (last + 1) * last
+            self.layers[layer] = keys[:rows], values[:rows]
         if self.mask is not None:
             self.mask[place] = self.mask[last]
             self.mask = self.mask[:last]
-        self.longest = max(self.tokens, default=0) + self.age
 
     def keys_and_values(self, kv_cache: Tensor, kv_scales: KvScales | None) -> tuple[Tensor, Tensor]:
-        """Return a layer's, (places, tokens, kv_heads, head_dim) each; the step's own are in ``kv_cache`` already."""
-        count, shape = len(self.owners), kv_cache.shape[2:]
-        raw = kv_cache if kv_scales is None else kv_cache.view(torch.uint8)
+        """Return a layer's, (places · kv_heads, head_dim, columns) and the same with the last two changed about.
+
+        The step's own are in ``kv_cache`` already.
+        """
         copies = self.layers.get(kv_cache.data_ptr())
         if copies is None:
-            room = self.rooms.of(kv_cache)[:, self.offset : self.offset + count * self.width]
-            copies = self.layers[kv_cache.data_ptr()] = room.view(2, count, self.width, *shape[1:])
-            blocks = self._load(raw.index_select(0, self.tables), kv_scales).view(count, -1, *shape)[:, : self.width]
-            for some, its in zip(copies, blocks.unbind(2), strict=True):
-                some[:, : its.shape[1]] = its
-                some[:, its.shape[1] :] = 0  # what is not a number stays so behind a mask
+            copies = self.layers[kv_cache.data_ptr()] = self._load(kv_cache, kv_scales)
+            keys, values = copies
         else:
-            assert self.slots is not None, "nobody said where this step's keys and values are"
-            new = self._load(raw.view(-1, *shape).index_select(0, self.slots), kv_scales)
-            for some, its in zip(copies, new.unbind(1), strict=True):
-                some.flatten(0, 1).index_copy_(0, self.ends, its)
-        key, value = copies[:, :count, : self.longest]
-        return key, value
+            keys, values = copies
+            first = self.rows.start * kv_cache.shape[3]
+            key, value = self.rooms.new(kv_cache, kv_scales).narrow(1, first, len(keys)).unbind(0)
+            keys.select(2, self.end - 1).copy_(key)
+            values.select(1, self.end - 1).copy_(value)
+        count = self.end - self.start
+        return keys.narrow(2, self.start, count), values.narrow(1, self.start, count)
 
-    def _load(self, stored: Tensor, kv_scales: KvScales | None) -> Tensor:
-        return stored if kv_scales is None else load_kv(stored, kv_scales, self.rooms.dtype)
+    def _load(self, kv_cache: Tensor, kv_scales: KvScales | None) -> tuple[Tensor, Tensor]:
+        count, (kv_heads, head_dim) = len(self.owners), kv_cache.shape[3:]
+        room = self.rooms.of(kv_cache)[:, self.offset : self.offset + count * self.width]
+        keys = room[0].view(count, kv_heads, head_dim, self.width)
+        values = room[1].view(count, kv_heads, self.width, head_dim)
+        stored = load_slots(kv_cache, kv_scales, self.slots).view(count, self.end, 2, kv_heads, head_dim)
+        keys[..., : self.end] = stored[:, :, 0].permute(0, 2, 3, 1)
+        values[:, :, : self.end] = stored[:, :, 1].transpose(1, 2)
+        return keys.flatten(0, 1), values.flatten(0, 1)
+
+
+def load_slots(kv_cache: Tensor, kv_scales: KvScales | None, slots: Tensor) -> Tensor:
+    """Return what a layer's cache has in these slots, (slots, 2, kv_heads, head_dim), in float32."""
+    raw = kv_cache if kv_scales is None else kv_cache.view(torch.uint8)
+    stored = raw.view(-1, *kv_cache.shape[2:]).index_select(0, slots)
+    return stored.float() if kv_scales is None else load_kv(stored, kv_scales, torch.float32)
 
 
 class SideBySide:
@@ -115,9 +137,9 @@ class SideBySide:
     grown to its room's end.
     """
 
-    def __init__(self, most_tokens: int, null_block: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, most_tokens: int, null_block: int, block_size: int) -> None:
         self.parts: list[Part] = []
-        self.rooms = Rooms(most_tokens, dtype)
+        self.rooms = Rooms(most_tokens)
         self._null_block = null_block
         self._block_size = block_size
         self._order: list[int] = []
@@ -175,10 +197,10 @@ class SideBySide:
 
     def _grow(self) -> bool:
         """Go on to the next token in all copies, if all have room for it."""
-        if any(part.longest == part.width for part in self.parts):
+        if any(part.end == part.width for part in self.parts):
             return False
         for part in self.parts:
-            part.grow()
+            part.end += 1
         return True
 
     def _make(self, decodes: Sequence[Decode]) -> None:
@@ -200,16 +222,20 @@ class SideBySide:
 
     def _part(self, decodes: Sequence[Decode], offset: int, width: int) -> Part:
         owners, tokens, tables = map(list, zip(*decodes, strict=True))
-        blocks = -(-tokens[-1] // self._block_size)
+        end, size = tokens[-1], self._block_size
+        blocks = -(-end // size)
         padded = chain.from_iterable([(*table, *(self._null_block,) * (blocks - len(table))) for table in tables])
-        lens = integers(tokens, CPU)
-        ends = torch.arange(len(tokens)) * width + lens - 1
+        pads = [end - count for count in tokens]
+        positions = torch.arange(end) - integers(pads, CPU)[:, None]
+        is_pad = positions < 0
+        positions.clamp_(min=0)
+        slots = integers(list(padded), CPU).view(len(tokens), blocks).gather(1, positions // size)
+        slots.mul_(size).add_(positions % size).masked_fill_(is_pad, self._null_block * size)
         mask = None
-        if tokens[0] < tokens[-1]:
-            mask = torch.zeros(len(tokens), 1, 1, width, dtype=self.rooms.dtype)
-            mask.masked_fill_(torch.arange(width) >= lens[:, None, None, None], -torch.inf)
-        place = (self.rooms, offset, width)
-        return Part(owners, tokens, *place, integers(list(padded), CPU), ends, mask, longest=tokens[-1])
+        if pads[0]:
+            mask = torch.zeros(len(tokens), 1, width)
+            mask[:, 0, :end].masked_fill_(is_pad, -torch.inf)
+        return Part(owners, pads, self.rooms, offset, width, slots.flatten(), mask, end)
 
 
 def _cut(decodes: Sequence[Decode]) -> Iterator[list[Decode]]:

@@ -140,7 +140,7 @@ def test_another_sequence_in_the_same_blocks_has_no_copy() -> None:
 def test_no_more_is_copied_than_there_is_room_for() -> None:
     """The copies take a share of the cache at most; whoever finds no room is read from its blocks."""
     house = House(2, 1)
-    house.copying.side_by_side = SideBySide(200, BLOCKS, SIZE, torch.float32)
+    house.copying.side_by_side = SideBySide(200, BLOCKS, SIZE)
     for sequence in range(8):
         house.come(sequence, 30)
 
