@@ -112,15 +112,16 @@ class Acceptor:
         scheduler = self._scheduler
         gains = result.counts or (1,) * len(result.token_ids)
         computed, gained = sum(sizes), sum(gains)
-        num_staying = computed
+        num_staying, by_guesses = computed, gained - len(gains)
         if not all(owners):
             num_staying = sum(size for size, owner in zip(sizes, owners, strict=True) if owner)
             samplers = [owner for step, owner in zip(plan.sequences, owners, strict=True) if step.samples]
-            gained = sum(gain for gain, owner in zip(gains, samplers, strict=True) if owner)
+            of_staying = [gain for gain, owner in zip(gains, samplers, strict=True) if owner]
+            gained, by_guesses = sum(of_staying), sum(of_staying) - len(of_staying)
         if scheduler.swapping is not None and scheduler.swapping.wants(plan.step) and plan.sequences:
             scheduler.swapping.learn(plan_work(plan.sequences), result.seconds)
         if scheduler.speculator is not None:
-            scheduler.speculator.note_step(plan, gained - len(gains), result.seconds)
+            scheduler.speculator.note_step(plan, by_guesses, result.seconds)
         seconds_per_token = result.seconds / max(1, num_staying)
         least = result.least_seconds if num_staying else 0.0
         self._meter.count_step(computed, gained, seconds_per_token * num_staying, least)

@@ -93,6 +93,25 @@ def test_next_step_is_launched_before_it_is_known_what_held(right: float) -> Non
     assert loop.load().counters["generated_tokens"] == 80
 
 
+def test_reply_that_ended_counts_for_no_loss_of_guesses() -> None:
+    """What a step computes for a reply that has ended already tells nothing of what guesses bring."""
+    loop, _ = ahead_loop(right=0.0)
+    speculator = loop.scheduler.speculator
+    assert speculator is not None
+    note_step, gains = speculator.note_step, []
+
+    def note(plan: StepPlan, num_gained: int, seconds: float) -> None:
+        gains.append(num_gained)
+        note_step(plan, num_gained, seconds)
+
+    speculator.note_step = note  # type: ignore[method-assign]
+    sampling = SamplingParams(40, temperature=0.0, stop_token_ids=STOPS)
+    answers = answer_all(loop, [Generate(str(i), tuple(range(i, i + 6)), sampling) for i in range(3)])
+
+    assert FinishReason.STOP in {answer.finish_reason for answer in answers.values()}
+    assert set(gains) == {0}
+
+
 def test_a_stop_within_what_held_ends_the_reply_there() -> None:
     """Tokens behind it, and the step that follows them already, reach neither reply, cache nor anyone's bill."""
     loop, runner = ahead_loop()
