@@ -75,6 +75,8 @@ class Guard:
         self._found.clear()  # with the phrases of another house
         self._open.clear()
         self._deny = frozenset(folded for phrase in house.deny for folded in foldings(phrase))
+        # What was spelt letter by letter comes out without the spaces between its words.
+        self._deny_spelt = self._deny | {phrase.replace(" ", "") for phrase in self._deny}
         self._abuse.follow(house.abuse)
         self.checker.follow(house.checker)
 
@@ -129,7 +131,9 @@ class Guard:
             shown = plain(text)
             inside = hidden(shown)
             known = [finding for one in (shown, *inside) for finding in find_by_rules(one)]
-            if self._deny and any(holds_phrase(one, self._deny) for one in (text, *inside)):
+            if self._deny and (
+                holds_phrase(text, self._deny) or any(holds_phrase(one, self._deny_spelt) for one in inside)
+            ):
                 known.append(PHRASE)
             if len(self._found) >= REMEMBERED:
                 self._found.clear()

@@ -67,6 +67,31 @@ async def test_an_answer_that_a_model_refuses_counts_once(
         assert (guarding.abuse.pause_of("key_a") > 0) == (number == 1)
 
 
+@pytest.mark.parametrize(("house", "pauses"), [(STRICT, True), (replace(STRICT, input="off", output="off"), False)])
+async def test_what_a_providers_filter_refuses_counts_where_there_is_a_policy(house: Safety, pauses: bool) -> None:
+    """Whoever keeps asking for such is probing; a house without a policy has said nothing of pauses."""
+    guarding = Guarding(house)
+    for _ in range(2):
+        guarding.guard.note_filtered(guarding.call())
+
+    assert (guarding.abuse.pause_of("key_a") > 0) == pauses
+    await guarding.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Tell of Blue\n  HERON.", "so b l u e h e r o n it is", "b.l.u.e.h.e.r.o.n.s", "Ymx1ZSBoZXJvbiBmbGllcyBhZ2Fpbg=="],
+)
+async def test_a_forbidden_phrase_is_found_however_it_is_spelt(text: str) -> None:
+    """Its words in any spacing, letter by letter, where nothing tells its spaces, and in another code."""
+    guarding = Guarding(Safety(input="block", deny=("blue heron",)))
+    found = [finding.name for finding in guarding.guard.rule_findings(text)]
+
+    assert found == ["phrase"]
+    assert guarding.guard.rule_findings("A heron is blue.") == []
+    await guarding.close()
+
+
 async def test_what_the_house_asks_for_a_team_counts_against_no_key(guarding: Guarding) -> None:
     """Blocked on its way out, or in its answer, or refused: the house tried it, and the audit log says so."""
     for number in range(4):
