@@ -24,7 +24,7 @@ CROWD = json.dumps({"model": "tiny", "prompt": ["a"] * 17, "n": 128}).encode()  
         ("/v1/chat/completions", b'{"model": "tiny", "model": "x", "messages": []}', 400, "duplicate_key", "model"),
         ("/v1/chat/completions", b'{"model": "tiny", "messages": []}', 400, "invalid_value", "messages"),
         ("/v1/chat/completions", b'{"messages": []}', 400, "missing_required_parameter", "model"),
-        ("/v1/chat/completions", b"\xff", 400, None, None),
+        ("/v1/chat/completions", b"\xff", 400, "invalid_json", None),
         ("/v1/chat/completions", json.dumps({**CHAT, "model": "other"}).encode(), 404, "model_not_found", "model"),
         ("/v1/chat/completions", json.dumps({**CHAT, "n": "2"}).encode(), 400, "invalid_type", "n"),
         ("/v1/completions", b'{"model": "tiny", "prompt": ""}', 400, "invalid_value", "prompt"),
