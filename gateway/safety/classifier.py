@@ -28,22 +28,19 @@ from gateway.safety.features import (
 )
 from gateway.safety.findings import Finding
 from gateway.safety.hidden import hidden, with_letters
-from gateway.safety.meaning import Meaning
+from gateway.safety.meaning import KINDS, Meaning
 from gateway.safety.plain import plain
 from router.artifact import read_artifact
 
 WEIGHTS = "safety.npz"
 MANIFEST = "safety.json"  # {"sha256": of the weights, "format": FORMAT, …}
-FORMAT = 4  # of the weights and of the features that they were fitted on
+FORMAT = 5  # of the weights and of the features that they were fitted on
 FLAGGED = 0.5  # a score from here on is a finding: the operating point that the model card tells of
 REMEMBERED = 1 << 15  # words whose runs are known; at least as many as a window can have
 PLACES = range(BUCKETS, BUCKETS + REMEMBERED)  # where they stand: after the buckets, so that both are counted in one go
 LONG = 64  # bytes: what is longer between two spaces is remembered by its words alone
 
-# What the columns of the weights stand for. "any": whether a text is of any of the categories after it.
-KINDS = (
-    *("sexual", "hate", "harassment", "violence", "self-harm", "sexual/minors", "hate/threatening", "violence/graphic"),
-)
+# What the columns of the weights stand for. "any": whether a text is of any of the kinds after it.
 OF_WORDS = ("attack", "harm")  # they read words, pairs and triples; the others the runs of bytes inside words
 OF_RUNS = ("any", *KINDS)
 HEADS = (*OF_WORDS, *OF_RUNS)
@@ -57,7 +54,9 @@ class Classifier:
     """The fitted model, ready to score. A score of 0.5 is the operating point of its category, not a probability."""
 
     def __init__(self, weights: dict[str, npt.NDArray]) -> None:
-        self._runs = _table(weights["run_idf"], weights["runs"])  # (run buckets + 1, heads of runs + 1)
+        roots = weights["runs"].astype(np.float32)  # of weights, in steps, with their signs
+        runs = roots * np.abs(roots) * weights["run_steps"]
+        self._runs = _table(weights["run_idf"], runs)  # (run buckets + 1, heads of runs + 1)
         # What a word, pair or triple adds to the heads of words, and a word at its place to the heads of runs: with
         # either a line, one product does for both.
         self._adds = np.zeros((PLACES.stop, len(HEADS) + 2), np.float32)
@@ -102,13 +101,15 @@ class Classifier:
         ]
         found = list(map(add, sums, self._bias))
         first = hits.searchsorted(BUCKETS)  # from here on they are places of words
-        harm, is_any = self._meaning.logits(scales[0, first:].dot(self._meant.take(hits[first:], axis=0)))
-        found[HARM] += harm
-        found[ANY] += is_any
-        # The head "any" knows best whether there is something, the others know what it is.
-        kinds = found[ANY + 1 :]
-        more = found[ANY] - max(kinds)
-        return np.array(found[: ANY + 1] + [kind + more for kind in kinds], np.float32)
+        meant = self._meaning.logits(scales[0, first:].dot(self._meant.take(hits[first:], axis=0)))
+        found[HARM:] = map(add, found[HARM:], meant)
+        # "any" knows whether there is something, and the kinds, fitted on nothing but texts that break the policy, what
+        # it is: the likeliest in any case, and every other that is likely of itself.
+        is_any, kinds = found[ANY], found[ANY + 1 :]
+        likeliest = kinds.index(max(kinds))
+        kinds = [min(is_any, kind) for kind in kinds]
+        kinds[likeliest] = is_any
+        return np.array(found[: ANY + 1] + kinds, np.float32)
 
     def _places(self, pieces: list[bytes]) -> npt.NDArray[np.uint32]:
         """Return the place of each word of a text that was split at its spaces."""
@@ -170,11 +171,11 @@ def readings(text: str, *, hides: bool = True) -> list[str]:
     said = [shown, *hidden(shown)] if hides else [shown]
     if (lettered := with_letters(shown)) is not shown:
         said.append(lettered)
-    return [window for one in said for window in windows(_evened(one.lower()))]
+    return [window for one in said for window in windows(evened(one.lower()))]
 
 
-def _evened(text: str) -> str:
-    # Where one window holds it all, the words are the same.
+def evened(text: str) -> str:
+    """Return a text with single spaces; or as it is, where one window holds it all and its words are the same."""
     return text if len(text) <= LONGEST and text.isascii() else " ".join(text.split())
 
 

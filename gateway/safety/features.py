@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 LONGEST = 2000  # characters of one window; a longer text is read in several
+PASSAGE = 400  # characters, of which the next passage has half
 BITS = 17
 BUCKETS = 1 << BITS  # of words, pairs and triples
 RUN_BITS = 17
@@ -118,6 +119,12 @@ def windows(text: str) -> list[str]:
         return [text]
     step = LONGEST * 3 // 4
     return [text[start : start + LONGEST] for start in range(0, len(text) - LONGEST // 4, step)]
+
+
+def passages(text: str) -> list[str]:
+    """Cut a text into passages of ``PASSAGE`` characters, each overlapping the next by half."""
+    step = PASSAGE // 2
+    return [text[start : start + PASSAGE] for start in range(0, max(1, len(text) - step), step)]
 
 
 def _to_buckets(hashes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:

@@ -18,7 +18,8 @@ from gateway.errors import ContentPolicyViolation, ContentUnchecked
 from gateway.providers.base import Request
 from gateway.safety.abuse import AbuseWatch
 from gateway.safety.checker import FAILED, OutsideChecker
-from gateway.safety.classifier import Classifier, Floats, findings_of, readings, scores_of
+from gateway.safety.classifier import Classifier, Floats, evened, findings_of, readings, scores_of
+from gateway.safety.features import passages
 from gateway.safety.findings import Finding
 from gateway.safety.hidden import hidden
 from gateway.safety.outcomes import Outcomes
@@ -154,6 +155,16 @@ class Guard:
         """Return the categories that the classifier finds in texts."""
         worst = [await self._worst_logits(text) for text in texts]
         return findings_of(np.max(worst, axis=0)) if worst else []
+
+    async def judge_told(self, texts: Iterable[str]) -> list[Finding]:
+        """Return whether texts that tools told hold an attack: passage by passage, for what is around dilutes it."""
+        worst: list[Floats] = []
+        for text in texts:
+            async for piece in _slices(text):
+                for passage in passages(piece):
+                    worst.append(self.logits(evened(plain(passage).lower())))
+                    await asyncio.sleep(0)
+        return findings_of(np.max(worst, axis=0), ("attack",)) if worst else []
 
     async def score(self, text: str) -> dict[str, float]:
         """Return the score of every category for a text."""

@@ -13,7 +13,7 @@ from gateway.errors import ContentPolicyViolation, ContentUnchecked
 from gateway.safety.findings import Finding
 from gateway.safety.guard import Guard
 from gateway.safety.policy import Policy
-from gateway.safety.texts import judged_texts
+from gateway.safety.texts import judged_texts, told_texts
 
 HEAD_START = 0.005  # seconds that the classifier leaves to calls on their way out; no model answers as fast
 HEAD_STARTS = 4  # that it leaves at the most, while others are on their way out
@@ -122,6 +122,7 @@ class InputCheck:
     async def _judge(self) -> None:
         try:
             found = await self._guard.judge(judged_texts(self._call.request))
+            found += await self._guard.judge_told(told_texts(self._call.request))
             if self._asking is not None:
                 found += await self._asking
             self._apply(found)

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from gateway.answering.call import Call
 from gateway.answering.hooks import ReplyHook
 from gateway.providers.base import WholeReply
-from gateway.safety.classifier import findings_of
+from gateway.safety.classifier import evened, findings_of
+from gateway.safety.features import PASSAGE, passages
 from gateway.safety.guard import Guard
 from gateway.safety.plain import plain, visible
 from gateway.safety.policy import CATEGORIES, Policy
@@ -19,8 +20,8 @@ from protocol.chat import FinishReason
 from protocol.events import Delta
 from router.targets import Target
 
-WINDOW = 400  # characters
-STEP = 200  # between the ends of two windows
+WINDOW = PASSAGE  # characters
+STEP = PASSAGE // 2  # between the ends of two windows
 SHARED = WINDOW - STEP  # characters that two windows share
 
 JUDGED = tuple(name for name in CATEGORIES if name not in ("attack", "harm", "illicit", "illicit/violent"))
@@ -72,10 +73,9 @@ class OutputWatch(ReplyHook):
 
     async def _look_through(self, whole: WholeReply) -> None:
         for text in map(visible, texts_of_reply(whole, self._given)):
-            for start in range(0, max(1, len(text) - SHARED), STEP):
-                if start:
-                    await asyncio.sleep(0)
-                self._look(text[start : start + WINDOW])
+            for window in passages(text):
+                self._look(window)
+                await asyncio.sleep(0)
         if is_refused(whole):
             self._note_refusal()
 
@@ -91,7 +91,7 @@ class OutputWatch(ReplyHook):
     def _look(self, window: str) -> None:
         guard = self._guard
         found = [finding for finding in guard.rule_findings(window) if finding.group in GROUPS]
-        found += findings_of(guard.logits(" ".join(plain(window).lower().split())), JUDGED)
+        found += findings_of(guard.logits(evened(plain(window).lower())), JUDGED)
         fresh = [finding for finding in found if finding.name not in self._noted]
         if fresh:
             self._noted.update(finding.name for finding in fresh)

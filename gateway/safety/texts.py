@@ -80,6 +80,13 @@ def judged_texts(request: Request) -> list[str]:
             return []
 
 
+def told_texts(request: Request) -> list[str]:
+    """Return what tools told, which is judged with the rest, and by itself: who wrote it is nobody's user."""
+    if not isinstance(request, ChatRequest):
+        return []
+    return [message.text() for message in request.messages if message.role == "tool"]
+
+
 def is_unreadable(request: Request) -> bool:
     """Whether a prompt is of token ids, whose text only its model knows."""
     match request:

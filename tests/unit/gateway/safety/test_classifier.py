@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from gateway.safety.classifier import FORMAT, HEADS, KINDS, MANIFEST, REMEMBERED, WEIGHTS, Classifier, readings
+from gateway.safety.classifier import FORMAT, HEADS, MANIFEST, REMEMBERED, WEIGHTS, Classifier, readings
+from gateway.safety.meaning import KINDS
 from gateway.safety.moderate_cli import main
 from gateway.safety.training.ordinary import ordinary_prompts
 from router.errors import ArtifactMismatch
@@ -43,7 +44,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> FittedSafety:
     kinds = np.full((len(rows), len(KINDS)), np.nan)
     for row, (_, task) in enumerate(rows):
         if task in ("breaks", "keeps"):
-            kinds[row] = float(task == "breaks")
+            kinds[row] = (np.arange(len(KINDS)) + row) % 2 if task == "breaks" else 0
     tasks = np.array([task for _, task in rows])
     texts = [text for text, _ in rows]
     examples = Examples(texts, tasks, tasks, kinds, np.ones(len(rows), bool))
@@ -51,7 +52,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> FittedSafety:
     known = ["the", "rules", "love", "hate", "bomb", "car", "bread", "you", "i", "not-a-word"]
     vectors = tmp_path_factory.mktemp("vectors") / "vectors.txt"
     vectors.write_text("".join(f"{word} {' '.join(map(str, dice.standard_normal(5)))}\n" for word in known))
-    return FittedSafety(read_vectors(vectors)).fit(examples, windows_of(texts))
+    return FittedSafety(read_vectors([vectors])).fit(examples, windows_of(texts))
 
 
 @pytest.fixture(scope="module")
