@@ -19,7 +19,7 @@ SURE = 1.96  # standard deviations of a 95 % interval
 
 
 class Outcome(Struct, frozen=True):
-    """One request that a small model answered, and what asking a large one showed."""
+    """One request that a small and a large model answered, one of them aside, and what comparing them showed."""
 
     score: float  # the probability, as it was said, that the small one suffices
     suffices: bool  # that it did
@@ -105,7 +105,7 @@ def recalibrated(outcomes: Sequence[Outcome], quality: float, applied: float | N
 
 
 def curve_of(outcomes: Sequence[Outcome], qualities: Sequence[float]) -> list[Point]:
-    """Return a point for each quality. The large model's price is that of the tier in which it was asked."""
+    """Return a point for each quality. Each price is that of the tier in which the model was asked."""
     return [_point(outcomes, quality) for quality in qualities]
 
 

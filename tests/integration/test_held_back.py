@@ -23,6 +23,7 @@ from gateway.clock import Clock
 from gateway.draining import Drain
 from gateway.held_back.comparer import Comparer
 from gateway.held_back.recalibrations import Recalibrations
+from gateway.held_back.store import HeldBackCall, note_call
 from gateway.services import Services
 from gateway.team_inputs import LimitsInput
 from protocol.chat import ChatRequest
@@ -239,6 +240,37 @@ async def test_a_budget_is_never_exceeded_and_off_is_off(house: House) -> None:
         None,
         [],
     )
+
+
+async def test_a_budget_is_kept_by_many_at_once(house: House, worker: Services) -> None:
+    """Whoever notes calls at the same moment, of either kind, the day takes as many as fit, and none more."""
+    [key] = await rows(house, "SELECT id FROM api_keys")
+    call = HeldBackCall(
+        request_id="",
+        team_id=house.team_id,
+        key_id=key["id"],
+        route="auto",
+        score=0.5,
+        scored_by="v",
+        is_explored=False,
+        small_model="small",
+        large_model=None,
+        body=b"{}",
+        answer=b"The Seine.",
+        small_nanousd=1,
+        large_nanousd=0,
+        reserved_nanousd=250,
+    )
+
+    async def note(is_explored: bool) -> bool:
+        mine = replace(call, request_id=worker.clock.new_id(), is_explored=is_explored)
+        async with worker.database.begin() as connection:
+            return await note_call(connection, worker.clock, mine, 1_100)
+
+    noted = await asyncio.gather(*(note(place % 2 == 0) for place in range(16)))
+
+    assert sum(noted) == 4
+    assert await rows(house, "SELECT sum(reserved_nanousd)::int AS nano FROM held_back") == [{"nano": 1_000}]
 
 
 async def test_what_a_team_measured_moves_its_calls_and_nobody_elses(house: House, worker: Services) -> None:
