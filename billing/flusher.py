@@ -24,6 +24,8 @@ from billing.store_errors import POSTGRES_AWAY, is_about_a_value
 BATCH = 2000  # rows in one transaction, at most
 LEAST_BATCH = 20  # rows, while Postgres is too slow for more in the time that a statement has
 GATHER = 0.05  # seconds to wait for more, once something closed
+CROWD = 8  # rows in one go, from which on it pays to wait longer: a transaction costs the same for one and for hundreds
+GATHER_CROWD = 0.2  # seconds to wait then
 REPORT_EVERY = 10.0  # seconds between reports of the watermark, and between looks for dead journals
 LONGEST_PAUSE = 5.0  # seconds between tries while Postgres is away
 FLUSH_WITHIN = 30.0  # seconds for one batch, whatever it hangs on; it is tried again
@@ -75,6 +77,7 @@ class Flusher:
         self._book_adopted = book_adopted
         self._one_at_a_time = asyncio.Lock()
         self._batch = BATCH
+        self._gathered = 0  # rows that the last wait brought
         self._wake = asyncio.Event()
         self._writing = 0  # rows that others are writing at this moment
         self._none_writes = asyncio.Event()
@@ -112,8 +115,9 @@ class Flusher:
                     for _ in self._journal.adopt_each():
                         await asyncio.sleep(0)  # a segment takes some 100 ms: let calls go on between two
                     await self.report()
-                while time.monotonic() < chores_due and await self.flush_once():
-                    pass
+                self._gathered = 0
+                while time.monotonic() < chores_due and (written := await self.flush_once()):
+                    self._gathered += written
                 pause = 0.0
             except Exception as exc:  # whatever it is: as long as this loop lives, nothing is lost
                 pause = min(LONGEST_PAUSE, max(0.1, 2 * pause))
@@ -212,7 +216,7 @@ class Flusher:
         try:
             async with asyncio.timeout(1.0):  # wait_for could swallow a cancellation
                 await self._wake.wait()
-            await asyncio.sleep(GATHER)
+            await asyncio.sleep(GATHER if self._gathered < CROWD else GATHER_CROWD)
         except TimeoutError:
             pass
         self._wake.clear()
