@@ -180,6 +180,20 @@ async def test_a_line_that_may_not_leave_never_does(
     assert sent == ["sent"]
 
 
+async def test_the_rules_look_at_one_call_of_a_crowd_in_each_turn(guarding: Guarding) -> None:
+    """Between two of them the loop hears what has come: the hold of a call that could leave."""
+    checks = [input_check_of(guarding.guard, guarding.call(asking(f"Number {number}."))) for number in range(3)]
+    looked = [0]
+    while looked[-1] < 3:
+        await asyncio.sleep(0)
+        looked.append(sum(check is not None and check._looking.done() for check in checks))
+    for check in checks:
+        assert check is not None
+        check.stop()
+
+    assert sorted(set(looked)) == [0, 1, 2, 3]
+
+
 async def test_no_answer_waits_for_a_verdict_that_can_forbid_nothing() -> None:
     """Where everything is flagged at the most, it comes behind the call, and is noted."""
     with moderating() as moderator:
