@@ -65,6 +65,18 @@ class Call(Struct, frozen=True, kw_only=True):
         return crc32(asked.encode("utf-8", "replace")) / 2**32
 
     @property
+    def beginning(self) -> str:
+        """What the turns of a conversation have in common: where one was answered, the next one's prompt is cached."""
+        match self.request:
+            case ChatRequest(messages=messages):
+                said = next((message.text() for message in messages if message.role == "user"), "")
+            case CompletionRequest(prompt=str(prompt)):
+                said = prompt
+            case _:
+                return self.request_id
+        return f"{self.caller.team.id}\n{self.request.user or ''}\n{said[:OPENING]}"
+
+    @property
     def owes_parts(self) -> bool:
         """Whether a part of the answer is owed, when the whole does not come; else only what was stored whole is."""
         return self.idempotency_key is None and not self.is_batch_item

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from gateway.resilience.keys import TargetAway
 from gateway.settings import QueueSettings
 from gateway.telemetry.meters import counter_of, histogram_of
 from gateway.telemetry.metrics import Metrics
+from router.replicas import by_beginning
 from router.targets import HEALTHY, Route, Target, TargetHealth, Tier
 
 PACE = 0.05  # seconds between the turns at a target that has just rested: all at once would be its next 429
@@ -56,6 +58,7 @@ class Gate:
         self._futures: dict[Ticket, asyncio.Future[None]] = {}
         self._rooms: dict[str, Room] = {}  # by Target.key; whoever is missing has no limit
         self._targets: dict[Room, Target] = {}  # one of each room's
+        self._peers: dict[str, tuple[str, str]] = {}  # of our own engines, by Target.key: the model, and where it is
         self.engines: dict[str, Room] = {}  # of these, by address: our own, which say themselves what they take
         self.follow(registry, targets, queue)
 
@@ -65,9 +68,11 @@ class Gate:
         self._turns.follow(queue.per_team, queue.wait)
         known, self._rooms = self._rooms, {}
         engines, self.engines = self.engines, {}
-        self._targets = {}
+        self._targets, self._peers = {}, {}
         for target in targets:
             provider, room = registry.settings(target.model.provider), known.get(target.key)
+            if provider.self_hosted and len(provider.endpoints) > 1:
+                self._peers[target.key] = (target.model.name, target.endpoint.region)
             if provider.concurrency is not None:
                 room = room if room is not None and room.name == target.key else Room(target.key, None)
                 self.resize(room, provider.concurrency)
@@ -85,7 +90,7 @@ class Gate:
         """Return leave to go at once, to the first target with room; ``None`` when the call has to wait."""
         if not self._rooms:
             return Turn(route)
-        able = self._able(route, health)
+        able = self._shared(self._able(route, health), call)
         for target in able:
             room = self._rooms.get(target.key)
             if room is None:
@@ -173,6 +178,19 @@ class Gate:
             return route.targets
         well = tuple(target for target in route.targets if not health.get(target.key, HEALTHY).is_open)
         return well or tuple(target for target in route.targets if self._breakers.why_away(target) is None)
+
+    def _shared(self, targets: tuple[Target, ...], call: Call) -> tuple[Target, ...]:
+        """Return the targets in their order, but replicas of our own engine as the call's beginning and loads say."""
+        if not self._peers:
+            return targets
+        ordered: list[Target] = []
+        for place, run in groupby(targets, lambda target: self._peers.get(target.key)):
+            replicas = list(run)
+            if place is not None and len(replicas) > 1:
+                loads = [len(self._rooms[replica.key].held) for replica in replicas]
+                replicas = by_beginning(replicas, call.beginning, loads)
+            ordered += replicas
+        return tuple(ordered)
 
     def _resting(self, route: Route) -> tuple[Target, ...]:
         """Return the targets that take calls again, by what they said, before anybody's wait is over."""

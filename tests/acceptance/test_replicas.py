@@ -1,0 +1,100 @@
+# Calls of a model with several replicas of our own engine: shared between them, and a conversation stays where what was
+# said is cached. Each replica is an engine's own front, with a script for its engine.
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gateway.settings import ProviderSettings, Timeouts
+from gpu_backend.engine.messages import Generate
+from router.targets import Endpoint
+from tests.support.fake_engine import FakeEngine, silent, speaking
+from tests.support.front import running_front, write_small_files
+from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
+
+REPLICAS, CROWD = 3, 24
+TOKENS = [70, 71, 72]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A house, and the engines behind its model."""
+
+    house: House
+    engines: list[FakeEngine]
+
+    def ask(self, *said: str) -> None:
+        """Say the next thing of a conversation."""
+        turns = [{"role": "assistant" if at % 2 else "user", "content": text} for at, text in enumerate(said)]
+        with self.house.client() as client:
+            answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": turns, "max_tokens": 3})
+        assert answer.status_code == 200, answer.text
+
+    def asked(self) -> list[int]:
+        """Return how often each engine was asked."""
+        return [sum(isinstance(each, Generate) for each in engine.process.commands) for engine in self.engines]
+
+
+@pytest.fixture
+def scene(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Scene]:
+    """A house before some replicas in one place."""
+    checkpoint = write_small_files(tmp_path / "tiny")
+    engines = [FakeEngine(speaking(TOKENS), max_model_len=512) for _ in range(REPLICAS)]
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(running_front(checkpoint, engine)) for engine in engines]
+        own = ProviderSettings(
+            name="own",
+            format="openai",
+            self_hosted=True,
+            endpoints=tuple(Endpoint("here", url + "/v1") for url in urls),
+            timeouts=Timeouts(connect=1.0, first_token=20.0, between_tokens=20.0, total=30.0),
+            breaker=NEVER_OPENS,
+        )
+        more = {"providers": {"own": own}, "models": {"tiny": model("tiny", "own")}, "auto": {}, "aliases": {}}
+        settings = settings_for(database_url, redis_url, "", tmp_path / "data", **more)
+        yield Scene(stack.enter_context(running_house(settings)), engines)
+
+
+def test_a_crowd_is_shared(scene: Scene) -> None:
+    """No replica has more than a quarter beyond its part while others have less to do."""
+    for engine in scene.engines:
+        engine.script = silent
+    with ThreadPoolExecutor(CROWD) as crowd:
+        calls = [crowd.submit(scene.ask, f"Which river flows through city {number}?") for number in range(CROWD)]
+        deadline = time.monotonic() + 20
+        while sum(scene.asked()) < CROWD:
+            assert time.monotonic() < deadline, scene.asked()
+            time.sleep(0.01)
+        shared = scene.asked()
+        for engine in scene.engines:
+            for command in engine.process.commands:
+                for events in speaking(TOKENS)(command):
+                    engine.process.say(*events)
+        for call in calls:
+            call.result()
+
+    assert max(shared) <= CROWD / REPLICAS * 1.25, shared
+
+
+def test_a_conversation_stays_where_it_is_cached(scene: Scene) -> None:
+    """All turns of a conversation go to one replica, and conversations to all of them."""
+    homes = Counter[int]()
+    for number in range(12):
+        said = [f"Question {number}"]
+        before = scene.asked()
+        for _ in range(3):
+            scene.ask(*said)
+            said += ["FGH", "And then?"]
+        went = [after - asked for after, asked in zip(scene.asked(), before, strict=True)]
+        assert sorted(went) == [0, 0, 3], went
+        homes[went.index(3)] += 1
+
+    assert len(homes) == REPLICAS

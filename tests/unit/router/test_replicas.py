@@ -1,0 +1,56 @@
+# Replicas: a beginning has its own, the load is bounded, and whoever goes takes nobody else's place along.
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.replicas import by_beginning
+from router.targets import Endpoint, Target
+from tests.support.house import model
+
+REPLICAS = [Target(model("m"), Endpoint("here", f"http://gpu-{number}:8100/v1")) for number in range(4)]
+OPENINGS = [f"Which river flows through city {number}?" for number in range(1000)]
+
+
+def home_of(beginning: str, replicas: list[Target] = REPLICAS) -> str:
+    return by_beginning(replicas, beginning, [0] * len(replicas))[0].endpoint.base_url
+
+
+def test_beginnings_have_homes_and_share_the_replicas() -> None:
+    """The same one in whatever process, and however the replicas are ordered; and all of them are used."""
+    homes = [home_of(opening) for opening in OPENINGS]
+
+    assert homes == [home_of(opening, REPLICAS[::-1]) for opening in OPENINGS]
+    assert all(200 < count < 300 for count in Counter(homes).values())
+    assert home_of("Hello") == "http://gpu-0:8100/v1"
+
+
+def test_a_replica_that_goes_moves_its_own_alone() -> None:
+    """All others stay where they are cached."""
+    stays = [replica for replica in REPLICAS if replica is not REPLICAS[1]]
+
+    for opening in OPENINGS:
+        if (home := home_of(opening)) != REPLICAS[1].endpoint.base_url:
+            assert home_of(opening, stays) == home
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=300))
+def test_no_load_passes_its_bound(openings: list[int]) -> None:
+    """Even when all say the same: calls that come while others run never make more than a quarter beyond the mean."""
+    loads = [0] * len(REPLICAS)
+    for opening in openings:
+        first = by_beginning(REPLICAS, str(opening), loads)[0]
+        loads[REPLICAS.index(first)] += 1
+
+        assert max(loads) <= -(-1.25 * sum(loads) // len(loads))
+
+
+def test_when_all_are_loaded_the_least_loaded_leads() -> None:
+    """What lies behind the bound stands by its load."""
+    order = by_beginning(REPLICAS, "Hello", [9, 0, 30, 20])
+
+    assert [REPLICAS.index(replica) for replica in order[-2:]] == [3, 2]
+    assert set(order) == set(REPLICAS)
