@@ -30,6 +30,7 @@ def test_the_money_rooms_are_measured(house: House) -> None:
         shown = {line.split(" ")[0] for line in client.get("/metrics").text.splitlines()}
 
     assert shown >= {*COUNTED, "tollgate_quotas_standalone", "tollgate_journal_backlog"}
+    assert not {name for name in shown if "_created" in name}
 
 
 def test_a_scrape_shows_what_others_counted() -> None:
