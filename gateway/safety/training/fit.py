@@ -45,7 +45,7 @@ ASKED: dict[str, tuple[Task, tuple[Task, ...]]] = {
     "any": ("breaks", ("keeps", "benign", "everyday")),
 }
 # What was written for this project and says nothing about what a head is to find.
-NOT_SHOWN = {"any": (WRITTEN, WORK)}
+NOT_SHOWN = {"any": (WORK,)}
 # The share of hard benign prompts that each head may flag; together they flag about 5 %.
 MAY_FLAG = {"attack": 0.041, "harm": 0.010, "any": 0.002}
 LEAST_OF_KIND = -2.0  # logit below which no kind is told of: of some kinds few texts are known
