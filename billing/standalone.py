@@ -41,6 +41,27 @@ class Room(Struct, frozen=True):
     others: int  # calls of other processes that ran
 
 
+class Minute:
+    """The calls of the last minute, and the tokens that they may use."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._calls: deque[tuple[float, int]] = deque()  # when each began, and its tokens
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, now: float, tokens: int) -> None:
+        """Count a call that begins now."""
+        self._calls.append((now, tokens))
+        self.tokens += tokens
+
+    def forget(self, now: float) -> None:
+        """Count those no more that began a minute ago."""
+        while self._calls and self._calls[0][0] <= now - MINUTE:
+            self.tokens -= self._calls.popleft()[1]
+
+
 AskStatements = Callable[[Scope, str, int], Awaitable[ScopeSums]]  # scope, team id, day since 1970
 
 
@@ -59,7 +80,7 @@ class Standalone:
         self._sums: dict[tuple[str, str, int], tuple[float, ScopeSums | None]] = {}  # asked in this outage, and when
         self._asking: dict[tuple[str, str, int], asyncio.Future[None]] = {}
         self._spent: dict[tuple[str, str], dict[tuple[LimitName, int], int]] = {}  # by limit and its day or month
-        self._recent: dict[tuple[str, str], deque[tuple[float, int]]] = {}
+        self._recent: dict[tuple[str, str], Minute] = {}
         self._holds: dict[str, HoldRequest] = {}
         self._own: dict[tuple[str, str], int] = {}  # calls of this process that run, wherever they are held
 
@@ -113,7 +134,7 @@ class Standalone:
         for scope in request.scopes:
             name = (scope.kind, scope.id)
             if not request.is_aside:
-                self._recent.setdefault(name, deque()).append((now, request.tokens))
+                self._recent.setdefault(name, Minute()).add(now, request.tokens)
             self._spend(scope, request, request.tokens, request.cost_nanousd)
         self._holds[request.request_id] = request
         return Hold(request=request, opened_at=now, standalone=True)
@@ -135,16 +156,15 @@ class Standalone:
 
     def _check(self, scope: Scope, request: HoldRequest, now: float) -> RefusedHold | None:
         name = (scope.kind, scope.id)
-        recent = self._recent.get(name, deque())
-        while recent and recent[0][0] <= now - MINUTE:
-            recent.popleft()
+        recent = self._recent.get(name) or Minute()
+        recent.forget(now)
         for limit, cap, wanted in demands(scope, request):
             base: int | None
             match limit:
                 case LimitName.REQUESTS_PER_MINUTE:
                     base, spent = self._flowing(scope, limit, cap, now), len(recent)
                 case LimitName.TOKENS_PER_MINUTE:
-                    base, spent = self._flowing(scope, limit, cap, now), sum(tokens for _, tokens in recent)
+                    base, spent = self._flowing(scope, limit, cap, now), recent.tokens
                 case LimitName.CONCURRENT_REQUESTS:
                     base, spent = self._beside_others(scope, cap, now), self._own.get(name, 0)
                 case _:
