@@ -36,6 +36,7 @@ from gateway.providers.registry import ProviderRegistry
 from gateway.redis_client import open_redis
 from gateway.reload import Reloader
 from gateway.resilience.breakers import Breakers
+from gateway.resilience.first_tokens import FirstTokens
 from gateway.resilience.retry import RetryBudgets
 from gateway.routes import HANDLERS
 from gateway.safety.abuse import AbuseWatch
@@ -150,6 +151,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             providers=registry,
             breakers=breakers,
             budgets=budgets,
+            first_tokens=FirstTokens(clock),
             gate=gate,
             complexity=complexity,
             guard=guard,

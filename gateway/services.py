@@ -24,6 +24,7 @@ from gateway.overload.gate import Gate
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breakers import Breakers
+from gateway.resilience.first_tokens import FirstTokens
 from gateway.resilience.retry import RetryBudgets
 from gateway.safety.guard import Guard
 from gateway.settings import Settings
@@ -54,6 +55,7 @@ class Services:
     providers: ProviderRegistry
     breakers: Breakers
     budgets: RetryBudgets
+    first_tokens: FirstTokens
     gate: Gate
     complexity: Complexity
     guard: Guard
@@ -70,5 +72,9 @@ class Services:
     started_at: float  # unix seconds
 
     def health(self) -> Mapping[str, TargetHealth]:
-        """Return what is known of each target; a target that is missing is healthy."""
+        """Return what is known of targets in trouble; a target that is missing is healthy."""
         return self.breakers.health()
+
+    def outlook(self, health: Mapping[str, TargetHealth]) -> Mapping[str, TargetHealth]:
+        """Return what the router goes by: ``health``, and how soon the others have lately answered."""
+        return self.first_tokens.beside(health)

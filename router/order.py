@@ -87,11 +87,17 @@ def unavailable_last(targets: Iterable[Target], health: Health) -> tuple[Target,
 
 
 def _soonest_first(targets: Sequence[Target], health: Health) -> list[list[Target]]:
-    """Return groups of targets that answer about as soon as each other, by the first token that is predicted."""
+    """Return groups of targets that answer about as soon as each other, by the first token that is predicted.
+
+    Of whom nobody knows it is among the soonest, until it is known.
+    """
     if not health or len(targets) < 2:
         return [list(targets)]
-    times = [(health.get(target.key, HEALTHY).first_token_ms, target) for target in targets]
-    return _ties(times, SAME_TIME, SAME_TIME_MS)
+    known = [health.get(target.key, HEALTHY).first_token_ms for target in targets]
+    least = min(filter(None, known), default=0.0)
+    return _ties(
+        [(time or least, target) for time, target in zip(known, targets, strict=True)], SAME_TIME, SAME_TIME_MS
+    )
 
 
 def _ties(valued: list[tuple[float, T]], factor: float, margin: float = 0.0) -> list[list[T]]:

@@ -70,7 +70,7 @@ class TargetHealth(Struct, frozen=True):
     is_open: bool = False  # its breaker is open, or it is set aside after a 429
     queue_depth: int = 0
     is_full: bool = False
-    first_token_ms: float = 0.0  # predicted
+    first_token_ms: float = 0.0  # predicted; 0 when nobody knows
 
 
 HEALTHY = TargetHealth()

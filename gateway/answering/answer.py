@@ -28,7 +28,8 @@ async def answer(services: Services, call: Call) -> Reply:
     health = services.health()
     catalog = services.catalog
     share = call.share if catalog.meaning(call.request.model) in catalog.auto else 0.0
-    route = choose_route(call.request, call.wish, catalog, health, services.complexity, share=share)
+    outlook = services.outlook(health)
+    route = choose_route(call.request, call.wish, catalog, outlook, services.complexity, share=share)
     if is_sampled(call.request_id):
         route = judge_named(route, call.request, call.wish, catalog, services.complexity)
     gate = services.gate

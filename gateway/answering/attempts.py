@@ -21,7 +21,7 @@ from gateway.resilience.retry import OF_THE_KEY, next_pause
 from gateway.services import Services
 from protocol.errors import ServiceError
 from router.prompt_bounds import USUAL_TOKEN_BYTES, prompt_characters
-from router.targets import HEALTHY, Route, Target, TargetHealth
+from router.targets import HEALTHY, Route, Target, TargetHealth, Tier
 
 LONGEST_WAIT = 60  # seconds that a client is told to wait, at the most
 
@@ -116,6 +116,8 @@ async def send_with_retries(
             breakers.succeeded(permit)
             answering.permit, answering.began = permit, clock.monotonic()
             log.add(target, "ok", answering.began - started)
+            if answering.events is not None and not tries and call.wish.tier is Tier.INTERACTIVE:
+                services.first_tokens.note(target, answering.began - started)
             return answering
         if failure.outcome in OF_THE_KEY:
             if not breakers.has_other_key(permit) or not trip.budget.take_move(now):

@@ -56,9 +56,9 @@ async def explain_route(request: Request[Any, Any, Any]) -> dict[str, Any]:
     body = await request.body()
     asked, extra, endpoint = _read(body, is_anthropic="anthropic-version" in request.headers)
     call = call_of(request, asked, extra, endpoint, len(body))
-    health = services.health()
-    route = choose_route(call.request, call.wish, services.catalog, health, services.complexity, share=call.share)
-    return route_view(services, call, route, health)
+    outlook = services.outlook(services.health())
+    route = choose_route(call.request, call.wish, services.catalog, outlook, services.complexity, share=call.share)
+    return route_view(services, call, route, outlook)
 
 
 def _read(body: bytes, *, is_anthropic: bool) -> tuple[Any, dict[str, Any], str]:
@@ -142,6 +142,7 @@ def _targets(call: Call, route: Route, health: Mapping[str, TargetHealth]) -> li
                 "provider": target.model.provider,
                 "region": target.endpoint.region,
                 "is_available": not (known.is_open or known.is_full),
+                "first_token_ms": round(known.first_token_ms, 1) or None,
                 "expected_cost_usd": to_text(cost_of(usage, target.model.price, batch=batch)),
                 "most_cost_usd": to_text(leg.cost_nanousd),
             }

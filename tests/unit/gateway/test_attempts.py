@@ -23,6 +23,7 @@ from gateway.overload.gate import Gate
 from gateway.providers.base import UpstreamRequest
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breakers import Breakers
+from gateway.resilience.first_tokens import FirstTokens
 from gateway.resilience.retry import BURST, RetryBudgets
 from gateway.services import Services
 from gateway.settings import BreakerPolicy, ProviderSettings, QueueSettings, Retries
@@ -110,6 +111,7 @@ class Scene:
                 client=upstreams,
                 breakers=self.breakers,
                 budgets=self.budgets,
+                first_tokens=FirstTokens(self.clock),
                 gate=Gate(registry, targets, self.breakers, QueueSettings(), self.clock, Metrics()),
             ),
         )

@@ -25,6 +25,7 @@ from gateway.overload.gate import Gate
 from gateway.providers.base import Request, UpstreamRequest
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breakers import Breakers
+from gateway.resilience.first_tokens import FirstTokens
 from gateway.resilience.retry import RetryBudgets
 from gateway.services import Services
 from gateway.settings import ProviderSettings, QueueSettings, Retries
@@ -119,6 +120,7 @@ class Scene:
             client=self,
             breakers=self.breakers,
             budgets=self.budgets,
+            first_tokens=FirstTokens(self.clock),
             gate=gate,
             metrics=metrics,
         )

@@ -99,7 +99,8 @@ def test_replicas_of_one_region_are_peers() -> None:
     known = catalog(model("m", "own"))
     first, second = (target.key for target in known.targets_of(known.models["m"]))
 
-    slow = choose_route(chat("m"), Wish(), known, {first: TargetHealth(first_token_ms=900)}, hard)
+    times = {first: TargetHealth(first_token_ms=900), second: TargetHealth(first_token_ms=300)}
+    slow = choose_route(chat("m"), Wish(), known, times, hard)
     queued = choose_route(chat("m"), Wish(), known, {first: TargetHealth(queue_depth=3, first_token_ms=20)}, hard)
 
     assert [t.key for t in slow.targets] == [second, first]
@@ -216,9 +217,21 @@ def test_a_model_alone_at_its_cost_keeps_the_order_of_its_endpoints() -> None:
 def test_among_equal_costs_the_sooner_first_token_leads() -> None:
     """A difference of cost within five per cent is outweighed by the predicted first token."""
     known = catalog(model("a", dollars="1.00"), model("b", dollars="1.04"), small=("a", "b"))
-    health = {t.key: TargetHealth(first_token_ms=800) for t in known.targets_of(known.models["a"])}
+    a, b = (target.key for target in known.targets())
+    health = {a: TargetHealth(first_token_ms=800), b: TargetHealth(first_token_ms=400)}
 
     assert names(choose_route(chat(), Wish(), known, health, easy).targets) == ["b@one", "a@one"]
+
+
+def test_of_whom_nobody_knows_takes_turns_with_the_soonest() -> None:
+    """Else a target that has answered once would have all calls, or none."""
+    known = catalog(*(model(name) for name in "abc"), small=("a", "b", "c"))
+    a, b, _ = (target.key for target in known.targets())
+    health = {a: TargetHealth(first_token_ms=800), b: TargetHealth(first_token_ms=400)}
+
+    routes = [choose_route(chat(), Wish(), known, health, easy, share=share).targets for share in (0.0, 0.9)]
+
+    assert [names(targets) for targets in routes] == [["b@one", "c@one", "a@one"], ["c@one", "b@one", "a@one"]]
 
 
 def test_equals_share_by_weight() -> None:
