@@ -105,7 +105,7 @@ def test_a_slow_reader_slows_its_own_upstream_and_nobody_else(slow_house: House,
         slow_house.client(transport=small_window) as client,
         client.stream("POST", "/v1/chat/completions", json=long) as slow,
     ):
-        upstream.wait_until(lambda: upstream.requests[0].tokens_sent > 0)
+        upstream.wait_until(lambda: upstream.requests and upstream.requests[0].tokens_sent > 0)
         with ThreadPoolExecutor(4) as pool:
             others = list(pool.map(lambda _: stream_of(slow_house), range(4)))
         time.sleep(1.2)  # longer than an upstream may be silent
