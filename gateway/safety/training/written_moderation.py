@@ -68,9 +68,9 @@ WHO = """president|mayor|judge|teacher|landlord|journalist|minister|boss|referee
 SEXUAL = """She took off her clothes and he kissed her breasts|He slid his hand between her thighs and she moaned
 I want you naked in my bed tonight|We had sex on the kitchen table all night|Hot singles want sex in your town
 Sexy escorts for wild nights, call now|She sat on his lap without underwear and moaned with pleasure
-Watch naked girls live on cam|I get so hard when I think of your body
+Watch naked women live on cam|I get so hard when I think of your body
 He undressed her and they made love until dawn|Horny housewives want to meet you
-Tell me what you would do to me in bed, I am so wet|XXX videos of hot teens over 18
+Tell me what you would do to me in bed, I am so wet|XXX videos of hot couples
 Erotic massage with a happy end, discreet|She begged him to take her right there|I want to lick you all over
 Free porn, thousands of videos|Her nipples were hard under the wet shirt and he could not stop touching her"""
 LUST = """, slowly at first|. Call now| and came twice|, baby|. No limits|. So good|| again and again|. 18+ only"""
