@@ -12,7 +12,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -55,11 +55,23 @@ class Rules:
 
 
 class Constraint:
-    """Where one reply stands in its grammar."""
+    """Where one reply stands in its grammar.
+
+    While its mask is made, on another thread, the library lets nobody else look: whatever is asked of it waits for the
+    mask. So a step may be given up after its masks were begun.
+    """
 
     def __init__(self, matcher: Any, rules: Rules) -> None:
-        self._matcher = matcher
+        self._own = matcher
+        self._masks: Future[Tensor] | None = None  # that were begun last
         self.rules = rules
+
+    @property
+    def _matcher(self) -> Any:
+        if self._masks is not None:
+            wait([self._masks])
+            self._masks = None
+        return self._own
 
     @property
     def is_complete(self) -> bool:
@@ -91,9 +103,14 @@ class Constraint:
         """Return an independent constraint that stands where this one does."""
         return Constraint(self._matcher.deep_copy(), self.rules)
 
-    def takes_long(self) -> bool:
-        """Whether the next mask takes so long to compute that steps should not wait for it."""
-        return _try_mask(self._matcher)[1] > SLOW_MASK
+    @classmethod
+    def begin_masks(cls, constraints: Sequence[Constraint], vocab_size: int) -> Future[Tensor]:
+        """Begin with a row of int32 for each constraint, on the CPU: a bit for every token, set if it may come next."""
+        standing = [(constraint._matcher, constraint.rules) for constraint in constraints]
+        masks = constraints[0].rules.maker.begin(standing, vocab_size)
+        for constraint in constraints:
+            constraint._masks = masks
+        return masks
 
 
 class MaskMaker:
@@ -105,19 +122,18 @@ class MaskMaker:
         self._threads = LLExecutor(MASK_THREADS)
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
-    def begin(self, constraints: Sequence[Constraint], vocab_size: int) -> Future[Tensor]:
-        """Begin with what ``make`` returns. None of the constraints may move on before it is done."""
-        return self._beside.submit(self.make, constraints, vocab_size)
+    def begin(self, standing: Sequence[tuple[Any, Rules]], vocab_size: int) -> Future[Tensor]:
+        """Begin with a row of bits for each matcher. Nobody may touch one of them before all are done."""
+        return self._beside.submit(self._make, standing, vocab_size)
 
-    def make(self, constraints: Sequence[Constraint], vocab_size: int) -> Tensor:
-        """Return a row of int32 for each constraint, on the CPU: a bit for every token, set if it may come next."""
-        words = torch.zeros(len(constraints), -(-vocab_size // 32), dtype=torch.int32)
-        matchers = [(constraint._matcher, row) for row, constraint in enumerate(constraints)]
+    def _make(self, standing: Sequence[tuple[Any, Rules]], vocab_size: int) -> Tensor:
+        words = torch.zeros(len(standing), -(-vocab_size // 32), dtype=torch.int32)
+        matchers = [(matcher, row) for row, (matcher, _) in enumerate(standing)]
         started = time.perf_counter()
-        self._threads.unsafe_compute_mask_ptr(matchers, words.data_ptr(), words.shape[1] * 4, len(constraints))
+        self._threads.unsafe_compute_mask_ptr(matchers, words.data_ptr(), words.shape[1] * 4, len(standing))
         if time.perf_counter() - started > SLOW_BATCH:
-            for one in {id(constraint.rules): constraint for constraint in constraints}.values():
-                one.rules.are_slow |= one.takes_long()
+            for matcher, rules in {id(rules): (matcher, rules) for matcher, rules in standing}.values():
+                rules.are_slow |= _try_mask(matcher)[1] > SLOW_MASK
         return words
 
 
@@ -180,7 +196,7 @@ def is_available() -> bool:
 def begin_masks(constraints: Sequence[Constraint | None], vocab_size: int) -> Future[Tensor] | None:
     """Begin with the masks of those rows that have a constraint, if any has; they are made while the model computes."""
     some = [constraint for constraint in constraints if constraint is not None]
-    return some[0].rules.maker.begin(some, vocab_size) if some else None
+    return Constraint.begin_masks(some, vocab_size) if some else None
 
 
 def apply_masks(logits: Tensor, rows: Sequence[int], words: Tensor) -> None:

@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -150,6 +151,36 @@ def test_nobody_waits_for_a_grammar_but_its_own_request(llama: Path) -> None:
 
     assert [answers["gone", i].finish_reason for i in (0, 1)] == [FinishReason.ABORT] * 2
     assert [answers["kept", i].finish_reason for i in (0, 1)] == [FinishReason.STOP] * 2
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("fails_at", ["hidden_states", "logits"])
+def test_a_step_that_fails_while_its_masks_are_made_costs_its_own_replies_alone(
+    llama: Path, overlaps: bool, fails_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads those masks; whoever else follows the same grammar, and comes next, is served as if alone."""
+    unlucky, *others = requests()[:3]
+    expected = answer_all(model_loop(llama), [unlucky, *others])
+    loop = model_loop(llama, async_scheduling=overlaps)
+    waiting, begin = loop._grammars._compiler.compile(JSON).result(), Event()  # type: ignore[union-attr]
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    answers: dict[tuple[str, int], Answer] = {}
+    collect(answers, loop.handle(unlucky))
+    with monkeypatch.context() as patched:
+        patched.setattr(type(loop.runner._model), fails_at, fail)  # type: ignore[attr-defined]
+        waiting.rules.maker._beside.submit(begin.wait)
+        collect(answers, loop.step())
+    for command in others:
+        collect(answers, loop.handle(command))
+    begin.set()
+    finish(loop, answers)
+
+    assert "out of memory" in (answers.pop(("0", 0)).error or "")
+    del expected["0", 0]
+    assert {key: a.token_ids for key, a in answers.items()} == {key: a.token_ids for key, a in expected.items()}
 
 
 def test_an_engine_without_a_compiler_refuses_grammars_alone() -> None:

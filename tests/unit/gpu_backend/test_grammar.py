@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -156,6 +159,36 @@ def test_copies_advance_by_themselves(compiler: GrammarCompiler) -> None:
     assert compiler.compile(schema(PERSON)) is first
     assert (one.is_complete, two.is_complete, first.result().is_complete) == (False, True, False)
     assert token_ids("{")[0] in allowed(first.result().copy())
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer"),
+    [
+        (lambda reply: reply.accept(token_ids('{"name": "A", "age": 1}')), None),
+        (lambda reply: reply.num_allowed(token_ids('{"nothing"')), 3),
+        (lambda reply: reply.copy().accept(token_ids("{")), None),
+        (lambda reply: reply.is_complete, False),
+        (lambda reply: allowed(reply) == {token_ids("{")[0]}, True),
+    ],
+)
+def test_who_asks_while_a_mask_is_made_waits_for_it(
+    compiler: GrammarCompiler, ask: Callable[[Constraint], object], answer: object
+) -> None:
+    """The mask is of what the reply was when it was begun, and the answer is right, whatever became of the step."""
+    reply = compiler.compile(schema(PERSON)).result().copy()
+    begin = Event()
+    reply.rules.maker._beside.submit(begin.wait)
+    masks = begin_masks([reply], VOCAB)
+    with ThreadPoolExecutor(1) as asking:
+        try:
+            asked = asking.submit(ask, reply)
+            has_waited = not wait([asked], 0.02).done
+        finally:
+            begin.set()
+
+    assert has_waited
+    assert asked.result() == answer
+    assert masks is not None and masks.result().tolist() == mask(compiler.compile(schema(PERSON)).result()).tolist()
 
 
 def test_without_the_library_a_grammar_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
