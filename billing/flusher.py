@@ -91,6 +91,11 @@ class Flusher:
         return self._journal.backlog
 
     @property
+    def is_behind(self) -> bool:
+        """Whether the journal has calls that are not in the ledger: closed ones, or some whose end nobody knows."""
+        return self._journal.oldest is not None
+
+    @property
     def damaged(self) -> int:
         """Segments found with places that could not be read."""
         return self._journal.damaged

@@ -19,7 +19,7 @@ from billing.next_move import FRESH, Move, next_move
 from billing.quotas import Quotas
 from billing.rebuild import LOAD_WITHIN, STILL, Rebuilder, nothing
 from billing.rebuild_store import RebuildStore
-from billing.store_errors import STORES_AWAY
+from billing.store_errors import POSTGRES_AWAY, STORES_AWAY
 
 LOOK_EVERY = 1.0  # seconds between looks at the epoch
 LOOK_SOON = 0.05  # seconds after an alarm, doubled until LOOK_EVERY as long as it lasts
@@ -32,6 +32,7 @@ FAULTS = {
     "stale": "a team's books are of another epoch",
     "broken": "somebody wrote over a key of the counters",
     "late_journal": "a journal came so late that nobody knows whether its calls were settled",
+    "unheard": "a booking was broken off, and nobody heard whether Postgres has it",
 }
 
 log = structlog.get_logger(__name__)
@@ -93,10 +94,11 @@ class Restorer:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=LEAVE_WITHIN)
+        unsettled = self._quotas.unsaid + bool(self._fault)
         try:
             async with asyncio.timeout(LEAVE_WITHIN):
-                if self._quotas.unsaid or self._flusher.backlog:
-                    await self._store.leave(self.owner, self._quotas.unsaid)
+                if unsettled or self._flusher.is_behind:
+                    await self._store.leave(self.owner, unsettled)
                 else:
                     await self._store.forget(self.owner)
         except STORES_AWAY as exc:
@@ -167,14 +169,19 @@ class Restorer:
 
     @asynccontextmanager
     async def owing(self) -> AsyncIterator[None]:
-        """Book in Postgres first and count after: should this process die inside, a rebuild follows.
+        """Book in Postgres first and count after: should this process die inside, or not hear what Postgres did, a
+        rebuild follows.
 
         Raises what Postgres raises.
         """
         self._owing += 1
         try:
             await self._note(max(1, self._quotas.unsaid))
-            yield
+            try:
+                yield
+            except (*POSTGRES_AWAY, asyncio.CancelledError):
+                self.alarm("unheard")
+                raise
         finally:
             self._owing -= 1
 

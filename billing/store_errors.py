@@ -32,8 +32,12 @@ def postgres_refuses(exc: BaseException) -> bool:
     cause = _cause(exc)
     if isinstance(cause, asyncpg.QueryCanceledError):
         return True
-    is_away = isinstance(cause, asyncpg.PostgresConnectionError | asyncpg.OperatorInterventionError)
-    return isinstance(cause, asyncpg.PostgresError) and not is_away
+    return isinstance(cause, asyncpg.PostgresError) and not postgres_hung_up(exc)
+
+
+def postgres_hung_up(exc: BaseException) -> bool:
+    """Whether the connection was lost or ended in the middle of something: what was asked may be done or not."""
+    return isinstance(_cause(exc), asyncpg.PostgresConnectionError | asyncpg.OperatorInterventionError)
 
 
 def is_about_a_value(exc: BaseException) -> bool:

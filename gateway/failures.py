@@ -11,6 +11,7 @@ from litestar.exceptions import HTTPException, InternalServerException
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from billing.store_errors import postgres_hung_up
 from gateway.access import Caller
 from gateway.batch.shapes import LARGEST_FILE
 from gateway.errors import EncodedBody, MethodNotAllowed, Unavailable, UnknownUrl, UpstreamFailure
@@ -68,8 +69,14 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
         case HTTPException() if exc.status_code < 500:
             return ServiceError(exc.detail, status=exc.status_code, type="invalid_request_error")
         case OperationalError() | InterfaceError() | PoolTimeout() | ConnectionError() | TimeoutError():
-            log.warning("house_part_away", error=repr(exc))
-            return Unavailable("A part of the gateway that this request needs does not answer. Try again.")
+            return _without_a_part(exc)
+        case _ if postgres_hung_up(exc):
+            return _without_a_part(exc)
     request_id = request.scope["state"].get("request_id", "")
     log.error("unexpected_error", request_id=request_id, exc_info=exc)
     return ServiceError(f"The gateway failed in an unexpected way. Mention the request id {request_id}.")
+
+
+def _without_a_part(exc: Exception) -> ServiceError:
+    log.warning("house_part_away", error=repr(exc))
+    return Unavailable("A part of the gateway that this request needs does not answer. Try again.")

@@ -26,12 +26,13 @@ class Account:
         self._quotas = quotas
         self._noted = NOTHING
         self._is_opened = False
+        self._is_left = False
         self._epoch: str | None = None  # in which the call counts, once closed
 
     @property
     def is_closed(self) -> bool:
-        """Whether the journal knows how the call ended."""
-        return self.record is not None
+        """Whether nothing more is entered: the journal knows how the call ended, or its end is left to others."""
+        return self.record is not None or self._is_left
 
     def open(self, record: UsageRecord) -> None:
         """Enter the call into the journal, before an upstream hears of it. Raises JournalFull."""
@@ -61,8 +62,18 @@ class Account:
         self.record = record
         self.count = lambda: NOTHING  # whoever counted may go
 
+    def leave(self) -> None:
+        """Leave the books as they are, as a process that dies: this one ends and cannot know what became of the call.
+
+        Whoever adopts the journal finds out from the ledger, and so do the counters, once the hold is freed.
+        """
+        self._is_left = True
+        self.count = lambda: NOTHING
+
     async def settle(self) -> None:
         """Put what was used in place of the hold, or give the hold back when nothing is owed."""
+        if self._is_left:
+            return
         record = self.record
         if record is None or not self._is_opened or record.status not in CHARGED:
             await self._quotas.release(self.hold, self._epoch)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
@@ -247,7 +248,11 @@ class Reply:
         is_kept = self._violation is None or self.call.is_batch_item or isinstance(ending, list)
         if self.keep_ending is not None and is_kept:
             self._kept_record = self._final_record(status)
-            await self.keep_ending(self, ending)
+            try:
+                await self.keep_ending(self, ending)
+            except asyncio.CancelledError:  # Postgres may have it, or may yet
+                self.account.leave()
+                raise
         self._end(status)
 
     def _final_usage(self) -> Usage:

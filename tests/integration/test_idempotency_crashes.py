@@ -116,6 +116,16 @@ async def test_who_dies_between_storing_and_the_journal_is_paid_once(scene: Scen
     assert await scene.store.claim(retry(scene)) == Answered(scene.claim.request_id, ANSWER)
 
 
+async def test_who_ends_without_hearing_that_it_was_stored_is_paid_once(scene: Scene) -> None:
+    """It leaves its books as a killed process does: the row is in the ledger, and the counters learn of it there."""
+    assert await scene.store.store(scene.claim, ANSWER, scene.record)
+    scene.account.leave()
+    await scene.account.settle()
+    await scene.die()
+
+    assert await scene.books() == [("answered", COST)]
+
+
 async def test_who_dies_after_the_journal_is_paid_once(scene: Scene) -> None:
     """The journal's copy of the record finds its row there."""
     assert await scene.store.store(scene.claim, ANSWER, scene.record)

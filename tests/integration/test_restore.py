@@ -308,6 +308,27 @@ async def test_a_booking_cut_off_before_it_counts_starts_a_rebuild(
     assert (await other.quotas.usage(TEAM)).day_nanousd == 700
 
 
+@pytest.mark.parametrize("who", ["itself", "another"])
+async def test_a_booking_that_nobody_heard_of_starts_a_rebuild(
+    start: Start, database: Database, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """A connection breaks while it commits: it may be booked, and the counters were not told. Whoever ends before it
+    could see to that leaves a note."""
+    monkeypatch.setattr(restore, "ASK_FOR_DEAD_EVERY", 0.0)
+    owner, other = await start("a"), await start("b")
+    with pytest.raises(ConnectionError):
+        async with owner.restorer.owing():
+            async with database.begin() as connection:
+                await insert_records(connection, [make_record(CLOCK.new_id(), cost_nanousd=700)], today=CLOCK.today())
+            raise ConnectionError
+    if who == "another":
+        await owner.stop()
+
+    async with asyncio.timeout(30):
+        while (await other.quotas.usage(TEAM)).day_nanousd != 700:
+            await asyncio.sleep(0.02)
+
+
 async def test_a_booking_that_was_counted_leaves_no_note(start: Start, database: Database) -> None:
     """The next look takes it back."""
     owner = await start("a")

@@ -371,6 +371,40 @@ def test_an_ending_that_is_not_kept_is_no_answer(folder: Path) -> None:
     asyncio.run(scene())
 
 
+def test_an_ending_that_may_have_been_kept_is_left_to_whoever_finds_out(folder: Path) -> None:
+    """Its process ends while Postgres does not say: it closes no books and settles nothing, as if it had been killed."""
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", FINISH + USAGE + DONE)
+        asked = asyncio.Event()
+
+        async def keep(reply: Reply, ending: Ending) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        async def read() -> None:
+            try:
+                async for _ in scene.reply.pieces():
+                    pass
+            finally:
+                scene.reply.close()
+
+        scene.reply.keep_ending = keep
+        reading = asyncio.create_task(read())
+        await asked.wait()
+        reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await reading
+        await scene.finish()
+        scene.journal.close()
+
+        adopted = Journal.open(folder, clock=scene.clock)
+        assert list(adopted.adopt_each()) == [1]
+        assert (scene.books.told, scene.upstream.is_closed) == ([], True)
+
+    asyncio.run(scene())
+
+
 def test_a_hook_may_change_and_hold_back_and_hears_the_end(folder: Path) -> None:
     """What a hook returns goes out in place of the delta; nothing holds it back; close comes before the last bytes."""
     heard: list[UsageRecord] = []

@@ -1,0 +1,64 @@
+# A connection to Postgres that breaks while it commits: what was asked for is done, and nobody heard of it. Every book
+# must say so all the same.
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from billing.audit import Difference, audit
+from billing.quotas import Quotas
+from gateway.clock import Clock
+from gateway.database import Database
+from tests.support.house import House, running_house, settings_for
+from tests.support.paying_team import PayingTeam
+from tests.support.postgres_proxy import PostgresProxy, postgres_proxy
+from tests.support.scripted_upstream import ScriptedUpstream
+
+
+@pytest.fixture
+def way(database_url: str) -> Iterator[PostgresProxy]:
+    """The way to a database of the test's own."""
+    with postgres_proxy(database_url) as way:
+        yield way
+
+
+@pytest.fixture
+def house(way: PostgresProxy, redis_url: str, upstream: ScriptedUpstream, tmp_path: Path) -> Iterator[House]:
+    """A gateway that takes it."""
+    with running_house(settings_for(way.url, redis_url, upstream.url, tmp_path)) as house:
+        yield house
+
+
+def test_a_correction_is_counted_though_nobody_heard_that_it_was_booked(house: House, way: PostgresProxy) -> None:
+    """Said again it changes nothing in the ledger; the counters, which nobody told, are built anew."""
+    team = PayingTeam(house, usd_per_day=10)
+    team.ask()
+    said = {"id": str(uuid.uuid4()), "cost_usd": "4"}
+    way.lose_commit_of("INSERT INTO corrections")
+    unheard = team.correct(**said)
+    again = team.correct(**said)
+
+    assert (way.lost, unheard.status_code, again.status_code) == (1, 503, 201)
+    assert team.usage().json()["corrections"]["entries"] == 1
+    assert asyncio.run(differences(house)) == []
+
+
+async def differences(house: House) -> list[Difference]:
+    """Return what `tollgate audit` would say of today, once it says nothing or ten seconds have passed."""
+    clock, redis = Clock(), Redis.from_url(house.settings.redis_url, socket_timeout=5)
+    database = Database(house.settings.database_url, pool_size=1)
+    deadline = time.monotonic() + 10
+    try:
+        while (found := await audit(database, Quotas(redis, clock), clock.today())) and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        return found
+    finally:
+        await database.close()
+        await redis.aclose()

@@ -1,0 +1,109 @@
+# The way to Postgres, on which answers to COMMIT can be lost, as when a pooler or a failover breaks the connection in
+# that moment: the transaction is done, and whoever asked for it cannot know.
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from sqlalchemy import make_url
+
+COMMIT = b"COMMIT;\0"  # as asyncpg says it
+
+
+class PostgresProxy:
+    """A TCP proxy on a port of its own, in a thread and event loop of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.lost = 0  # answers to COMMIT
+        self._target = make_url(url)
+        self._words = b""  # of the statement whose COMMIT is lost; none: nothing is
+        self._cuts = False
+        self._is_cut = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="postgres-proxy", daemon=True)
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server
+
+    @property
+    def url(self) -> str:
+        """The URL of Postgres by this way."""
+        port = self._server.sockets[0].getsockname()[1]
+        return self._target.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
+
+    def lose_commit_of(self, words: str, *, then_cut: bool = False) -> None:
+        """Break the next connection that commits a statement with ``words``, which it says for the first time, as soon
+        as Postgres has done it. ``then_cut``: then nobody gets through any more, until ``mend``."""
+        self._words, self._cuts = words.encode(), then_cut
+
+    def mend(self) -> None:
+        """Let everything through again."""
+        self._words, self._is_cut = b"", False
+
+    def start(self) -> None:
+        """Listen."""
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(5)
+
+    def stop(self) -> None:
+        """Break everything."""
+        asyncio.run_coroutine_threadsafe(self._break(), self._loop).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+
+    async def _break(self) -> None:
+        self._server.close()
+        self._abort_all()
+        await asyncio.sleep(0)
+
+    def _abort_all(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_cut:
+            writer.transport.abort()
+            return
+        there_reader, there = await asyncio.open_connection(self._target.host, self._target.port)
+        self._writers |= {writer, there}
+        has_said = is_lost = False
+
+        async def ask() -> None:
+            nonlocal has_said, is_lost
+            while piece := await reader.read(65536):
+                has_said = has_said or (self._words != b"" and self._words in piece)
+                if has_said and piece.endswith(COMMIT):
+                    is_lost, self._words = True, b""
+                there.write(piece)
+            there.close()
+
+        async def answer() -> None:
+            while piece := await there_reader.read(65536):
+                if is_lost:
+                    self.lost += 1
+                    self._is_cut = self._cuts
+                    (self._abort_all if self._cuts else writer.transport.abort)()
+                    return
+                writer.write(piece)
+            writer.close()
+
+        with suppress(OSError):
+            await asyncio.gather(ask(), answer())
+        self._writers -= {writer, there}
+
+
+@contextmanager
+def postgres_proxy(url: str) -> Iterator[PostgresProxy]:
+    """Run a proxy in front of ``url``."""
+    proxy = PostgresProxy(url)
+    proxy.start()
+    try:
+        yield proxy
+    finally:
+        proxy.stop()
