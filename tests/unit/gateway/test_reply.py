@@ -372,7 +372,7 @@ def test_an_ending_that_is_not_kept_is_no_answer(folder: Path) -> None:
 
 
 def test_an_ending_that_may_have_been_kept_is_left_to_whoever_finds_out(folder: Path) -> None:
-    """Its process ends while Postgres does not say: it closes no books and settles nothing, as if it had been killed."""
+    """Its process ends while Postgres does not say: no books are closed, nothing is settled, as if it were killed."""
 
     async def scene() -> None:
         scene = Scene(folder, TEXT % b"a", FINISH + USAGE + DONE)
