@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := embedded,engine,training,dev
+EXTRAS := embedded,engine,otel,training,dev
 # More test processes than two cores: most tests wait for a process, a server or a timeout rather than for the CPU.
 JOBS ?= 4
 
@@ -66,7 +66,7 @@ gpu-rows:
 LOCK := --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -c constraints.txt pyproject.toml -
 lock: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet $(LOCK) -o locks/gateway.txt
+	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --extra otel $(LOCK) -o locks/gateway.txt
 	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --extra engine $(LOCK) -o locks/engine.txt
 
 clean:

@@ -47,7 +47,7 @@ from gateway.safety.outcomes import Outcomes
 from gateway.safety.output_watch import output_watch_of
 from gateway.sealing import Sealer
 from gateway.services import Services
-from gateway.settings import Settings
+from gateway.settings import Settings, Tracing
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.middleware import Telemetry
 from gateway.telemetry.tracing import Tracer
@@ -135,7 +135,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             recalibrations.follow(edition.catalog)
 
         books = await stack.enter_async_context(open_books(settings, clock, database, redis))
-        tracer = None if settings.tracing is None else Tracer(settings.tracing)
+        tracer = _open_tracer(settings.tracing)
         hooks: tuple[HookMaker, ...] = (metrics.watch, partial(output_watch_of, guard), taker.watch)
         services = Services(
             settings=settings,
@@ -172,8 +172,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         metrics.config_loaded.set(clock.now())
         watcher, engines = InstanceWatcher(services), EngineWatch(services)
         kept = (books.flusher, books.sweeper, books.auditor, services.auth, idempotency, services.keeper, breakers)
-        tracers = () if tracer is None else (tracer,)
-        for one in (*kept, outcomes, abuse, recalibrations, metrics, watcher, engines, *tracers):
+        for one in (*kept, outcomes, abuse, recalibrations, metrics, watcher, engines):
             task = asyncio.create_task(_keep_going(one.run))
             stack.push_async_callback(stop_all, [task])
         yield services
@@ -184,7 +183,15 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             await outcomes.flush()
         if tracer is not None:
             with suppress(Exception):
-                await tracer.flush()
+                await tracer.close()
+
+
+def _open_tracer(settings: Tracing | None) -> Tracer | None:
+    if settings is None:
+        return None
+    from gateway.telemetry.trace_export import TraceExport  # the SDK: an extra, and 50 ms to import
+
+    return Tracer(TraceExport(settings.url), settings.share)
 
 
 async def _keep_going(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:

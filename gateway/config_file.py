@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from gateway.config_readers import (
     url,
 )
 from gateway.config_safety import read_safety
-from gateway.config_yaml import ConfigFaults, Fault, Section, merge, read_tree, tree_of
+from gateway.config_yaml import ConfigFaults, Fault, Node, Section, merge, read_tree, tree_of
 from gateway.keys import KEY_PREFIX
 from gateway.settings import BatchLimits, QueueSettings, QuotaSettings, Retention, Safety, Settings, Tracing
 
@@ -39,7 +40,9 @@ _QUOTAS = {"standalone_share": number(0, 1, above=True)}
 _QUEUE = {"per_team": integer(0), "wait": duration}
 _BATCH = {"queued_tokens": integer(1), "stored_bytes": integer(1)}
 _RETENTION = {"usage": duration, "batch_files": duration, "idempotency": duration}
-_TRACING = {"url": url(("http", "https"), "http://collector:4318"), "share": number(0, 1)}
+_TRACING = struct_of(
+    Tracing, {"url": url(("http", "https"), "http://collector:4318"), "share": number(0, 1)}, needed=("url",)
+)
 _POSTGRES = url(("postgresql", "postgres", "postgresql+asyncpg"), "postgresql://user:password@host:5432/tollgate")
 _REDIS = url(("redis", "rediss", "unix"), "redis://host:6379/0")
 
@@ -100,7 +103,7 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         journal_fsync=_only(root, "journal", "fsync", one_of("never", "interval", "always"), "never"),
         batch=root.get("batch", struct_of(BatchLimits, _BATCH), BatchLimits()),
         retention=root.get("retention", struct_of(Retention, _RETENTION), Retention()),
-        tracing=root.get("tracing", struct_of(Tracing, _TRACING, needed=("url",)), None),
+        tracing=root.get("tracing", _tracing, None),
         drain=root.get("drain", duration_or_zero, 60.0),
         keep_alive=root.get("keep_alive", duration_or_zero, 15.0),
         lame_duck=root.get("lame_duck", duration_or_zero, 2.0),
@@ -114,6 +117,16 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
 def _postgres_url(root: Fields) -> str:
     found = root.need("database_url", _POSTGRES, "", "where Postgres answers: postgresql://user:password@host:5432/db")
     return "postgresql://" + found.partition("://")[2] if found else ""
+
+
+def _tracing(node: Node, faults: Faults) -> Tracing | None:
+    try:
+        is_installed = find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except (ModuleNotFoundError, ValueError):
+        is_installed = False
+    if not is_installed:
+        return complain(node, faults, "needs OpenTelemetry's SDK, which is an extra: pip install 'tollgate[otel]'")
+    return _TRACING(node, faults)
 
 
 def _only(root: Fields, section: str, key: str, read: Read[T], default: T) -> T:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,8 +13,14 @@ from gateway.settings import Tracing
 from tests.support.house import running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="SKIPPED: no extra otel; run `make setup`")
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SECRET = "what was said"
+SERVER = Span.SPAN_KIND_SERVER
 
 
 class Collector:
@@ -28,7 +32,7 @@ class Collector:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                if self.path == "/v1/traces" and self.headers["content-type"] == "application/json":
+                if self.path == "/v1/traces" and self.headers["content-type"] == "application/x-protobuf":
                     bodies.append(self.rfile.read(int(self.headers["content-length"])))
                 self.send_response(200)
                 self.end_headers()
@@ -40,10 +44,10 @@ class Collector:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def spans(self) -> list[dict[str, Any]]:
+    def spans(self) -> list[Span]:
         """Return every span that came."""
-        found = [json.loads(body)["resourceSpans"][0]["scopeSpans"][0]["spans"] for body in self.bodies]
-        return [span for spans in found for span in spans]
+        resources = [each for body in self.bodies for each in ExportTraceServiceRequest.FromString(body).resource_spans]
+        return [span for resource in resources for scope in resource.scope_spans for span in scope.spans]
 
 
 @pytest.fixture
@@ -71,22 +75,22 @@ def test_calls_are_told_to_a_collector(database_url: str, redis_url: str, collec
             row = house.record_of(alone)
         forwarded = [header for request in upstream.requests for header in request.headers if header == "traceparent"]
 
-    calls = {fact_of(span, "tollgate.request_id"): span for span in collector.spans() if span["kind"] == 2}
+    calls = {fact_of(span, "tollgate.request_id"): span for span in collector.spans() if span.kind == SERVER}
     ids = [answer.headers["x-request-id"] for answer in (inside, alone, failed)]
     assert sorted(calls) == sorted(ids)
-    assert (calls[ids[0]]["traceId"], calls[ids[0]]["parentSpanId"]) == (TRACE, PARENT)
-    assert calls[ids[1]]["traceId"] == ids[1].replace("-", "")
-    assert [calls[one]["status"]["code"] for one in ids] == [1, 1, 2]
-    assert calls[ids[1]]["name"] == "chat small"
+    assert (calls[ids[0]].trace_id.hex(), calls[ids[0]].parent_span_id.hex()) == (TRACE, PARENT)
+    assert calls[ids[1]].trace_id.hex() == ids[1].replace("-", "")
+    assert [calls[one].status.code for one in ids] == [Status.STATUS_CODE_OK] * 2 + [Status.STATUS_CODE_ERROR]
+    assert calls[ids[1]].name == "chat small"
     assert fact_of(calls[ids[1]], "gen_ai.usage.output_tokens") == str(row["output_tokens"])
-    assert float(fact_of(calls[ids[1]], "tollgate.cost_usd") or 0) == row["cost_usd"] > 0
-    tries = [span for span in collector.spans() if span["parentSpanId"] == calls[ids[2]]["spanId"]]
+    assert float(fact_of(calls[ids[1]], "tollgate.cost_usd")) == row["cost_usd"] > 0
+    tries = [span for span in collector.spans() if span.parent_span_id == calls[ids[2]].span_id]
     assert [fact_of(span, "tollgate.outcome") for span in tries] == ["status_500"]
     assert SECRET.encode() not in b"".join(collector.bodies)
     assert forwarded == []
 
 
-def fact_of(span: dict[str, Any], key: str) -> str | None:
-    """Return an attribute of a span."""
-    found = [each["value"] for each in span["attributes"] if each["key"] == key]
-    return str(next(iter(found[0].values()))) if found else None
+def fact_of(span: Span, key: str) -> str:
+    """Return an attribute of a span, as text; an empty one where there is none."""
+    found = [each.value for each in span.attributes if each.key == key]
+    return str(getattr(found[0], found[0].WhichOneof("value"))) if found else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from ipaddress import ip_network
 from pathlib import Path
@@ -15,7 +16,7 @@ from billing.money import to_nano
 from billing.prices import Price, PriceStep
 from gateway.config_file import ConfigFaults, Fault, load_settings
 from gateway.config_yaml import Scalar, read_tree
-from gateway.settings import Settings
+from gateway.settings import Settings, Tracing
 from router.catalog import AutoRoute, HeldBack
 from router.targets import Ability, Endpoint, Tier
 
@@ -566,6 +567,19 @@ def test_monstrous_value_is_a_fault(tmp_path: Path, value: str) -> None:
     text = textwrap.dedent(HEAD) + f"queue: {{per_team: {value}, wait: {value}}}\n"
 
     assert faults_of(tmp_path, text)
+
+
+def test_tracing_without_the_sdk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the extra is missing, the line that asks for traces says how to get it; where it is there, all is well."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="SKIPPED: no extra otel; run `make setup`")
+    text = HEAD + "    tracing: {url: http://collector:4318, share: 0.1}\n"
+    traced = load(tmp_path, text).tracing
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    (fault,) = faults_of(tmp_path, text)
+
+    assert traced == Tracing(url="http://collector:4318", share=0.1)
+    assert (fault.line, fault.path) == (BELOW_HEAD, "tracing")
+    assert "pip install 'tollgate[otel]'" in fault.message
 
 
 def test_merged_mappings_are_understood(tmp_path: Path) -> None:
