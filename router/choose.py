@@ -64,11 +64,11 @@ def choose_route(
 
 def _named_route(request: InferenceRequest, wish: Wish, catalog: Catalog, health: Health, name: str) -> Route:
     """Return the model's endpoints in order of preference, then its fallbacks', what is unavailable last."""
-    if not _may_use(name, request.model, wish):
+    if not wish.may_use(name, request.model):
         raise ModelNotAllowed(f"This team may not use the model '{request.model}'.", param="model")
     [model] = _fitting([catalog.models[name]], request, wish, catalog)
     targets = by_preference(model, catalog, health)
-    spares = [catalog.models[spare] for spare in catalog.fallbacks.get(name, ()) if _may_use(spare, spare, wish)]
+    spares = [catalog.models[spare] for spare in catalog.fallbacks.get(name, ()) if wish.may_use(spare)]
     if spares:
         needs = needs_of(request, wish, spares)
         for spare in spares:
@@ -106,18 +106,11 @@ def _resolve(asked: str, catalog: Catalog) -> str:
 
 
 def _members(name: str, asked: str, wish: Wish, catalog: Catalog) -> Sequence[ModelSpec]:
-    """Return the route's models that the team may use: all, when its list names the route and none of the models."""
-    members = catalog.members_of(name)
-    if wish.allowed_models is None:
-        return members
-    allowed = [model for model in members if model.name in wish.allowed_models]
-    if not allowed and not _may_use(name, asked, wish):
+    """Return the route's models that the team may use."""
+    usable = wish.usable(catalog.members_of(name))
+    if not wish.may_use(name, asked, usable[0].name):
         raise ModelNotAllowed(f"This team may use none of the models behind '{asked}'.", param="model")
-    return allowed or members
-
-
-def _may_use(name: str, asked: str, wish: Wish) -> bool:
-    return wish.allowed_models is None or name in wish.allowed_models or asked in wish.allowed_models
+    return usable
 
 
 def _fitting(

@@ -26,12 +26,12 @@ def text_of(request: InferenceRequest) -> str:
     """
     match request:
         case ChatRequest():
-            turns = [message for message in request.messages if message.role == "user"]
-            if not turns:
+            turns = (message for message in reversed(request.messages) if message.role == "user")
+            if (turn := next(turns, None)) is None:
                 return _bounded_text(request.messages[-1]) if request.messages else ""
-            last = _bounded_text(turns[-1])
-            if len(turns) > 1 and len(last) < SHORT_TURN:
-                return f"{_bounded_text(turns[-2])}\n{last}"
+            last = _bounded_text(turn)
+            if len(last) < SHORT_TURN and (before := next(turns, None)) is not None:
+                return f"{_bounded_text(before)}\n{last}"
             return last
         case CompletionRequest():
             prompt = request.prompt
@@ -76,7 +76,8 @@ def _hits(words: list[bytes]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool
 
 
 def _bounded_text(message: Message) -> str:
-    # Parts are cut before they are joined, so that a huge one is never copied whole.
+    # Parts are cut before they are joined, so that a huge one is never copied whole. Each begins a line, so that the
+    # last word of one and the first of the next stay two.
     if isinstance(message.content, str):
         return bounded(message.content)
-    return bounded("".join(bounded(part.text) for part in message.content or () if isinstance(part, TextPart)))
+    return bounded("\n".join(bounded(part.text) for part in message.content or () if isinstance(part, TextPart)))

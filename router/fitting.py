@@ -106,7 +106,7 @@ def explain_refusal(models: Sequence[ModelSpec], needs: Needs, wish: Wish, catal
 
 def _others(needs: Needs, wish: Wish, catalog: Catalog) -> str:
     """Say which models of the catalogue could serve the request and are the team's to use."""
-    usable = [m for m in catalog.models.values() if wish.allowed_models is None or m.name in wish.allowed_models]
+    usable = [model for model in catalog.models.values() if wish.may_use(model.name)]
     needs = needs_of(needs.request, wish, usable) if usable else needs  # measured again, up to the widest context
     names = [model.name for model in usable if can_serve(model, needs)]
     return f"Models that can: {', '.join(names)}." if names else "No model that this team may use can."

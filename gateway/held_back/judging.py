@@ -8,7 +8,10 @@ from protocol.chat import ChatRequest, Message
 
 LONGEST_SHOWN = 6_000  # characters of the conversation and of each answer that a judge reads
 JUDGE_TOKENS = 256  # of its answer: one word, after what a model may think before it
-WORDS = re.compile(r"\w+")
+# What may stand before and after a word without changing it: marks of sentences, of quotation and of Markdown. A sign
+# or a point before a number, and whatever stands within a word, change it: -5 is not 5, nor x+1 the same as x-1.
+BEFORE = "([{\"'`“”‘’«»„*¿¡"
+AFTER = BEFORE + ")]}.,;:!?…。、，！？；："
 VERDICT = re.compile(r"\b(FIRST|SECOND|SAME)\b")
 
 INSTRUCTION = (
@@ -19,7 +22,7 @@ INSTRUCTION = (
 
 
 def are_same(one: str, other: str) -> bool:
-    """Tell whether two answers are the same words, whatever their case, spaces and punctuation."""
+    """Tell whether two answers are the same words, whatever their case, spaces and the punctuation around words."""
     return one.strip() == other.strip() or (_words(one) == _words(other) != [])
 
 
@@ -57,4 +60,4 @@ def _shown(text: str, *, is_end: bool = False) -> str:
 
 
 def _words(text: str) -> list[str]:
-    return WORDS.findall(text.casefold())
+    return [word for part in text.casefold().split() if (word := part.lstrip(BEFORE).rstrip(AFTER))]

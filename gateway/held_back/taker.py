@@ -157,15 +157,16 @@ def held_back_call(
 ) -> HeldBackCall | None:
     """Return what is noted of a call, or None where no model of the other kind can take it.
 
-    The route itself is asked, at quality 1, or 0 to explore: so the team's rights and limits hold as in any other call.
+    The route itself is asked, by the name that the caller used, at quality 1, or 0 to explore: so the team's rights and
+    limits hold as in any other call.
     """
     assert isinstance(call.request, ChatRequest) and record.complexity is not None and route.held_back is not None
-    asked = replace(call.request, model=name, stream=None, stream_options=None, store=None, metadata=None, n=None)
+    asked = replace(call.request, stream=None, stream_options=None, store=None, metadata=None, n=None)
     is_explored = record.route_reason == "auto_large"
-    others = allowed_of(route, route.small if is_explored else route.large, call.wish.allowed_models)
-    if not others:
+    others = route.small if is_explored else route.large
+    models = [model for model in call.wish.usable(catalog.members_of(name)) if model.name in others]
+    if not models:
         return None
-    models = [catalog.models[each] for each in others]
     needs = needs_of(asked, Wish(tier=Tier.BATCH), models)
     most = max((needs.cost_most(model) for model in models if can_serve(model, needs)), default=None)
     if most is None:
@@ -191,10 +192,3 @@ def held_back_call(
         large_nanousd=record.cost_nanousd if is_explored else 0,
         reserved_nanousd=most + judging,
     )
-
-
-def allowed_of(route: AutoRoute, names: Sequence[str], allowed: frozenset[str] | None) -> list[str]:
-    """Return which of a route's models a team may use: all, when its list names none of the route's models."""
-    if allowed is None or not allowed.intersection((*route.small, *route.large)):
-        return list(names)
-    return [name for name in names if name in allowed]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ from protocol.messages import MessagesRequest
 from router import Catalog, Route, Tier, choose_route
 from router.fitting import needs_of, shortcomings
 from router.order import expected_usage
-from router.targets import HEALTHY, TargetHealth
+from router.targets import HEALTHY, ModelSpec, TargetHealth
 
 # Which request a body is, told by the field that only one kind has; and what checks it.
 KINDS: Mapping[str, tuple[type[Struct], str, Callable[[Any], None]]] = {
@@ -153,17 +153,22 @@ def _targets(call: Call, route: Route, health: Mapping[str, TargetHealth]) -> li
 def _left_out(catalog: Catalog, call: Call, route: Route) -> list[dict[str, Any]]:
     """Return the models that the name stands for and that are no target, with what is missing in each."""
     name = catalog.meaning(route.asked)
-    auto = catalog.auto.get(name)
-    names = (*auto.small, *auto.large) if auto is not None else (name, *catalog.fallbacks.get(name, ()))
+    usable: Sequence[ModelSpec]
+    if name in catalog.auto:
+        members = catalog.members_of(name)
+        usable = call.wish.usable(members)
+    else:
+        members = tuple(catalog.models[spare] for spare in catalog.fallbacks.get(name, ()))
+        usable = [spare for spare in members if call.wish.may_use(spare.name)]
     used = {target.model.name for target in route.targets}
-    models = [catalog.models[each] for each in dict.fromkeys(names) if each not in used]
+    models = [model for model in members if model.name not in used]
     if not models:
         return []
-    needs, allowed = needs_of(call.request, call.wish, models), call.wish.allowed_models
+    needs = needs_of(call.request, call.wish, models)
     found = []
     for model in models:
         why = shortcomings(model, needs)
-        if allowed is not None and model.name not in allowed:
+        if model not in usable:
             why = ["is not among the team's models"]
         found.append({"model": model.name, "reasons": why or ["is smaller than the request needs, for this team"]})
     return found

@@ -238,6 +238,17 @@ def test_a_team_is_shown_what_it_may_ask_for(house: House, allowed: list[str], l
         assert (explained["auto"].json()["small_suffices"] is None) == (allowed != ["auto"])
 
 
+def test_a_team_of_a_route_alone_hears_why_a_model_is_left_out(house: House) -> None:
+    """Its list names no model, so all of the route's are its own: said is what they lack, not whose they are."""
+    with house.client(house.admin_key) as admin:
+        admin.post("/admin/teams", json={"id": "team_of_auto", "allowed_models": ["auto"]}).raise_for_status()
+        key = admin.post("/admin/keys", json={"team_id": "team_of_auto"}).json()["key"]
+    with house.client(key) as client:
+        [left] = explain(client, {"max_tokens": 100}, {"x-max-cost-usd": "0.001"})["left_out"]
+
+    assert left["model"] == "large" and "above x-max-cost-usd" in left["reasons"][0]
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [

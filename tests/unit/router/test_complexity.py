@@ -155,7 +155,7 @@ def test_the_shipped_model_tells_easy_from_hard() -> None:
 
 
 def test_the_last_user_turn_is_read() -> None:
-    """Difficulty is that of what is asked now, not of what was said before."""
+    """Difficulty is that of what is asked now, not of what was said before; parts are lines of it."""
     long_turn = "Explain in detail how the two proofs differ, and which of them carries over to infinite sets."
     request = ChatRequest(
         model="auto",
@@ -163,12 +163,12 @@ def test_the_last_user_turn_is_read() -> None:
             Message(role="system", content="Be kind."),
             Message(role="user", content="Earlier"),
             Message(role="assistant", content="Yes."),
-            Message(role="user", content=(TextPart(long_turn[:40]), TextPart(long_turn[40:]))),
+            Message(role="user", content=(TextPart(long_turn), TextPart("1, 2, 3"))),
             Message(role="tool", content="42", tool_call_id="c"),
         ),
     )
 
-    assert text_of(request) == long_turn
+    assert text_of(request) == f"{long_turn}\n1, 2, 3"
 
 
 def test_a_short_turn_is_read_with_the_one_before_it() -> None:

@@ -70,6 +70,29 @@ def test_without_a_judge_the_words_decide(large: str, is_same: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("**42**", "42.", True),
+        ('"Yes" (it is)', "yes, it is!", True),
+        ("答案是 42。", "答案是 42", True),
+        ("-5", "5", False),
+        ("3.14", "3 14", False),
+        (".5", "5", False),
+        ("1/2", "1:2", False),
+        ("x+1", "x-1", False),
+        ("a <= b", "a >= b", False),
+        ("50%", "50", False),
+        ("f(x)", "fx", False),
+        ("?", "!", False),
+        ("...", "...", True),
+    ],
+)
+def test_signs_that_change_an_answer_are_no_punctuation(one: str, other: str, is_same: bool) -> None:
+    """A small model's -5 is not as good as 5; what merely stands around words says nothing."""
+    assert are_same(one, other) is are_same(other, one) is is_same
+
+
+@pytest.mark.parametrize(
     ("request_id", "first", "second"), [(EVEN, "The Seine.", "Rhine"), (ODD, "Rhine", "The Seine.")]
 )
 def test_a_judge_is_asked_about_different_words(request_id: UUID, first: str, second: str) -> None:

@@ -112,8 +112,8 @@ async def test_the_other_kind_is_asked_with_the_rights_of_the_team(
     call = scene.call()
     record = record_for(call, Route("auto", (target,), reason, 0.3), target, Status.ANSWERED, cost_nanousd=50)
 
-    def noted(allowed: frozenset[str] | None) -> HeldBackCall | None:
-        asker = replace(call, wish=Wish(allowed_models=allowed))
+    def noted(allowed: frozenset[str] | None, name: str = "auto") -> HeldBackCall | None:
+        asker = replace(call, wish=Wish(allowed_models=allowed), request=replace(ASKED, model=name))
         return held_back_call(asker, "auto", AUTO, CATALOG, record, "The Seine.", "v")
 
     found = noted(None)
@@ -124,6 +124,10 @@ async def test_the_other_kind_is_asked_with_the_rights_of_the_team(
     assert (found.small_model, found.large_model) == (("small", None) if quality else (None, "large"))
     assert (found.small_nanousd, found.large_nanousd) == ((50, 0) if quality else (0, 50))
     assert noted(frozenset({target.model.name})) is None
+    assert noted(frozenset({"auto"})) == found
+    assert (by_alias := noted(frozenset({"any"}), "any")) is not None and msgspec.json.decode(by_alias.body)[
+        "model"
+    ] == "any"
     assert (found.is_explored, found.scored_by) == (asked == "small", "v")
 
 
