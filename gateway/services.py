@@ -73,7 +73,8 @@ class Services:
 
     def health(self) -> Mapping[str, TargetHealth]:
         """Return what is known of targets in trouble; a target that is missing is healthy."""
-        return self.breakers.health()
+        full, away = self.gate.health(), self.breakers.health()
+        return {**full, **away} if full else away
 
     def outlook(self, health: Mapping[str, TargetHealth]) -> Mapping[str, TargetHealth]:
         """Return what the router goes by: ``health``, and how soon the others have lately answered."""

@@ -59,7 +59,7 @@ def by_cost(
 
 
 def by_preference(model: ModelSpec, catalog: Catalog, health: Health) -> list[Target]:
-    """Return the model's endpoints: regions in the order configured, replicas of a region by time and queue."""
+    """Return the model's endpoints: regions in the order configured, replicas of a region by time."""
     if not health:
         return list(catalog.targets_of(model))
     ordered: list[Target] = []
@@ -68,8 +68,6 @@ def by_preference(model: ModelSpec, catalog: Catalog, health: Health) -> list[Ta
             ordered += replicas
             continue
         for tied in _soonest_first(replicas, health):
-            if len(tied) > 1:
-                tied.sort(key=lambda target: health.get(target.key, HEALTHY).queue_depth)
             ordered += tied
     return ordered
 

@@ -68,8 +68,7 @@ class TargetHealth(Struct, frozen=True):
     """What is known of a target at the moment of choosing."""
 
     is_open: bool = False  # its breaker is open, or it is set aside after a 429
-    queue_depth: int = 0
-    is_full: bool = False
+    is_full: bool = False  # more waits there than keeps it busy, or it takes nothing now, as it says itself
     first_token_ms: float = 0.0  # predicted; 0 when nobody knows
 
 

@@ -19,6 +19,11 @@ PART = 8  # an engine's queue is to be this part of what it runs; and a step up 
 TAKES_NONE = frozenset({"starting", "draining"})
 
 
+def is_full(report: LoadReport) -> bool:
+    """Whether an engine has a longer queue than it needs, whoever sent it, or takes no calls."""
+    return report.status in TAKES_NONE or (report.max_running > 0 and report.queue_depth > _queue_wanted(report))
+
+
 def slots_from(report: LoadReport, held: int, limit: int | None) -> int | None:
     """Return how many calls of this process an engine takes, which holds ``held`` and took ``limit`` until now.
 
@@ -29,13 +34,17 @@ def slots_from(report: LoadReport, held: int, limit: int | None) -> int | None:
         return 0
     if not report.max_running:
         return None
-    wanted = max(2, report.max_running // PART)
+    wanted = _queue_wanted(report)
     crowd = report.running + report.queue_depth
     most = max(1, report.max_running + wanted - max(0, crowd - held))
     if report.queue_depth > wanted and held:
         excess = math.ceil((report.queue_depth - wanted) * held / crowd)  # each gateway takes its part of it back
         return min(most, max(1, held - min(excess, max(1, held // PART))))
     return most if not limit else min(most, limit + max(1, limit // PART))
+
+
+def _queue_wanted(report: LoadReport) -> int:
+    return max(2, report.max_running // PART)
 
 
 class EngineWatch:
@@ -64,7 +73,7 @@ class EngineWatch:
         due = [
             (replica, room)
             for replica, room in self._watched
-            if room.held or room.has_waiting or now - self._looked.get(room, -math.inf) >= IDLE_EVERY
+            if room.held or room.has_waiting or room.is_full or now - self._looked.get(room, -math.inf) >= IDLE_EVERY
         ]
         self._looked.update((room, now) for _, room in due)
         await asyncio.gather(*(self._look_at(replica, room) for replica, room in due))
@@ -73,7 +82,7 @@ class EngineWatch:
         try:
             report = await ask_load(self._services, replica)
         except UpstreamFailure:
-            slots = None  # whether it is asked is for its breakers to say
+            self._services.gate.resize(room, None, is_full=False)  # whether it is asked is for its breakers to say
         else:
             slots = slots_from(report, len(room.held), room.limit)
-        self._services.gate.resize(room, slots)
+            self._services.gate.resize(room, slots, is_full=is_full(report))

@@ -26,6 +26,7 @@ from router.targets import HEALTHY, Route, Target, TargetHealth, Tier
 
 PACE = 0.05  # seconds between the turns at a target that has just rested: all at once would be its next 429
 LONGEST_TOLD = 60  # seconds that a client is told to stay away, at the most
+FULL = TargetHealth(is_full=True)
 BY_NAME = ("named", "alias")  # reasons of routes whose first model was asked for
 
 
@@ -60,6 +61,7 @@ class Gate:
         self._targets: dict[Room, Target] = {}  # one of each room's
         self._peers: dict[str, tuple[str, str]] = {}  # of our own engines, by Target.key: the model, and where it is
         self.engines: dict[str, Room] = {}  # of these, by address: our own, which say themselves what they take
+        self._full: dict[str, TargetHealth] = {}  # of these, those that say they are full
         self.follow(registry, targets, queue)
 
     def follow(self, registry: ProviderRegistry, targets: Iterable[Target], queue: QueueSettings) -> None:
@@ -85,6 +87,7 @@ class Gate:
                 continue
             self._rooms[target.key] = room
             self._targets.setdefault(room, target)
+        self._note_full()
 
     def enter(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> Turn | None:
         """Return leave to go at once, to the first target with room; ``None`` when the call has to wait."""
@@ -163,14 +166,27 @@ class Gate:
                 self._let_rest(target)
             self._wake(self._turns.release(slot, self._clock.monotonic()))
 
-    def resize(self, room: Room, slots: int | None) -> None:
-        """Say how many slots a target has from now on; ``None``: as many as are asked for."""
+    def health(self) -> Mapping[str, TargetHealth]:
+        """Return our own engines that say they are full, by ``Target.key``."""
+        return self._full
+
+    def resize(self, room: Room, slots: int | None, *, is_full: bool = False) -> None:
+        """Say how many slots a target has from now on; ``None``: as many as are asked for.
+
+        ``is_full``: whether it says that it has more to do than it needs, whoever sent that.
+        """
+        if is_full != room.is_full:
+            room.is_full = is_full
+            self._note_full()
         if slots != room.limit:
             self._wake(self._turns.resize(room, slots, self._clock.monotonic()))
 
     def rooms(self) -> Iterable[Room]:
         """Return every target's slots that are counted."""
         return dict.fromkeys(self._rooms.values())
+
+    def _note_full(self) -> None:
+        self._full = {key: FULL for key, room in self._rooms.items() if room.is_full}
 
     def _able(self, route: Route, health: Mapping[str, TargetHealth]) -> tuple[Target, ...]:
         """Return the targets that may be asked: those that are well, else those that are not wholly away."""
@@ -184,7 +200,7 @@ class Gate:
         if not self._peers:
             return targets
         ordered: list[Target] = []
-        for place, run in groupby(targets, lambda target: self._peers.get(target.key)):
+        for (place, _), run in groupby(targets, lambda target: (self._peers.get(target.key), target.key in self._full)):
             replicas = list(run)
             if place is not None and len(replicas) > 1:
                 loads = [len(self._rooms[replica.key].held) for replica in replicas]

@@ -58,6 +58,7 @@ class Room:
         self.name = name
         self.limit = limit  # slots; None: as many as are asked for
         self.is_resting = False  # it said that it takes none for a while
+        self.is_full = False  # it said that more waits there than keeps it busy, or that it takes none
         self.held: dict[Slot, None] = {}
         self.typical = FIRST_GUESS  # seconds that a call holds its slot
         self.interactive = FairLine[Ticket]()

@@ -6,15 +6,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
+import httpx
 import pytest
 
 from gateway.settings import ProviderSettings, Timeouts
-from gpu_backend.engine.messages import Generate
+from gpu_backend.engine.messages import Generate, LoadReport
 from router.targets import Endpoint
 from tests.support.fake_engine import FakeEngine, silent, speaking
 from tests.support.front import running_front, write_small_files
@@ -22,6 +24,14 @@ from tests.support.house import NEVER_OPENS, House, model, running_house, settin
 
 REPLICAS, CROWD = 3, 24
 TOKENS = [70, 71, 72]
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for something that is sure to come."""
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @dataclass(frozen=True)
@@ -38,18 +48,42 @@ class Scene:
             answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": turns, "max_tokens": 3})
         assert answer.status_code == 200, answer.text
 
+    def available(self) -> list[bool]:
+        """Return whether each replica can be given a call, as /v1/route shows them, in the order of a route."""
+        with self.house.client() as client:
+            ask = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
+            targets = client.post("/v1/route", json=ask).raise_for_status().json()["targets"]
+        return [target["is_available"] for target in targets]
+
     def asked(self) -> list[int]:
         """Return how often each engine was asked."""
         return [sum(isinstance(each, Generate) for each in engine.process.commands) for engine in self.engines]
 
 
+def crowded(waiting: int) -> LoadReport:
+    """Return what an engine says that others have sent so many calls more than it runs."""
+    return LoadReport(
+        queue_depth=waiting,
+        running=256,
+        free_blocks=0,
+        total_blocks=8,
+        kv_utilization=1.0,
+        tokens_per_second=0.0,
+        requests_per_second=0.0,
+        prefix_hit_rate=0.0,
+    )
+
+
 @pytest.fixture
-def scene(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Scene]:
-    """A house before some replicas in one place."""
+def scene(request: pytest.FixtureRequest, database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Scene]:
+    """A house before some replicas in one place. The first of them starts with what the test's parameter says."""
     checkpoint = write_small_files(tmp_path / "tiny")
     engines = [FakeEngine(speaking(TOKENS), max_model_len=512) for _ in range(REPLICAS)]
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(running_front(checkpoint, engine)) for engine in engines]
+        if (load := getattr(request, "param", None)) is not None:
+            engines[0].process.say(load)
+            until(lambda: httpx.get(urls[0] + "/load").json()["queue_depth"] == load.queue_depth)
         own = ProviderSettings(
             name="own",
             format="openai",
@@ -69,10 +103,7 @@ def test_a_crowd_is_shared(scene: Scene) -> None:
         engine.script = silent
     with ThreadPoolExecutor(CROWD) as crowd:
         calls = [crowd.submit(scene.ask, f"Which river flows through city {number}?") for number in range(CROWD)]
-        deadline = time.monotonic() + 20
-        while sum(scene.asked()) < CROWD:
-            assert time.monotonic() < deadline, scene.asked()
-            time.sleep(0.01)
+        until(lambda: sum(scene.asked()) == CROWD)
         shared = scene.asked()
         for engine in scene.engines:
             for command in engine.process.commands:
@@ -98,3 +129,19 @@ def test_a_conversation_stays_where_it_is_cached(scene: Scene) -> None:
         homes[went.index(3)] += 1
 
     assert len(homes) == REPLICAS
+
+
+@pytest.mark.parametrize("scene", [crowded(200)], indirect=True)
+def test_a_replica_that_others_have_filled_comes_last(scene: Scene) -> None:
+    """Whose /load tells of a long queue is asked when nobody else can be, and as others again once it has gone."""
+    until(lambda: scene.available() == [True, True, False])
+    for number in range(12):
+        scene.ask(f"Question {number}")
+    while_full = scene.asked()
+    scene.engines[0].process.say(crowded(0))
+    until(lambda: scene.available() == [True, True, True])
+    numbers = count(12)
+    while scene.asked()[0] == 0:  # a third of all conversations have their home there
+        scene.ask(f"Question {next(numbers)}")
+
+    assert while_full[0] == 0 and sum(while_full) == 12

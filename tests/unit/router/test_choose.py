@@ -17,7 +17,7 @@ from router.errors import ContextTooShort, CostLimitTooLow, LacksAbility, ModelN
 from tests.unit.router.examples import EVERYTHING, catalog, chat, model, names
 
 OPEN = TargetHealth(is_open=True)
-FULL = TargetHealth(is_full=True, queue_depth=64)
+FULL = TargetHealth(is_full=True)
 
 
 def easy(request: InferenceRequest) -> float:
@@ -95,16 +95,14 @@ def test_what_is_down_goes_last(down: TargetHealth) -> None:
 
 
 def test_replicas_of_one_region_are_peers() -> None:
-    """Within a region the sooner first token leads, and among equals the shorter queue."""
+    """Within a region the sooner first token leads."""
     known = catalog(model("m", "own"))
     first, second = (target.key for target in known.targets_of(known.models["m"]))
 
     times = {first: TargetHealth(first_token_ms=900), second: TargetHealth(first_token_ms=300)}
     slow = choose_route(chat("m"), Wish(), known, times, hard)
-    queued = choose_route(chat("m"), Wish(), known, {first: TargetHealth(queue_depth=3, first_token_ms=20)}, hard)
 
     assert [t.key for t in slow.targets] == [second, first]
-    assert [t.key for t in queued.targets] == [second, first]
 
 
 def test_a_far_region_is_not_preferred_for_being_quick() -> None:
@@ -201,10 +199,11 @@ def test_the_cheaper_leads_and_batch_prices_count() -> None:
 
 
 def test_a_model_alone_at_its_cost_keeps_the_order_of_its_endpoints() -> None:
-    """An automatic route goes over them as a named one does: regions as configured, replicas by queue."""
+    """An automatic route goes over them as a named one does: regions as configured, replicas by time."""
     known = catalog(model("far", "us-eu"), model("own", "own", dollars="2.00"), small=("far", "own"))
-    us, _, first, _ = (target.key for target in known.targets())
-    health = {us: TargetHealth(first_token_ms=900), first: TargetHealth(queue_depth=3)}
+    us, _, first, second = (target.key for target in known.targets())
+    times = {us: 900.0, first: 300.0, second: 20.0}
+    health = {key: TargetHealth(first_token_ms=time) for key, time in times.items()}
 
     assert names(choose_route(chat(), Wish(), known, health, easy).targets) == [
         "far@us",

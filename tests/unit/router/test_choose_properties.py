@@ -85,7 +85,6 @@ states = st.builds(
     TargetHealth,
     is_open=st.booleans(),
     is_full=st.booleans(),
-    queue_depth=st.integers(0, 9),
     first_token_ms=st.floats(0, 2_000),
 )
 

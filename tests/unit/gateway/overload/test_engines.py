@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.instances import LoadReport
-from gateway.overload.engines import PART, slots_from
+from gateway.overload.engines import PART, is_full, slots_from
 
 
 def report(running: int, queued: int = 0, most: int = 256, status: str = "active") -> LoadReport:
@@ -28,6 +28,22 @@ def test_calls_of_other_gateways_count() -> None:
 def test_an_engine_that_starts_or_goes_takes_none(status: str) -> None:
     """Calls go to the other replicas, or wait for it to be there."""
     assert slots_from(report(3, status=status), 3, 100) == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "full"),
+    [
+        (report(288), False),
+        (report(256, 256 // PART), False),  # as long as its queue is to be
+        (report(256, 256 // PART + 1), True),
+        (report(9, 3, most=8), True),
+        (report(3, status="draining"), True),
+        (report(3, 9, most=0), False),  # nobody knows what it runs
+    ],
+)
+def test_an_engine_is_full_when_more_waits_there_than_it_needs(said: LoadReport, full: bool) -> None:
+    """Whoever sent it: this is what has calls go elsewhere first."""
+    assert is_full(said) is full
 
 
 def test_an_engine_that_does_not_say_is_not_limited() -> None:
