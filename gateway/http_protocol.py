@@ -1,18 +1,23 @@
-# How our sockets speak HTTP: as uvicorn does, with three things put right. A head has an end: without one, whoever can
+# How our sockets speak HTTP: as uvicorn does, with four things put right. A head has an end: without one, whoever can
 # connect takes memory, and time from everybody, before a key is looked at. Who offers HTTP/2 on the way (Java's own
-# client does, with every request) is answered in HTTP/1.1, its body not lost. And what cannot be read is told in the
-# shape of all our errors.
+# client does, with every request) is answered in HTTP/1.1, its body not lost. What cannot be read is told in the
+# shape of all our errors. And a client of HTTP/1.0, which knows no chunks, gets none.
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.clock import Clock
 from protocol.errors import BadRequest
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
 
 LONGEST_HEAD = 1 << 18  # bytes; a read brings as many, so a head of that may still be whole
 HEAD_WITHIN = 60.0  # seconds from a connection's beginning, or a head's first bytes, to its end
@@ -61,6 +66,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._has_time()
         if not self.parser.should_upgrade():
             super().on_headers_complete()
+            if self.cycle.scope["http_version"] == "1.0":
+                self.cycle.send = _until_close(self.cycle)  # type: ignore[assignment,method-assign]
 
     def on_message_complete(self) -> None:
         """A request has ended."""
@@ -103,6 +110,23 @@ class HttpProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _until_close(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
+    """Return how to answer who knows no chunks: a body of which no length is said ends with the connection."""
+    send_framed, has_length = cycle.send, True
+
+    async def send(message: ASGISendEvent) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not has_length:
+                cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send_framed(message)
+
+    return send
 
 
 def _without_offer(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:

@@ -54,6 +54,24 @@ def test_an_offer_of_http_2_is_answered_in_http_1(house: House, is_chunked: bool
     assert answer.count(b'"object":"chat.completion"') == 2
 
 
+@pytest.mark.parametrize("keeps", ["", "connection: keep-alive\r\n"], ids=["usual", "keep-alive"])
+def test_a_client_of_http_1_0_gets_no_chunks(house: House, keeps: str) -> None:
+    """It knows none: a stream ends with the connection, and what has a length says so."""
+    streamed = json.dumps(json.loads(ASKED) | {"stream": True}).encode()
+    answers = [
+        tell(house, post(house, f"{keeps}content-length: {len(body)}\r\n", body).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        for body in (ASKED, streamed)
+    ]
+    (plain_head, _, plain), (stream_head, _, stream) = (answer.partition(b"\r\n\r\n") for answer in answers)
+
+    assert b"transfer-encoding" not in plain_head + stream_head
+    assert b"connection: close" in plain_head and b"connection: close" in stream_head
+    assert b"content-length: %d" % len(plain) in plain_head
+    assert json.loads(plain)["object"] == "chat.completion"
+    assert stream.startswith(b"data: {") and stream.endswith(b"data: [DONE]\n\n")
+    assert all(line.startswith(b"data: ") for line in stream.split(b"\n\n")[:-1])
+
+
 @pytest.mark.parametrize("begins", [b"GET /v1/models HTTP/1.1\r\nx: ", b"GET /", b"GET / HTTP/1.1\r\n"])
 def test_a_head_without_an_end_is_refused(house: House, begins: bytes) -> None:
     """Before anybody has looked at a key; others would wait for its bytes to be put together."""
