@@ -146,14 +146,15 @@ def test_what_a_call_did_not_use_is_room_for_the_next(house: House) -> None:
 def test_an_sdk_waits_for_a_place_and_gets_it(house: House, upstream: ScriptedUpstream) -> None:
     """Room taken by a running call: rate_limit_exceeded, and the stock client is back after the second it is told."""
     client = client_of(house, "queueing", concurrent_requests=1)
-    upstream.script("latency=0.7", times=1)
+    upstream.script("hang,after=1", times=1)
     with ThreadPoolExecutor(1) as elsewhere:
-        running = elsewhere.submit(client.chat.completions.create, **ASK)
-        _until(lambda: bool(upstream.requests))
-        began = time.monotonic()
-        answer = client.chat.completions.with_raw_response.create(**ASK)
+        with client.chat.completions.create(**ASK, stream=True) as running:
+            next(iter(running))
+            began = time.monotonic()
+            waiting = elsewhere.submit(client.chat.completions.with_raw_response.create, **ASK)
+            _until(lambda: _refusals(house, "queueing") > 0)
+        answer = waiting.result()
         waited = time.monotonic() - began
-        running.result()
 
     assert int(answer.http_request.headers["x-stainless-retry-count"]) >= 1
     assert waited >= 1.0
@@ -291,6 +292,13 @@ def _exceeded(house: House) -> float:
     with house.client(house.admin_key) as admin:
         text = admin.get("/metrics").raise_for_status().text
     return float(text.split("\ntollgate_hold_exceeded_total ")[1].split()[0])
+
+
+def _refusals(house: House, team: str) -> float:
+    with house.client(house.admin_key) as admin:
+        lines = admin.get("/metrics").raise_for_status().text.splitlines()
+    mine = [line for line in lines if line.startswith("tollgate_refused_total{") and f'team="{team}"' in line]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in mine)
 
 
 def _until(is_true: Callable[[], bool]) -> None:

@@ -73,6 +73,7 @@ class House:
         loops = [self._call_for_ever(team_id) for team_id in TEAMS for _ in range(4)]
         tasks = [asyncio.create_task(each) for each in (*loops, self.flusher.run())]
         try:
+            await self._until_flushed(40)
             yield
             assert not any(task.done() for task in tasks)
         finally:
@@ -81,6 +82,16 @@ class House:
     async def _call_for_ever(self, team_id: str) -> None:
         while True:
             await self.call(team_id, self.clock, 0.01)
+
+    async def _until_flushed(self, rows: int) -> None:
+        """Wait until so many rows of today are in the ledger; as many calls are settled, or nearly."""
+        query = text("SELECT count(*) FROM usage_records WHERE day = :today")
+        async with asyncio.timeout(30):
+            while True:
+                async with self.database.begin() as connection:
+                    if (await connection.execute(query, {"today": self.clock.today()})).scalar_one() >= rows:
+                        return
+                await asyncio.sleep(0.02)
 
     async def audit(self) -> list[Difference]:
         """Compare the books of the day on which the older calls began, and of today."""
@@ -132,7 +143,6 @@ async def correct(house: House) -> None:
 async def test_a_busy_house_shows_no_difference(house: House) -> None:
     """Twenty audits while calls close, flush and settle: the books agree in each."""
     async with house.busy():
-        await asyncio.sleep(0.3)
         for _ in range(20):
             assert await house.audit() == []
     async with house.database.begin() as connection:
@@ -144,7 +154,6 @@ async def test_one_nanodollar_too_many_in_a_counter_is_found_under_load(house: H
     """The figures move while we look; at the watermark they stand still, and the difference is named to the unit."""
     day = house.older.today()
     async with house.busy():
-        await asyncio.sleep(0.3)
         [key] = [key async for key in house.redis.scan_iter(f"*{{team_a}}*:d:team:{(day_of(house.older.new_id()))}")]
         await house.redis.hincrby(key, "c", 1)
         found = await house.audit()
@@ -178,7 +187,6 @@ async def test_one_nanodollar_too_many_for_a_key_is_found(house: House) -> None:
 async def test_what_was_changed_in_ledger_or_statements_is_found_under_load(house: House, tampering: str) -> None:
     """A sum that was raised, a row that was deleted, a row that was changed: each is named, whatever else goes on."""
     async with house.busy():
-        await asyncio.sleep(0.3)
         async with house.database.begin() as connection:
             await connection.execute(text(tampering))
         found = await house.audit()

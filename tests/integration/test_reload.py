@@ -129,6 +129,7 @@ async def test_reloads_leave_no_task_behind(services: Services, settings: Settin
 
     for _ in files:
         assert await reloader.reload()
-    await asyncio.sleep(0.2)
-    assert len(asyncio.all_tasks()) <= before
+    async with asyncio.timeout(10):
+        while len(asyncio.all_tasks()) > before:  # a loop may be in the middle of a round
+            await asyncio.sleep(0.05)
     assert len(state.services.breakers.all()) == 3

@@ -92,14 +92,16 @@ def test_tokens_come_through_the_pipe(engine: EngineProcess, folder: Path) -> No
 
 def test_abort_through_the_pipe_ends_the_reply(engine: EngineProcess) -> None:
     """A long reply stops soon after the abort, and the load report shows its blocks free."""
-    engine.send(greedy("long", range(20), 450))
-    receive_until(engine, lambda event: isinstance(event, NewTokens) and event.request_id == "long")
-
-    engine.send(Abort("long"))
-    events = receive_until(engine, finished("long"))
+    ends: list[FinishReason | None] = []
+    while FinishReason.ABORT not in ends and len(ends) < 5:  # it takes but a blink: we may have stood still for that
+        engine.send(greedy("long", range(20), 450))
+        receive_until(engine, lambda event: isinstance(event, NewTokens) and event.request_id == "long")
+        engine.send(Abort("long"))
+        events = receive_until(engine, finished("long"))
+        ends += [event.finish_reason for event in filter(finished("long"), events) if isinstance(event, NewTokens)]
     report = receive_until(engine, lambda event: isinstance(event, LoadReport) and event.running == 0)[-1]
 
-    assert next(filter(finished("long"), events)).finish_reason == FinishReason.ABORT  # type: ignore[union-attr]
+    assert ends[-1] is FinishReason.ABORT
     assert isinstance(report, LoadReport)
     assert report.free_blocks == report.total_blocks
 
@@ -120,11 +122,11 @@ def test_idle_engine_reports_once_a_second_and_costs_nothing(engine: EngineProce
     process = psutil.Process(engine.pid)
     before, started = process.cpu_times(), time.monotonic()
 
-    reports = [event for _ in range(2) for event in engine.receive()]
+    reports = [event for _ in range(3) for event in engine.receive()]
 
     elapsed, after = time.monotonic() - started, process.cpu_times()
     assert all(isinstance(event, LoadReport) for event in reports)
-    assert 0.9 < elapsed < 10
+    assert 1.5 < elapsed < 10  # the first of them may have waited for us
     assert (after.user - before.user) + (after.system - before.system) < 0.1
 
 
