@@ -17,11 +17,15 @@ class ReplyHook:
     def delta(self, delta: Delta) -> Sequence[Delta]:
         """Return what the client gets in place of ``delta``; nothing holds it back.
 
-        What was held back can go out with a later delta: the one with a finish reason always comes.
+        What was held back can go out with a later delta: the one with a finish reason comes, or ``rest`` is asked for.
         Raises ContentPolicyViolation to end the reply here: a stream with the finish reason ``content_filter``, a whole
         answer with that error. What was used is owed, and the books call it ``blocked``.
         """
         return (delta,)
+
+    def rest(self) -> Sequence[Delta]:
+        """The upstream broke in mid-stream: return what was held back and may go out. Raises as ``delta`` does."""
+        return ()
 
     async def whole(self, whole: WholeReply) -> None:
         """Look at a reply that came whole, in place of its deltas. Raises ContentPolicyViolation as ``delta`` does."""

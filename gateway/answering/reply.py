@@ -91,7 +91,7 @@ class Reply:
 
         From the event that finishes the last choice on, everything is held back until the upstream has said that the
         reply is whole and the journal knows; then it comes with a UsageReport and a ReplyEnd. Raises UpstreamFailure
-        when the upstream breaks; what was sent until then is charged.
+        when the upstream breaks, after what hooks held back; what was made until then is sent and charged.
         """
         async for events in self._events():
             if type(events[-1]) is ReplyEnd:
@@ -138,6 +138,13 @@ class Reply:
             except UpstreamFailure as exc:
                 if isinstance(exc, UpstreamFiltered):
                     self._services.guard.note_filtered(self.call)
+                else:
+                    rest, is_forbidden = self._held_by_hooks()
+                    if is_forbidden:
+                        yield [*rest, UsageReport(self._final_usage()), ReplyEnd()]
+                        return
+                    if rest:
+                        yield rest
                 self._end(self._broken)
                 raise
 
@@ -180,7 +187,8 @@ class Reply:
                     try:
                         passed = self._through_hooks(event)
                     except ContentPolicyViolation as exc:
-                        held += self._withhold(event, exc)
+                        self._finished.discard(event.index)
+                        held += self._withhold(exc)
                         return out, True
                     (held if len(self._finished) >= self._choices else out).extend(passed)
                 case UsageReport(usage):
@@ -195,11 +203,21 @@ class Reply:
             passed = [out for one in passed for out in hook.delta(one)]
         return passed
 
-    def _withhold(self, delta: Delta, violation: ContentPolicyViolation) -> list[Delta]:
-        """End the reply before ``delta``; return how its open choices end."""
+    def _held_by_hooks(self) -> tuple[list[Event], bool]:
+        """Return what hooks held back when the upstream broke, or how a reply ends whose rest may not go out."""
+        rest: list[Event] = []
+        try:
+            for hook in self._delta_hooks:
+                rest = [out for one in rest if isinstance(one, Delta) for out in hook.delta(one)]
+                rest += hook.rest()
+        except ContentPolicyViolation as exc:
+            return list(self._withhold(exc)), True
+        return rest, False
+
+    def _withhold(self, violation: ContentPolicyViolation) -> list[Delta]:
+        """End the reply here; return how its open choices end."""
         self._violation = violation
         self._usage = self.used().usage  # an earlier count may be less than what went past
-        self._finished.discard(delta.index)
         still_open = [index for index in range(self._choices) if index not in self._finished]
         return [Delta(index, finish_reason=FinishReason.CONTENT_FILTER) for index in still_open]
 

@@ -63,6 +63,14 @@ class OutputWatch(ReplyHook):
         passed = choice.release(everything=is_end)
         return passed if self._may_block else (delta,)
 
+    def rest(self) -> Sequence[Delta]:
+        """Return what was held back of an answer that broke, looked at to its end. Raises ContentPolicyViolation."""
+        out: list[Delta] = []
+        for choice in self._choices.values():
+            self._look_at(choice.rest())
+            out += choice.release(everything=True)
+        return out if self._may_block else ()
+
     async def whole(self, whole: WholeReply) -> None:
         """Look at a whole reply; others have their turn between windows. Raises ContentPolicyViolation."""
         looking = self._look_through(whole)
@@ -132,6 +140,10 @@ class _Choice:
         is_end = delta.finish_reason is not None
         yield from self._current.windows(is_over=is_end)
         self._held.append((delta, tuple(ends) or ((self._current, self._current.said),)))
+
+    def rest(self) -> Iterator[str]:
+        """Yield the windows that nobody has looked at, of a reply that goes on no more."""
+        yield from self._current.windows(is_over=True)
 
     def release(self, *, everything: bool) -> list[Delta]:
         """Return the deltas that every window they can be in has passed, and those of parts left so long ago that what

@@ -18,7 +18,7 @@ from tests.support.house import House, anthropic_provider, model, running_house,
 from tests.support.moderator import Moderator, moderating
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
-from tests.support.upstream_scripts import Script
+from tests.support.upstream_scripts import Fault, Script, Told
 
 SECRET = "AKIAIOSFODNN7EXAMPLE"
 ATTACK = (
@@ -222,6 +222,40 @@ def test_a_client_that_leaves_while_an_answer_is_held_back_owes_what_was_made(
 
     upstream.wait_until(lambda: upstream.requests[0].closed_at)
     assert row["status"] == "interrupted" and row["output_tokens"] > 0 and float(row["cost_usd"]) > 0
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT, Fault.RESET, Fault.ERROR_FRAME])
+@pytest.mark.parametrize("after", [5, 150], ids=["before anything was out", "later"])
+def test_what_is_charged_of_an_answer_that_broke_was_sent(
+    strict: House, upstream: ScriptedUpstream, after: int, fault: Fault
+) -> None:
+    """What was held back goes out before the error, looked at to its end."""
+    upstream.script(Script(text="Lima. " * 200, fault=fault, after=after, usage=Told.NONE), model="small", times=1)
+    with strict.client() as client:
+        answer = client.post("/v1/chat/completions", json=PLAIN)
+    *pieces, last = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    said = "".join(choice["delta"].get("content") or "" for piece in pieces for choice in piece["choices"])
+    row = row_of(strict, answer.headers["x-request-id"])
+
+    assert last["error"]["code"] == "upstream_error"
+    assert said and "Lima. " * 200 == said + ("Lima. " * 200)[len(said) :]
+    assert (row["status"], row["output_tokens"]) == ("interrupted", after)
+    assert len(said.split()) == after
+
+
+def test_what_was_held_back_of_an_answer_that_broke_is_withheld_where_it_is_forbidden(
+    strict: House, upstream: ScriptedUpstream
+) -> None:
+    """It ends as any answer does that the policy ends, with no error and no sign of the secret."""
+    words = f"Lima. The key is {SECRET} " + "and so on " * 20
+    upstream.script(Script(text=words, fault=Fault.CUT, after=20, usage=Told.NONE), model="small", times=1)
+    with strict.client() as client:
+        answer = client.post("/v1/chat/completions", json=PLAIN)
+    row = row_of(strict, answer.headers["x-request-id"])
+
+    assert "AKIA" not in answer.text and '"error"' not in answer.text
+    assert '"content_filter"' in answer.text and answer.text.endswith("data: [DONE]\n\n")
+    assert row["status"] == "blocked" and float(row["cost_usd"]) > 0
 
 
 @pytest.mark.parametrize("before", range(140, 640, 37))

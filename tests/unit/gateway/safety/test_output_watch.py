@@ -66,7 +66,7 @@ def test_what_goes_on_after_something_else_is_seen_with_what_was_said_before() -
 @pytest.mark.parametrize("kind", ["words", "thinking", "refusal", "arguments", "name"])
 async def test_no_sign_of_a_secret_is_out_however_a_reply_is_cut_and_mixed(kind: str) -> None:
     """At any place of any part of any of three choices, in pieces of any size, with less than half a window of anything
-    else between its pieces, and ending with it or not."""
+    else between its pieces, ending with it or not, whole or broken."""
     dice, guarding = random.Random(kind), Guarding(Safety(output="block", levels=dict.fromkeys(CATEGORIES, "off")))
     parts = ["words", "thinking", "refusal", "arguments", "other call"]
     for _ in range(40):
@@ -83,8 +83,9 @@ async def test_no_sign_of_a_secret_is_out_however_a_reply_is_cut_and_mixed(kind:
         with pytest.raises(ContentPolicyViolation, match="aws_key"):
             for index, part, said in script:
                 sent += "".join(map(said_by, hook.delta(delta_of(index, part, said))))
-            for index in range(3):
+            for index in range(dice.choice((0, 3))):
                 sent += "".join(map(said_by, hook.delta(Delta(index, finish_reason=FinishReason.STOP))))
+            sent += "".join(map(said_by, hook.rest()))
         assert not set(sent) & set(SECRET), sent
     await guarding.close()
 
