@@ -238,7 +238,7 @@ def test_what_is_charged_of_an_answer_that_broke_was_sent(
     row = row_of(strict, answer.headers["x-request-id"])
 
     assert last["error"]["code"] == "upstream_error"
-    assert said and "Lima. " * 200 == said + ("Lima. " * 200)[len(said) :]
+    assert said and ("Lima. " * 200).startswith(said)
     assert (row["status"], row["output_tokens"]) == ("interrupted", after)
     assert len(said.split()) == after
 
