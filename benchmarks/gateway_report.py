@@ -152,8 +152,8 @@ def _latencies(measured: Sequence[Measured], case: Case) -> list[str]:
     lines = [
         "At half of the gateway's plain requests/s, requests sent at fixed moments (coordinated omission excluded):",
         "",
-        "| server | p50 ms | p90 ms | p99 ms | added p50 | added p99 |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| server | p50 ms | p90 ms | p99 ms | added p50 | added p99 | of its core |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     alone = _rows(measured, case.name, "upstream")
     for server in SERVERS:
@@ -164,7 +164,8 @@ def _latencies(measured: Sequence[Measured], case: Case) -> list[str]:
             statistics.median(row.total[name] for row in rows) - statistics.median(row.total[name] for row in alone)
             for name in ("p50", "p99")
         ]
-        lines.append(f"| {server} | {' | '.join(shown)} | {' | '.join(f'{number:.2f}' for number in added)} |")
+        busy = _middle(rows, lambda row: row.cpu_ms * row.per_second / 10, 0)
+        lines.append(f"| {server} | {' | '.join(shown)} | {' | '.join(f'{number:.2f}' for number in added)} | {busy} % |")
     return lines
 
 

@@ -9,8 +9,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
+import os
 import re
+import struct
 import sys
 import time
 from collections import deque
@@ -143,7 +146,7 @@ class Load:
         self._until = self._started + self._plan.seconds
         await asyncio.gather(*(self._connect() for _ in range(self._plan.connections)))
         if self._plan.rate is not None:
-            await self._send_at_fixed_moments(self._plan.rate)
+            self._send_at_fixed_moments(self._plan.rate)
         async with asyncio.timeout(self._plan.seconds + 30):
             await self._done.wait()
         answered = self._plan.requests - self._open
@@ -195,20 +198,43 @@ class Load:
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: Client(self), self._host, self._port)
 
-    async def _send_at_fixed_moments(self, rate: float) -> None:
-        for number in range(self._plan.requests):
-            moment = self._started + number / rate
-            if (wait := moment - time.perf_counter()) > 0:
-                await asyncio.sleep(wait)
-            self._left -= 1
-            if self._free:
-                self._free.popleft().send(moment)
-            else:
-                self._due.append(moment)
+    def _send_at_fixed_moments(self, rate: float) -> None:
+        """Send from now on, now that every connection stands: none is late because of another's handshake."""
+        loop, every = asyncio.get_running_loop(), 1 / rate
+        first = time.perf_counter() + every
+        timer, moments = _open_timer(first, every), iter(range(self._plan.requests))
+
+        def tick() -> None:
+            for _ in range(int.from_bytes(os.read(timer, 8), sys.byteorder)):
+                if (number := next(moments, None)) is None:
+                    loop.remove_reader(timer)
+                    os.close(timer)
+                    return
+                self._send_at(first + number * every)
+
+        loop.add_reader(timer, tick)
+
+    def _send_at(self, moment: float) -> None:
+        self._left -= 1
+        if self._free:
+            self._free.popleft().send(moment)
+        else:
+            self._due.append(moment)
 
     def _look(self) -> None:
         if self._open <= 0:
             self._done.set()
+
+
+def _open_timer(first: float, every: float) -> int:
+    """Return a file of the kernel's that tells, read, how many moments have come (timerfd_create(2)), each in a tenth of
+    a millisecond; uvloop's own timers go by whole milliseconds. Seconds, the first of CLOCK_MONOTONIC."""
+    libc = ctypes.CDLL(None)
+    timer = int(libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK))
+    parts = [round(moment * 1e9) for moment in (every, first)]
+    settings = struct.pack("qqqq", *(part for moment in parts for part in divmod(moment, 10**9)))
+    libc.timerfd_settime(timer, 1, settings, None)  # 1: the first is a moment, not a pause
+    return timer
 
 
 def _spread(values: list[float]) -> dict[str, float]:
