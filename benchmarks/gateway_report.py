@@ -164,8 +164,9 @@ def _latencies(measured: Sequence[Measured], case: Case) -> list[str]:
             statistics.median(row.total[name] for row in rows) - statistics.median(row.total[name] for row in alone)
             for name in ("p50", "p99")
         ]
+        more = " | ".join(f"{number:.2f}" for number in added)
         busy = _middle(rows, lambda row: row.cpu_ms * row.per_second / 10, 0)
-        lines.append(f"| {server} | {' | '.join(shown)} | {' | '.join(f'{number:.2f}' for number in added)} | {busy} % |")
+        lines.append(f"| {server} | {' | '.join(shown)} | {more} | {busy} % |")
     return lines
 
 

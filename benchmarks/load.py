@@ -227,8 +227,8 @@ class Load:
 
 
 def _open_timer(first: float, every: float) -> int:
-    """Return a file of the kernel's that tells, read, how many moments have come (timerfd_create(2)), each in a tenth of
-    a millisecond; uvloop's own timers go by whole milliseconds. Seconds, the first of CLOCK_MONOTONIC."""
+    """Return a file that tells, when it is read, how many moments have come, each within a tenth of a millisecond
+    (timerfd_create(2)); uvloop's own timers go by whole ones. Seconds, ``first`` of CLOCK_MONOTONIC."""
     libc = ctypes.CDLL(None)
     timer = int(libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK))
     parts = [round(moment * 1e9) for moment in (every, first)]
