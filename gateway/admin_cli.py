@@ -10,7 +10,7 @@ import typer
 
 from gateway.batch_cli import batch_app
 from gateway.command_line import fail, say
-from gateway.config_file import ConfigFaults, load_settings
+from gateway.config.file import ConfigFaults, load_settings
 from gateway.keys_cli import keys_app
 from gateway.teams_cli import teams_app
 from gateway.usage_cli import usage_command

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from gateway.collector import put_off_collecting, spare_what_stays
-from gateway.config_paths import CONFIG_VARIABLE, find_config
+from gateway.config.paths import CONFIG_VARIABLE, find_config
 from gateway.lean_imports import import_leanly
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _add_admin_commands() -> None:
 
 
 def _load(path: Path) -> Settings:
-    from gateway.config_file import ConfigFaults, load_settings
+    from gateway.config.file import ConfigFaults, load_settings
 
     try:
         return load_settings(path, os.environ)

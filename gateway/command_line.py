@@ -25,8 +25,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.store_errors import POSTGRES_AWAY
 from gateway.admin_views import to_json
 from gateway.audit_log import Act
-from gateway.config_file import ConfigFaults, load_settings
-from gateway.config_paths import CONFIG_VARIABLE, find_config
+from gateway.config.file import ConfigFaults, load_settings
+from gateway.config.paths import CONFIG_VARIABLE, find_config
 from gateway.database import Database
 from gateway.schema import is_without_schema
 from gateway.settings import Settings

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 from msgspec import structs
 
-from gateway.config_yaml import ConfigFaults
+from gateway.config.tree import ConfigFaults
 from gateway.providers.registry import ProviderRegistry
 from gateway.services import Services
 from gateway.settings import Settings

@@ -35,7 +35,7 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
     import uvicorn
 
     from gateway.app import create_app
-    from gateway.config_file import load_settings
+    from gateway.config.file import load_settings
     from gateway.draining import Drain, DrainingServer
     from gateway.http_protocol import HttpProtocol
     from gateway.reload import Reloader

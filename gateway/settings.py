@@ -1,4 +1,4 @@
-# Everything tollgate.yaml can say, as frozen structs. gateway/config_file.py reads the file into these.
+# Everything tollgate.yaml can say, as frozen structs. gateway/config/file.py reads the file into these.
 # Durations are seconds, money nano-dollars; nothing here reads the environment.
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from gateway.callbacks.sender import Sender
 from gateway.callbacks.team_secrets import PURPOSE, reseal_secrets
 from gateway.clock import Clock
 from gateway.collector import spare_what_stays
-from gateway.config_file import load_settings
+from gateway.config.file import load_settings
 from gateway.database import Database
 from gateway.draining import HURRIED, Drain
 from gateway.heartbeat import show_life

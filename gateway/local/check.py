@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from gateway.config_file import ConfigFaults, load_settings
+from gateway.config.file import ConfigFaults, load_settings
 
 
 def main(path: Path) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.config_yaml import ConfigFaults, Fault, Items, Node, Scalar, Section, merge, read_tree, tree_of
+from gateway.config.tree import ConfigFaults, Fault, Items, Node, Scalar, Section, merge, read_tree, tree_of
 from gateway.embedded.server import write_privately
 from gateway.keys import new_admin_key
 

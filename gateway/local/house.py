@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.config_yaml import ConfigFaults, Section
+from gateway.config.tree import ConfigFaults, Section
 from gateway.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
 from gateway.listening import open_socket
 from gateway.local.client import HouseClient

@@ -19,7 +19,7 @@ import pytest
 
 from gateway.app import open_services
 from gateway.clock import Clock
-from gateway.config_file import load_settings
+from gateway.config.file import load_settings
 from gateway.draining import Drain
 from gateway.held_back.comparer import Comparer
 from gateway.routes import HANDLERS

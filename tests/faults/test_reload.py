@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.config_file import load_settings
+from gateway.config.file import load_settings
 from gateway.processes import descendants_of
 from tests.support.fault_service import Service
 from tests.support.house import make_team

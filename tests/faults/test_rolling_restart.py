@@ -17,7 +17,7 @@ import aiohttp
 import asyncpg
 import pytest
 
-from gateway.config_file import load_settings
+from gateway.config.file import load_settings
 from tests.support.balancer import Balancer
 from tests.support.config_text import write_config
 from tests.support.fault_service import TOLLGATE, Service

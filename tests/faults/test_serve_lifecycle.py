@@ -20,7 +20,7 @@ import asyncpg
 import httpx
 import pytest
 
-from gateway.config_file import load_settings
+from gateway.config.file import load_settings
 from gateway.listening import open_socket
 from gateway.processes import descendants_of, is_running
 from tests.support.config_text import write_config

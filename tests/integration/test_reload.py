@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.app import open_services
 from gateway.clock import Clock
-from gateway.config_yaml import ConfigFaults, Fault
+from gateway.config.tree import ConfigFaults, Fault
 from gateway.draining import Drain
 from gateway.reload import Reloader
 from gateway.services import Services

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.config_file import load_settings
+from gateway.config.file import load_settings
 from gateway.keys import new_key
 from gateway.team_inputs import LimitsInput
 from tests.support.config_text import write_config

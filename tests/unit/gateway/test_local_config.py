@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config_file import load_settings
-from gateway.config_yaml import ConfigFaults, Fault, Node, Scalar, Section, read_tree, tree_of
+from gateway.config.file import load_settings
+from gateway.config.tree import ConfigFaults, Fault, Node, Scalar, Section, read_tree, tree_of
 from gateway.local.config import HouseSecrets, house_config, joined, read_config_file, text_at, to_yaml
 
 KNOWN = HouseSecrets("tgadmin-x", "pepper")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from billing.money import to_nano
 from billing.prices import Price, PriceStep
-from gateway.config_file import ConfigFaults, Fault, load_settings
-from gateway.config_yaml import Scalar, read_tree
+from gateway.config.file import ConfigFaults, Fault, load_settings
+from gateway.config.tree import Scalar, read_tree
 from gateway.settings import Settings, Tracing
 from router.catalog import AutoRoute, HeldBack
 from router.targets import Ability, Endpoint, Tier
@@ -632,7 +632,7 @@ CLAUDES = ("claude-haiku", "claude-sonnet", "claude-opus")
 
 def test_the_example_is_fine() -> None:
     """The tollgate.yaml in the repository loads with its variables set, and says which it needs without them."""
-    file = Path(__file__).parents[3] / "tollgate.yaml"
+    file = Path(__file__).parents[4] / "tollgate.yaml"
 
     settings = load_settings(file, ENV)
     with pytest.raises(ConfigFaults) as refusal:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from gateway.config_yaml import Fault, Items, Node, Scalar, Section, join
+from gateway.config.tree import Fault, Items, Node, Scalar, Section, join
 
 T = TypeVar("T")
 Faults = list[Fault]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.config_fields import Faults, Fields, complain
-from gateway.config_readers import duration, integer, list_of, one_of, secret, struct_of, switch, text, url
-from gateway.config_yaml import Node
+from gateway.config.fields import Faults, Fields, complain
+from gateway.config.readers import duration, integer, list_of, one_of, secret, struct_of, switch, text, url
+from gateway.config.tree import Node
 from gateway.safety.plain import visible
 from gateway.safety.policy import NAMES
 from gateway.settings import AbuseSettings, CheckerSettings, Level, Safety

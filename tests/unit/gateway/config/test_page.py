@@ -11,13 +11,13 @@ import pytest
 
 from billing.prices import Price, PriceStep, Rates
 from gateway import settings
-from gateway.config_file import DEFAULT_DATA_DIR
-from gateway.config_models import DEFAULT_CONTEXT, DEFAULT_MAX_OUTPUT
+from gateway.config.file import DEFAULT_DATA_DIR
+from gateway.config.models import DEFAULT_CONTEXT, DEFAULT_MAX_OUTPUT
 from gateway.durations import read_duration
 from router.catalog import AutoRoute, HeldBack
 from router.targets import Endpoint, ModelSpec
 
-PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
 ROWS = {
     name: default
     for row in re.findall(r"^\| `([^`]+)` \| ([^|]*) \|", PAGE, re.MULTILINE)

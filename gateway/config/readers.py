@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from billing.money import NanoDollars, to_nano
-from gateway.config_fields import NUMBER, WORDS_OF_YAML, Faults, Fields, Read, complain, kind_of
-from gateway.config_yaml import Items, Node, Scalar
+from gateway.config.fields import NUMBER, WORDS_OF_YAML, Faults, Fields, Read, complain, kind_of
+from gateway.config.tree import Items, Node, Scalar
 from gateway.durations import read_duration
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.config_catalog import read_catalogue
-from gateway.config_fields import Faults, Fields, Read, complain
-from gateway.config_readers import (
+from gateway.config.catalog import read_catalogue
+from gateway.config.fields import Faults, Fields, Read, complain
+from gateway.config.readers import (
     duration,
     duration_or_zero,
     integer,
@@ -25,8 +25,8 @@ from gateway.config_readers import (
     text,
     url,
 )
-from gateway.config_safety import read_safety
-from gateway.config_yaml import ConfigFaults, Fault, Node, Section, merge, read_tree, tree_of
+from gateway.config.safety import read_safety
+from gateway.config.tree import ConfigFaults, Fault, Node, Section, merge, read_tree, tree_of
 from gateway.keys import KEY_PREFIX
 from gateway.settings import BatchLimits, QueueSettings, QuotaSettings, Retention, Safety, Settings, Tracing
 

@@ -12,9 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from billing.money import to_nano
-from gateway.config_fields import Faults, Fields, Read, complain, meant
-from gateway.config_models import name_in, name_of, read_model
-from gateway.config_readers import (
+from gateway.config.fields import Faults, Fields, Read, complain, meant
+from gateway.config.models import name_in, name_of, read_model
+from gateway.config.readers import (
     dollars,
     duration,
     integer,
@@ -27,7 +27,7 @@ from gateway.config_readers import (
     text,
     url,
 )
-from gateway.config_yaml import Fault, Node, Section
+from gateway.config.tree import Fault, Node, Section
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
 from router.catalog import AutoRoute, HeldBack
 from router.targets import Endpoint, ModelSpec

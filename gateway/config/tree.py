@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
-from gateway.config_variables import Variables
+from gateway.config.variables import Variables
 
 MAX_NODES = 100_000  # aliases may repeat themselves without end
 MAX_DEPTH = 32

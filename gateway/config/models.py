@@ -10,9 +10,9 @@ from msgspec.structs import asdict, replace
 
 from billing.money import NanoDollars
 from billing.prices import Price, PriceStep
-from gateway.config_fields import Faults, Fields, Read, complain, meant, shown
-from gateway.config_readers import dollars, integer, list_of, number, one_of, struct_of, text
-from gateway.config_yaml import Fault, Node, join
+from gateway.config.fields import Faults, Fields, Read, complain, meant, shown
+from gateway.config.readers import dollars, integer, list_of, number, one_of, struct_of, text
+from gateway.config.tree import Fault, Node, join
 from gateway.listed_models import ListedModel, NoPrice
 from gateway.price_library import listed_model
 from gateway.settings import ProviderSettings
