@@ -19,17 +19,9 @@
 #   ├── Overloaded            503  overloaded, with retry-after
 #   ├── Unavailable           503  a part of the house does not answer
 #   │   └── ContentUnchecked       content_check_failed: the outside checker, whose word is needed
-#   └── UpstreamFailure            an upstream did not give an answer
-#       ├── UpstreamError     502  upstream_error: 5xx, reset, cut, our key refused, nonsense
-#       ├── UpstreamTimeout   504  upstream_timeout
-#       ├── UpstreamBusy      429  its rate limit, with retry-after
-#       ├── UpstreamFull      503  overloaded: our own engine's queue is full, or it is going; with retry-after
-#       └── UpstreamRefused   4xx  the request itself is at fault: no other target is tried
-#           └── UpstreamFiltered   content_policy_violation: by the upstream's own content filter
+#   └── UpstreamFailure            an upstream did not give an answer: providers/errors.py
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from protocol.errors import NotFound, ServiceError
 
@@ -188,86 +180,3 @@ class ContentUnchecked(Unavailable):
 
     def __init__(self, message: str = "The content of this request could not be checked. Try again later.") -> None:
         super().__init__(message, retry_after=1)
-
-
-class UpstreamFailure(ServiceError):
-    """An upstream did not give an answer. ``outcome`` is the word for metrics and the attempt's record."""
-
-    outcome = "error"
-    moves_on = True  # whether the next target of the route may be tried
-    retry_after: float | None = None  # seconds that the upstream asks to wait, when it said
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        outcome: str | None = None,
-        status: int | None = None,
-        type: str | None = None,
-        code: str | None = None,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message, status=status, type=type, code=code, param=param, headers=headers)
-        self.outcome = outcome or self.outcome
-
-
-class UpstreamError(UpstreamFailure):
-    """The upstream broke, cut the answer, spoke nonsense, or refused our own key."""
-
-    status = 502
-    type = "server_error"
-    code = "upstream_error"
-
-
-class UpstreamTimeout(UpstreamFailure):
-    """The upstream took longer than its deadline."""
-
-    status = 504
-    type = "server_error"
-    code = "upstream_timeout"
-    outcome = "timeout"
-
-
-class UpstreamBusy(UpstreamFailure):
-    """The upstream's rate limit refused us. ``retry_after`` is seconds, when it said."""
-
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
-    outcome = "rate_limited"
-
-    def __init__(self, message: str, *, retry_after: float | None = None, outcome: str | None = None) -> None:
-        wait = 1 if retry_after is None else max(1, -int(-retry_after // 1))
-        super().__init__(message, outcome=outcome, headers={"retry-after": str(wait)})
-        self.retry_after = retry_after
-
-
-class UpstreamFull(UpstreamFailure):
-    """An engine of ours is well and takes no more now: its queue is full, it starts, or it drains."""
-
-    status = 503
-    type = "server_error"
-    code = "overloaded"
-    outcome = "full"
-
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
-        wait = 1 if retry_after is None else max(1, -int(-retry_after // 1))
-        super().__init__(message, headers={"retry-after": str(wait)})
-        self.retry_after = retry_after
-
-
-class UpstreamRefused(UpstreamFailure):
-    """The upstream says that the request itself is at fault; the caller is told so in the upstream's words."""
-
-    status = 400
-    type = "invalid_request_error"
-    outcome = "refused"
-    moves_on = False
-
-
-class UpstreamFiltered(UpstreamRefused):
-    """The upstream's own content filter forbids the request, or the answer to it: nobody else is asked for it."""
-
-    code = "content_policy_violation"
-    outcome = "filtered"

@@ -14,8 +14,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from billing.store_errors import postgres_hung_up
 from gateway.access import Caller
 from gateway.batch.shapes import LARGEST_FILE
-from gateway.errors import EncodedBody, MethodNotAllowed, Unavailable, UnknownUrl, UpstreamFailure
+from gateway.errors import EncodedBody, MethodNotAllowed, Unavailable, UnknownUrl
 from gateway.messages_dialect import error_body
+from gateway.providers.errors import UpstreamFailure
 from gateway.telemetry.meters import counter_of
 from protocol.errors import BadRequest, ServiceError, TooLarge
 

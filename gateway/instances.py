@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 
 from billing.looks import Look, book_look
 from billing.store_errors import POSTGRES_AWAY, REDIS_AWAY
-from gateway.errors import UpstreamError, UpstreamFailure
 from gateway.providers.base import UpstreamRequest
+from gateway.providers.errors import UpstreamError, UpstreamFailure
 from gateway.services import Services
 from gateway.settings import ProviderSettings
 from router.catalog import Catalog

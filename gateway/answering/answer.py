@@ -11,8 +11,9 @@ from gateway.answering.attempt import AttemptLog
 from gateway.answering.attempts import refusal, send_along_route
 from gateway.answering.call import Call, record_for
 from gateway.answering.reply import Reply, settle
-from gateway.errors import ContentPolicyViolation, UpstreamFiltered
+from gateway.errors import ContentPolicyViolation
 from gateway.overload.gate import Turn
+from gateway.providers.errors import UpstreamFiltered
 from gateway.safety.input_check import InputCheck, input_check_of
 from gateway.services import Services
 from router import Route, choose_route

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from billing.records import Attempt
 from gateway.answering.call import Call
 from gateway.answering.unroll import events_of
-from gateway.errors import UpstreamError, UpstreamRefused, UpstreamTimeout
 from gateway.providers.base import Asking, EventStream, Provider, Request, Resume, WholeReply
 from gateway.providers.client import UpstreamResponse, read_error_body
+from gateway.providers.errors import UpstreamError, UpstreamRefused, UpstreamTimeout
 from gateway.providers.manners import Manners
 from gateway.providers.openai_request import ENGINE_FIELDS
 from gateway.resilience.breakers import Permit

@@ -12,8 +12,9 @@ from random import random
 
 from gateway.answering.attempt import Answering, AttemptLog, Trip, send_politely
 from gateway.answering.call import Call
-from gateway.errors import Overloaded, UpstreamBusy, UpstreamFailure
+from gateway.errors import Overloaded
 from gateway.overload.turns import Slot
+from gateway.providers.errors import UpstreamBusy, UpstreamFailure
 from gateway.resilience.breakers import Permit
 from gateway.resilience.deadline import Deadline
 from gateway.resilience.keys import TargetAway

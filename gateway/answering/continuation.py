@@ -10,8 +10,8 @@ from gateway.answering.attempt import Answering, AttemptLog, Trip
 from gateway.answering.attempts import walk
 from gateway.answering.call import Call
 from gateway.answering.progress import Progress
-from gateway.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 from gateway.providers.base import Resume
+from gateway.providers.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 from gateway.resilience.deadline import Deadline
 from gateway.services import Services
 from gateway.telemetry.meters import counter_of

@@ -8,9 +8,9 @@ from contextlib import suppress
 
 from gateway.access import Caller
 from gateway.answering.estimate import probable_prompt_tokens
-from gateway.errors import UpstreamFailure, UpstreamRefused
 from gateway.providers.anthropic import AnthropicFormat
 from gateway.providers.client import read_error_body
+from gateway.providers.errors import UpstreamFailure, UpstreamRefused
 from gateway.resilience.keys import TargetAway
 from gateway.services import Services
 from protocol.messages import CountRequest

@@ -18,8 +18,9 @@ from gateway.answering.collect import Collector
 from gateway.answering.continuation import Source
 from gateway.answering.estimate import probable_prompt_tokens, probable_usage, tokens_of
 from gateway.answering.hooks import HookMaker, ReplyHook
-from gateway.errors import ContentPolicyViolation, UpstreamFailure, UpstreamFiltered
+from gateway.errors import ContentPolicyViolation
 from gateway.providers.base import WholeReply, choices_asked
+from gateway.providers.errors import UpstreamFailure, UpstreamFiltered
 from gateway.services import Services
 from protocol.chat import FinishReason
 from protocol.events import Delta, Event, ReplyEnd, UsageReport

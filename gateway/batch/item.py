@@ -19,16 +19,8 @@ from gateway.batch.claims import Claim
 from gateway.batch.endings import Ended, refused
 from gateway.batch.results import response_of
 from gateway.batch.shapes import ENDPOINTS
-from gateway.errors import (
-    CallTakenOver,
-    ContentPolicyViolation,
-    ContentUnchecked,
-    Forbidden,
-    Overloaded,
-    UpstreamBusy,
-    UpstreamFull,
-    UpstreamTimeout,
-)
+from gateway.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked, Forbidden, Overloaded
+from gateway.providers.errors import UpstreamBusy, UpstreamFull, UpstreamTimeout
 from gateway.replies import Dialect
 from gateway.routes.chat import ChatDialect, check_chat
 from gateway.routes.completions import CompletionDialect, check_completion

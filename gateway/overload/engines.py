@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import math
 
-from gateway.errors import UpstreamFailure
 from gateway.instances import LoadReport, Replica, ask_load, replicas_of
 from gateway.overload.turns import Room
+from gateway.providers.errors import UpstreamFailure
 from gateway.services import Services
 
 EVERY = 1.0  # seconds between looks at an engine that calls are at,

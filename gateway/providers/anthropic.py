@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure
 from gateway.providers.anthropic_events import AnthropicEvents
 from gateway.providers.anthropic_replies import read_count, read_message
 from gateway.providers.anthropic_request import Unsayable, count_body, message_body, native_body
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
+from gateway.providers.errors import UpstreamBusy, UpstreamError, UpstreamFailure
 from gateway.providers.filters import STATUSES, read_filtered
 from gateway.providers.reading import read_error_fields, read_retry_after, usual_failure
 from protocol.chat import ChatRequest

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gateway.errors import UpstreamError
 from gateway.providers.anthropic_replies import Block, UsageObject, read_stop_reason
+from gateway.providers.errors import UpstreamError
 from gateway.providers.filters import read_filtered
 from gateway.providers.reading import NOT_JSON, SseEvents, read_error_fields, read_usage
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gateway.errors import UpstreamError
+from gateway.providers.errors import UpstreamError
 from gateway.providers.reading import NOT_JSON, count_of, read_usage
 from protocol.chat import ChatReply, Choice, FinishReason, FunctionCall, Reasoning, ReplyMessage, ToolCall
 from protocol.usage import Usage

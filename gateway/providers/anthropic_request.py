@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gateway.errors import UpstreamRefused
+from gateway.providers.errors import UpstreamRefused
 from protocol.chat import (
     ChatRequest,
     ContentPart,

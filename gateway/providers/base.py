@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from gateway.errors import UpstreamFailure
+from gateway.providers.errors import UpstreamFailure
 from gateway.providers.manners import Manners
 from protocol.chat import ChatReply, ChatRequest
 from protocol.completions import CompletionReply, CompletionRequest

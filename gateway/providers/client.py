@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import aiohttp
 
-from gateway.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 from gateway.providers.base import UpstreamRequest
+from gateway.providers.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 
 UNREAD = 64 * 1024  # bytes of an answer that may wait here for a slow client; at twice that its upstream waits
 LONGEST_REPLY = 64 * 1024 * 1024  # bytes of a plain reply that we read

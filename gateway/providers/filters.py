@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.errors import UpstreamFiltered
+from gateway.providers.errors import UpstreamFiltered
 
 STATUSES = (400, 403, 422, 451)
 

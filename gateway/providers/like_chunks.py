@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 
-from gateway.errors import UpstreamFailure
+from gateway.providers.errors import UpstreamFailure
 from protocol.events import Delta, Event
 
 LESSONS = 16  # chunks that are taken for an example, at the most: some services change something with each

@@ -12,7 +12,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.errors import UpstreamRefused
+from gateway.providers.errors import UpstreamRefused
 from router.targets import Target
 
 log = structlog.get_logger()

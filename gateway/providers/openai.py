@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply, choices_asked
+from gateway.providers.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull
 from gateway.providers.filters import STATUSES, read_filtered
 from gateway.providers.openai_events import OpenAIEvents
 from gateway.providers.openai_replies import read_whole

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.errors import UpstreamError
+from gateway.providers.errors import UpstreamError
 from gateway.providers.filters import read_filtered
 from gateway.providers.openai_parts import (
     NOTHING,

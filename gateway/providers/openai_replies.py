@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.errors import UpstreamError
 from gateway.providers.base import Request, WholeReply
+from gateway.providers.errors import UpstreamError
 from gateway.providers.openai_parts import (
     NOTHING,
     Arguments,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused
+from gateway.providers.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused
 from gateway.providers.like_chunks import LikeChunks
 from protocol.events import Event, ReplyEnd
 from protocol.sse import EventReader, EventStreamTooLong

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from billing.store_errors import REDIS_AWAY
 from gateway.background import Background
 from gateway.clock import Clock
-from gateway.errors import UpstreamFailure
+from gateway.providers.errors import UpstreamFailure
 from gateway.providers.limits import read_limits
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breaker import Breaker, State, Verdict

@@ -7,7 +7,7 @@ from collections import Counter
 
 import structlog
 
-from gateway.errors import UpstreamFailure
+from gateway.providers.errors import UpstreamFailure
 from gateway.providers.limits import Left
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.allowances import Allowances

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from gateway.errors import UpstreamError, UpstreamFailure
+from gateway.providers.errors import UpstreamError, UpstreamFailure
 from gateway.resilience.breaker import Verdict
 from gateway.settings import ProviderSettings, Retries
 

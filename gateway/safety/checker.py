@@ -11,9 +11,9 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from gateway.errors import UpstreamFailure
 from gateway.providers.base import UpstreamRequest
 from gateway.providers.client import UpstreamClient
+from gateway.providers.errors import UpstreamFailure
 from gateway.safety.findings import Finding
 from gateway.settings import CheckerSettings
 from gateway.telemetry.meters import counter_of

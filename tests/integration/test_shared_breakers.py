@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.background import Background, stop_all
-from gateway.errors import UpstreamBusy, UpstreamError
+from gateway.providers.errors import UpstreamBusy, UpstreamError
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breaker import State
 from gateway.resilience.breakers import Breakers, Permit

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.errors import UpstreamRefused
 from gateway.providers.anthropic import AnthropicFormat
 from gateway.providers.anthropic_request import CACHED_FROM, Unsayable
+from gateway.providers.errors import UpstreamRefused
 from protocol.chat import (
     CacheControl,
     ChatRequest,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import UpstreamError, UpstreamFiltered
 from gateway.providers.anthropic import AnthropicFormat
+from gateway.providers.errors import UpstreamError, UpstreamFiltered
 from gateway.providers.openai import OpenAIFormat
 from tests.wire.traffic import CHAT, read_stream
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.answering.collect import Collector
-from gateway.errors import UpstreamFailure
+from gateway.providers.errors import UpstreamFailure
 from protocol.events import Delta
 from tests.wire.test_conformance import formats
 from tests.wire.traffic import WireFormat, read_stream

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import UpstreamBusy, UpstreamRefused
+from gateway.providers.errors import UpstreamBusy, UpstreamRefused
 from gateway.providers.manners import KnownManners, Manners, usual_manners
 from gateway.providers.openai import OpenAIFormat
 from gateway.providers.reading import read_retry_after

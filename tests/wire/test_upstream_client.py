@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 import pytest
 
-from gateway.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 from gateway.processes import free_port
 from gateway.providers.base import UpstreamRequest
 from gateway.providers.client import UpstreamClient, UpstreamResponse
+from gateway.providers.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 from tests.support.raw_upstream import serving
 from tests.support.scripted_upstream import ScriptedUpstream
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 
 from billing.prices import Price
-from gateway.errors import UpstreamFailure
 from gateway.providers.base import Asking, EventStream, Provider, Request
+from gateway.providers.errors import UpstreamFailure
 from protocol.chat import ChatRequest, FinishReason, Message
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.usage import Usage

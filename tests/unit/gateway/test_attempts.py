@@ -18,9 +18,10 @@ from gateway.answering.attempt import AttemptLog
 from gateway.answering.attempts import refusal, send_along_route
 from gateway.answering.call import Call
 from gateway.background import Background
-from gateway.errors import Overloaded, UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
+from gateway.errors import Overloaded
 from gateway.overload.gate import Gate
 from gateway.providers.base import UpstreamRequest
+from gateway.providers.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breakers import Breakers
 from gateway.resilience.first_tokens import FirstTokens

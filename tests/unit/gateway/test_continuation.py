@@ -20,9 +20,9 @@ from gateway.answering.attempts import send_along_route
 from gateway.answering.call import Call
 from gateway.answering.continuation import MOST_REPLICAS, Source
 from gateway.background import Background
-from gateway.errors import UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 from gateway.overload.gate import Gate
 from gateway.providers.base import Request, UpstreamRequest
+from gateway.providers.errors import UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breakers import Breakers
 from gateway.resilience.first_tokens import FirstTokens

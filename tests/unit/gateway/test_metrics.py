@@ -6,7 +6,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.background import Background
-from gateway.errors import UpstreamError
+from gateway.providers.errors import UpstreamError
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breakers import Breakers
 from gateway.resilience.retry import RetryBudgets

@@ -24,8 +24,9 @@ from gateway.answering.hooks import HookMaker, ReplyHook
 from gateway.answering.keeper import Keeper
 from gateway.answering.reply import Ending, Reply
 from gateway.background import Background
-from gateway.errors import ContentPolicyViolation, UpstreamError
+from gateway.errors import ContentPolicyViolation
 from gateway.overload.gate import Gate
+from gateway.providers.errors import UpstreamError
 from gateway.providers.openai import OpenAIFormat
 from gateway.providers.registry import ProviderRegistry
 from gateway.services import Services

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 from gateway.providers.anthropic_request import Unsayable
+from gateway.providers.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 from gateway.resilience.breaker import Verdict
 from gateway.resilience.deadline import Deadline
 from gateway.resilience.retry import BASE, BURST, CAP, OVER, RetryBudget, full_jitter, next_pause, verdict_of
