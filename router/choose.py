@@ -72,7 +72,8 @@ def _named_route(request: InferenceRequest, wish: Wish, catalog: Catalog, health
     if spares:
         needs = needs_of(request, wish, spares)
         for spare in spares:
-            if spare.name != name and can_serve(spare, needs):
+            compares = not isinstance(request, EmbeddingRequest) or spare.upstream_model == model.upstream_model
+            if spare.name != name and compares and can_serve(spare, needs):
                 targets += by_preference(spare, catalog, health)
 
     ordered = unavailable_last(targets, health)

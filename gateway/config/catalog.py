@@ -1,9 +1,8 @@
 # The part of tollgate.yaml that the router chooses from: providers, models and their prices, and the names that stand
-# for a model (routes, fallbacks, aliases), which must all lead to one that exists.
+# for models.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
@@ -11,11 +10,10 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.money import to_nano
-from gateway.config.fields import Faults, Fields, Read, complain, meant
-from gateway.config.models import name_in, name_of, read_model
+from gateway.config.fields import Faults, Fields, Read, complain
+from gateway.config.models import name_of, read_model
+from gateway.config.names import read_alias, read_fallbacks, read_route
 from gateway.config.readers import (
-    dollars,
     duration,
     integer,
     list_of,
@@ -29,7 +27,7 @@ from gateway.config.readers import (
 )
 from gateway.config.tree import Fault, Node, Section
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
-from router.catalog import AutoRoute, HeldBack
+from router.catalog import AutoRoute
 from router.targets import Endpoint, ModelSpec
 
 T = TypeVar("T")
@@ -67,13 +65,13 @@ def read_catalogue(root: Fields, faults: Faults) -> Catalogue:
 
     models = _entries(root, "models", read_one, needed="at least one model to offer")
     names = _keys(root, "models")
-    aliases = _entries(root, "aliases", lambda node, out: _alias(node, out, names))
+    aliases = _entries(root, "aliases", lambda node, out: read_alias(node, out, names))
     lead_to = {**aliases, **{name: name for name in names}}
     return Catalogue(
         providers=providers,
         models=models,
-        auto=_entries(root, "routes", lambda node, out: _route(node, out, lead_to)),
-        fallbacks=_fallbacks(root, lead_to, faults),
+        auto=_entries(root, "routes", lambda node, out: read_route(node, out, lead_to, models)),
+        fallbacks=read_fallbacks(root, lead_to, models),
         aliases=aliases,
     )
 
@@ -154,59 +152,3 @@ def _base_url(wire: str) -> Read[str]:
         return value.rstrip("/")
 
     return read
-
-
-def _alias(node: Node, faults: Faults, models: tuple[str, ...]) -> str | None:
-    if name_of(node) in models:
-        return complain(node, faults, "there is a model of this name; an alias would hide it")
-    return name_in(models, "model")(node, faults)
-
-
-def _route(node: Node, faults: Faults, lead_to: dict[str, str]) -> AutoRoute | None:
-    if name_of(node) in lead_to:
-        complain(node, faults, "there is a model or an alias of this name; a route needs a name of its own")
-    read_models = list_of(name_in(lead_to, "model"), what="models", least=1)
-    fields = Fields(node, node.path, faults)
-    route = AutoRoute(
-        small=_resolved(fields.need("small", read_models, (), "models that answer simple requests"), lead_to),
-        large=_resolved(fields.need("large", read_models, (), "models that answer the others"), lead_to),
-        quality=fields.get("quality", number(0, 1), 0.8),
-        held_back=_held_back(fields, lead_to),
-    )
-    fields.close()
-    return route
-
-
-def _held_back(route: Fields, lead_to: dict[str, str]) -> HeldBack | None:
-    if (node := route.node("held_back")) is None:
-        return None
-    fields = Fields(node, node.path, route.faults)
-    judge = fields.find("judge", name_in(lead_to, "model"))
-    held_back = HeldBack(
-        share=fields.need("share", number(0, 1, above=True), 0.0, "of calls that a small model answers, such as 0.02"),
-        budget_nanousd=fields.need("usd_per_day", dollars, to_nano(0), "the most for each team, such as 1.00"),
-        explore=fields.get("explore", switch, False),
-        judge=None if judge is None else lead_to[judge],
-        recalibrate=frozenset(fields.find("recalibrate", list_of(text, what="team ids")) or ()),
-    )
-    fields.close()
-    return held_back
-
-
-def _fallbacks(root: Fields, lead_to: dict[str, str], faults: Faults) -> dict[str, tuple[str, ...]]:
-    read_models = list_of(name_in(lead_to, "model"), what="models", least=1)
-    found: dict[str, tuple[str, ...]] = {}
-    for name, node in (
-        section.entries if (section := Fields(root.node("fallbacks"), "fallbacks", faults).section) else {}
-    ).items():
-        if name not in lead_to:
-            complain(node, faults, f"unknown model {name}; {meant(name, lead_to)}")
-        models = _resolved(read_models(node, faults) or (), lead_to)
-        if lead_to.get(name) in models:
-            complain(node, faults, "a model cannot fall back to itself")
-        found[lead_to.get(name, name)] = models
-    return found
-
-
-def _resolved(names: Iterable[str], lead_to: dict[str, str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(lead_to[name] for name in names))

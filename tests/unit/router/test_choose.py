@@ -165,6 +165,22 @@ def test_auto_works_with_one_model_in_both_lists(request_: InferenceRequest) -> 
     assert names(choose_route(request_, Wish(), known, {}, hard).targets) == ["only@one"]
 
 
+def test_embeddings_fall_back_to_the_same_model_elsewhere_alone() -> None:
+    """Whoever compares vectors would not be told that they come from another model."""
+    both = frozenset({Ability.CHAT, Ability.EMBEDDINGS})
+    known = catalog(
+        model("a", abilities=both),
+        model("other", abilities=both),
+        model("a-too", abilities=both, upstream_model="a"),
+        fallbacks={"a": ("other", "a-too")},
+    )
+    vectors = choose_route(EmbeddingRequest(model="a", input="x"), Wish(), known, {}, hard)
+    words = choose_route(chat("a"), Wish(), known, {}, hard)
+
+    assert names(vectors.targets) == ["a@one", "a-too@one"]
+    assert names(words.targets) == ["a@one", "other@one", "a-too@one"]
+
+
 def test_embeddings_never_fall_over_to_another_model() -> None:
     """Vectors of different models do not compare: the first model that embeds answers, wherever it is served."""
     embeds = frozenset({Ability.EMBEDDINGS})

@@ -238,7 +238,7 @@ FAULTS = [
     ),
     ("fallbacks: {gpt4o: [llama]}", "fallbacks.gpt4o", "did you mean `gpt-4o`?"),
     ("fallbacks: {gpt-4o: [llma]}", "fallbacks.gpt-4o[0]", "did you mean `llama`?"),
-    ("fallbacks: {gpt-4o: [gpt-4o]}", "fallbacks.gpt-4o", "itself"),
+    ("fallbacks: {gpt-4o: [gpt-4o]}", "fallbacks.gpt-4o[0]", "itself"),
     ("aliases: {gpt-4: gpt-4oo}", "aliases.gpt-4", "unknown model gpt-4oo; did you mean `gpt-4o`?"),
     ("aliases: {llama: gpt-4o}", "aliases.llama", "hide"),
     ("drain: ${DRAIN}", "drain", "the environment variable DRAIN is not set"),
@@ -330,6 +330,47 @@ def test_faulty_model_is_refused(tmp_path: Path, model: str, key: str, words: st
     (fault,) = faults_of(tmp_path, textwrap.dedent(HEAD) + f"  new: {model}\n")
 
     assert (fault.line, fault.path) == (BELOW_HEAD, f"models.new.{key}")
+    assert words in fault.message
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "words"),
+    [
+        ("routes: {auto: {small: [vectors], large: [gpt-4o]}}", "routes.auto.small[0]", "only embeds"),
+        ("routes: {auto: {small: [llama], large: [gpt-4o, v]}}", "routes.auto.large[1]", "requests name it themselves"),
+        (
+            "routes: {auto: {small: [llama], large: [gpt-4o], held_back: {share: 1, usd_per_day: 1, judge: prompts}}}",
+            "routes.auto.held_back.judge",
+            "asked by chat, which prompts lacks",
+        ),
+        ("fallbacks: {gpt-4o: [llama, vectors]}", "fallbacks.gpt-4o[1]", "a model with chat"),
+        ("fallbacks: {v: [llama]}", "fallbacks.v[0]", "a model with embeddings"),
+        ("fallbacks: {vectors: [others]}", "fallbacks.vectors[0]", "`upstream_model` is vectors, too"),
+        ("fallbacks: {llama: [nightly]}", "fallbacks.llama[0]", "nightly serves no tier that llama does: a model with"),
+        ("fallbacks: {vectors: [too]}", "", None),
+        ("fallbacks: {llama: [prompts], nightly: [gpt-4o]}", "", None),
+        ("routes: {auto: {small: [llama], large: [both, prompts]}}", "", None),
+    ],
+)
+def test_a_name_leads_to_nothing_that_never_serves(tmp_path: Path, line: str, path: str, words: str | None) -> None:
+    """A model that is asked for what it cannot do would look like a spare until the day it is needed."""
+    more = """
+      vectors: {provider: own, price: {input: 1}, abilities: [embeddings]}
+      too: {provider: own, upstream_model: vectors, price: {input: 1}, abilities: [embeddings]}
+      others: {provider: own, price: {input: 1}, abilities: [embeddings]}
+      both: {provider: own, price: {input: 1, output: 1}, abilities: [embeddings, chat]}
+      prompts: {provider: own, price: {input: 1, output: 1}, abilities: [completions]}
+      nightly: {provider: own, price: {input: 1, output: 1}, tiers: [batch]}
+    aliases: {v: vectors}
+"""
+    text = HEAD + more.lstrip("\n") + f"    {line}\n"
+    text = text.replace("output: 0.80}}", "output: 0.80}, tiers: [interactive]}")
+    if words is None:
+        load(tmp_path, text)
+        return
+    (fault,) = faults_of(tmp_path, text)
+
+    assert (fault.line, fault.path) == (BELOW_HEAD + 7, path)
     assert words in fault.message
 
 
