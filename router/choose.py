@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from billing.prices import cost_of
 from protocol.embeddings import EmbeddingRequest
 from router.abilities import InferenceRequest
 from router.catalog import AutoRoute, Catalog
@@ -30,13 +32,14 @@ def choose_route(
     complexity: Complexity | Callable[[InferenceRequest], float],
     *,
     share: float = 0.0,
+    at: float | None = None,
 ) -> Route:
     """Return the targets that can serve the request in the order to try them, and the reason.
 
     ``health`` is keyed by ``Target.key``; a target without an entry is healthy. ``complexity`` returns the probability
     that a small model suffices; it is asked only when an automatic route has both kinds to choose from. ``share`` in
-    [0, 1) is the caller's draw, by which models of equal cost and speed share the load: equal arguments give equal
-    routes.
+    [0, 1) is the caller's draw, by which models of equal cost and speed share the load; ``at`` is when the call is made
+    (unix seconds), for prices that change on a known day. Equal arguments give equal routes.
 
     Raises ``UnknownModel``, ``ModelNotAllowed``, or the ``NoTargetFits`` that says what no target can do.
     """
@@ -55,9 +58,9 @@ def choose_route(
     is_small = bool(small) if verdict is None else verdict.is_small
 
     chosen, spare = (small, large) if is_small else (large, small if wish.allow_smaller else [])
-    usage, batch = expected_usage(request), wish.tier is Tier.BATCH
-    targets = by_cost(chosen, usage, catalog, health, share, batch=batch)
-    targets += by_cost([m for m in spare if m not in chosen], usage, catalog, health, share, batch=batch)
+    cost = partial(cost_of, expected_usage(request), batch=wish.tier is Tier.BATCH, at=at)
+    targets = by_cost(chosen, cost, catalog, health, share)
+    targets += by_cost([model for model in spare if model not in chosen], cost, catalog, health, share)
     ordered, reason = unavailable_last(targets, health), "auto_small" if is_small else "auto_large"
     return Route(request.model, ordered, reason, None if verdict is None else verdict.score, verdict)
 

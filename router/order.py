@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
-from billing.prices import cost_of
+from billing.prices import Price
 from protocol.embeddings import EmbeddingRequest
 from protocol.usage import Usage
 from router.abilities import InferenceRequest
@@ -38,9 +38,9 @@ def expected_usage(request: InferenceRequest) -> Usage:
 
 
 def by_cost(
-    models: Sequence[ModelSpec], usage: Usage, catalog: Catalog, health: Health, share: float, *, batch: bool
+    models: Sequence[ModelSpec], cost: Callable[[Price], int], catalog: Catalog, health: Health, share: float
 ) -> list[Target]:
-    """Return every endpoint of ``models``, the cheapest first.
+    """Return every endpoint of ``models``, the cheapest first: ``cost`` is what a call comes to at a price.
 
     Among near-ties the soonest first token comes first. Models equal in both take turns by weight: ``share`` in [0, 1)
     points at one of them, and the rest follow. Endpoints of one model keep their order of preference.
@@ -48,7 +48,7 @@ def by_cost(
     if len(models) < 2:
         return by_preference(models[0], catalog, health) if models else []
     ordered: list[Target] = []
-    for equal in _ties([(cost_of(usage, model.price, batch=batch), model) for model in models], SAME_COST):
+    for equal in _ties([(cost(model.price), model) for model in models], SAME_COST):
         if len(equal) == 1:
             ordered += by_preference(equal[0], catalog, health)
             continue

@@ -17,6 +17,7 @@ from gateway.providers.errors import UpstreamFiltered
 from gateway.safety.input_check import InputCheck, input_check_of
 from gateway.services import Services
 from router import Route, choose_route
+from router.order import Health
 from router.sampling import is_sampled, judge_named
 
 
@@ -27,12 +28,9 @@ async def answer(services: Services, call: Call) -> Reply:
     """
     services.guard.refuse_paused(call)
     health = services.health()
-    catalog = services.catalog
-    share = call.share if catalog.meaning(call.request.model) in catalog.auto else 0.0
-    outlook = services.outlook(health)
-    route = choose_route(call.request, call.wish, catalog, outlook, services.complexity, share=share)
+    route = route_of(services, call, services.outlook(health))
     if is_sampled(call.request_id):
-        route = judge_named(route, call.request, call.wish, catalog, services.complexity)
+        route = judge_named(route, call.request, call.wish, services.catalog, services.complexity)
     gate = services.gate
     if (away := refusal(services, route, health)) is not None and not gate.can_wait(route):
         raise away
@@ -43,6 +41,13 @@ async def answer(services: Services, call: Call) -> Reply:
     except BaseException:
         gate.release(turn.slot)
         raise
+
+
+def route_of(services: Services, call: Call, outlook: Health) -> Route:
+    """Return the route of a call, by what is known of the targets now. Raises as ``choose_route`` does."""
+    catalog = services.catalog
+    share = call.share if catalog.meaning(call.request.model) in catalog.auto else 0.0
+    return choose_route(call.request, call.wish, catalog, outlook, services.complexity, share=share, at=call.created_at)
 
 
 async def _answer_in_turn(services: Services, call: Call, turn: Turn) -> Reply:

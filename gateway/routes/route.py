@@ -12,6 +12,7 @@ from msgspec import Raw, Struct
 from billing.money import to_text
 from billing.prices import cost_of
 from gateway.answering.admission import legs_of
+from gateway.answering.answer import route_of
 from gateway.answering.call import Call
 from gateway.auth import team_guard
 from gateway.routes.chat import check_chat
@@ -25,7 +26,7 @@ from protocol.completions import CompletionRequest
 from protocol.decoding import decode_with_extra
 from protocol.embeddings import EmbeddingRequest
 from protocol.messages import MessagesRequest
-from router import Catalog, Route, Tier, choose_route
+from router import Catalog, Route, Tier
 from router.fitting import needs_of, shortcomings
 from router.order import expected_usage
 from router.targets import HEALTHY, ModelSpec, TargetHealth
@@ -57,8 +58,7 @@ async def explain_route(request: Request[Any, Any, Any]) -> dict[str, Any]:
     asked, extra, endpoint = _read(body, is_anthropic="anthropic-version" in request.headers)
     call = call_of(request, asked, extra, endpoint, len(body))
     outlook = services.outlook(services.health())
-    route = choose_route(call.request, call.wish, services.catalog, outlook, services.complexity, share=call.share)
-    return route_view(services, call, route, outlook)
+    return route_view(services, call, route_of(services, call, outlook), outlook)
 
 
 def _read(body: bytes, *, is_anthropic: bool) -> tuple[Any, dict[str, Any], str]:
@@ -143,7 +143,7 @@ def _targets(call: Call, route: Route, health: Mapping[str, TargetHealth]) -> li
                 "region": target.endpoint.region,
                 "is_available": not (known.is_open or known.is_full),
                 "first_token_ms": round(known.first_token_ms, 1) or None,
-                "expected_cost_usd": to_text(cost_of(usage, target.model.price, batch=batch)),
+                "expected_cost_usd": to_text(cost_of(usage, target.model.price, batch=batch, at=call.created_at)),
                 "most_cost_usd": to_text(leg.cost_nanousd),
             }
         )

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from billing.money import to_nano
+from billing.prices import LaterPrice, Price
 from protocol.chat import ChatRequest, ImagePart, ImageUrl, JsonObjectFormat, Message, TextPart, Tool
 from protocol.chat import Function as ToolFunction
 from protocol.completions import CompletionRequest
@@ -212,6 +215,18 @@ def test_the_cheaper_leads_and_batch_prices_count() -> None:
         ["plain@one", "discounted@one"],
         ["discounted@one", "plain@one"],
     ]
+
+
+def test_a_price_that_has_changed_since_orders_as_it_is_now() -> None:
+    """A change that was announced counts from its moment on, and not before."""
+    dear = Price(input=to_nano(9), output=to_nano(36))
+    rising = model("rising")
+    rising = replace(rising, price=replace(rising.price, later=(LaterPrice(1_000.0, dear),)))
+    known = catalog(rising, model("steady", dollars="2.00"), small=("rising", "steady"))
+
+    leaders = [choose_route(chat(), Wish(), known, {}, easy, at=at).targets[0].model.name for at in (999.0, 1_000.0)]
+
+    assert leaders == ["rising", "steady"]
 
 
 def test_a_model_alone_at_its_cost_keeps_the_order_of_its_endpoints() -> None:
