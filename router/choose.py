@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from billing.prices import cost_of
 from protocol.embeddings import EmbeddingRequest
@@ -15,13 +14,8 @@ from router.errors import ModelNotAllowed, UnknownModel
 from router.fitting import can_serve, explain_refusal, needs_of
 from router.order import Health, by_cost, by_preference, expected_usage, unavailable_last
 from router.targets import ModelSpec, Route, Tier
-from router.thread import judge
+from router.thread import Score, judge
 from router.wish import Wish
-
-if TYPE_CHECKING:  # numpy, which commands that route nothing need not import
-    from router.complexity import Complexity
-
-__all__ = ["InferenceRequest", "Wish", "choose_route"]
 
 
 def choose_route(
@@ -29,7 +23,7 @@ def choose_route(
     wish: Wish,
     catalog: Catalog,
     health: Health,
-    complexity: Complexity | Callable[[InferenceRequest], float],
+    complexity: Score,
     *,
     share: float = 0.0,
     at: float | None = None,

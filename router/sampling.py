@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
 from protocol.embeddings import EmbeddingRequest
@@ -13,10 +10,8 @@ from router.abilities import InferenceRequest
 from router.catalog import AutoRoute, Catalog
 from router.fitting import can_serve, needs_of
 from router.targets import Route
+from router.thread import Score
 from router.wish import Wish
-
-if TYPE_CHECKING:
-    from router.complexity import Complexity
 
 ONE_IN = 32  # calls; a power of two up to 256
 
@@ -31,7 +26,7 @@ def judge_named(
     request: InferenceRequest,
     wish: Wish,
     catalog: Catalog,
-    complexity: Complexity | Callable[[InferenceRequest], float],
+    complexity: Score,
 ) -> Route:
     """Return ``route`` with the probability that a small model would have sufficed, if the call named a large one.
 

@@ -14,7 +14,7 @@ from router.targets import Verdict
 MARGIN = 0.04  # of score: closer than this to the quality asked, a turn changes nothing
 MOST_TURNS = 6  # earlier ones that are looked at
 
-Score = Callable[[InferenceRequest], float]
+Score = Callable[[InferenceRequest], float]  # the probability that a small model suffices
 
 
 def judge(request: InferenceRequest, quality: float, score: Score) -> Verdict:

@@ -15,8 +15,8 @@ from gateway.providers.base import Request
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.messages import MessagesRequest
-from router.choose import Wish
 from router.targets import Route, Target
+from router.wish import Wish
 
 OPENING = 2000  # characters of what a user said first that tell conversations apart, or at either end of a prompt
 
