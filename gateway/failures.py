@@ -12,12 +12,9 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from billing.store_errors import postgres_hung_up
-from gateway.access import Caller
 from gateway.batch.shapes import LARGEST_FILE
 from gateway.errors import EncodedBody, MethodNotAllowed, Unavailable, UnknownUrl
 from gateway.messages_dialect import error_body
-from gateway.providers.errors import UpstreamFailure
-from gateway.telemetry.meters import counter_of
 from protocol.errors import BadRequest, ServiceError, TooLarge
 
 log = structlog.get_logger()
@@ -28,7 +25,7 @@ LARGEST_BODY = 32 * 1024 * 1024  # bytes
 def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:
     """Return the error object for any exception. What is not meant for callers is logged and named only by its id."""
     error = as_service_error(request, exc)
-    _count(request, error)
+    request.app.state.services.metrics.count_refusal(request.scope["state"].get("caller"), error)
     headers = dict(error.headers)
     if error.status in (429, 503) and "retry-after" not in headers and "x-should-retry" not in headers:
         headers["retry-after"] = "1"
@@ -36,15 +33,6 @@ def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[by
     is_anthropic = request.scope["path"].startswith("/v1/messages")
     body = error_body(error, request.scope["state"].get("request_id", "")) if is_anthropic else error.body()
     return Response(msgspec.json.encode(body), status_code=error.status, media_type="application/json", headers=headers)
-
-
-def _count(request: Request[Any, Any, Any], error: ServiceError) -> None:
-    """Count what we refuse ourselves; what upstreams do is counted with the attempts."""
-    if not isinstance(error, UpstreamFailure):
-        caller = request.scope["state"].get("caller")
-        team = caller.team.id if isinstance(caller, Caller) else ""
-        metrics = request.app.state.services.metrics
-        counter_of(metrics.refused, team, error.code or str(error.status), error.limit).inc()
 
 
 def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> ServiceError:

@@ -55,12 +55,12 @@ class ReplyResponse:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the call until its last byte is sent, or until its client leaves; with a key, until its end."""
         if self._call.streams:
-            scope["state"]["write_error"] = self._dialect.error
+            scope["state"]["write_error"] = self._write_error
         async with ended_when_client_leaves(receive) as client:
             if self._call.idempotency_key is None:
                 await self._run(self._call, self._dialect, send, client)
             else:
-                await answer_once(self._services, self._call, self._run_and_keep, self._dialect.error, scope, send)
+                await answer_once(self._services, self._call, self._run_and_keep, self._write_error, scope, send)
 
     async def _run(
         self, call: Call, dialect: Dialect, send: Any, client: Client, keep_ending: KeepEnding | None = None
@@ -114,15 +114,20 @@ class ReplyResponse:
             if not sender.has_begun:
                 raise
             # Too late for another status: the stream itself says it, and ends without [DONE].
-            await sender.say(dialect.error(exc))
+            await sender.say(self._write_error(exc))
         except Exception:
             if not sender.has_begun:
                 raise
             log.exception("reply_failed", request_id=self._call.request_id)
-            await sender.say(dialect.error(ServiceError("The answer broke off inside the gateway.")))
+            await sender.say(self._write_error(ServiceError("The answer broke off inside the gateway.")))
         finally:
             sender.close()
         await sender.end()
+
+    def _write_error(self, error: ServiceError) -> bytes:
+        """Return the bytes that end a stream which was begun with 200; no handler of errors hears of it any more."""
+        self._services.metrics.count_refusal(self._call.caller, error)
+        return self._dialect.error(error)
 
 
 class Written:

@@ -168,6 +168,8 @@ def _left_out(catalog: Catalog, call: Call, route: Route) -> list[dict[str, Any]
     found = []
     for model in models:
         why = shortcomings(model, needs)
+        if not why and isinstance(call.request, EmbeddingRequest):
+            why = ["has vectors of its own, which do not compare"]
         if model not in usable:
             why = ["is not among the team's models"]
         found.append({"model": model.name, "reasons": why or ["is smaller than the request needs, for this team"]})

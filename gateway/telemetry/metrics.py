@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from billing.records import UsageRecord
+from gateway.access import Caller
 from gateway.answering.call import Call
 from gateway.answering.hooks import ReplyHook
+from gateway.providers.errors import UpstreamFailure
 from gateway.telemetry.book_metrics import BookMetrics
 from gateway.telemetry.meters import Meters, counter_of, histogram_of
 from gateway.telemetry.target_metrics import TargetMetrics
+from protocol.errors import ServiceError
 from router.targets import Target
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -98,6 +101,15 @@ class Metrics(ReplyHook):
         counter_of(self.config_reloads, "ok" if is_ok else "refused").inc()
         if is_ok:
             self.config_loaded.set(now)
+
+    def count_refusal(self, caller: object, error: ServiceError) -> None:
+        """Count what we refuse ourselves, by status or in a stream; what upstreams do is counted with the attempts.
+
+        ``caller``: who asked, where that is known.
+        """
+        if not isinstance(error, UpstreamFailure):
+            team = caller.team.id if isinstance(caller, Caller) else ""
+            counter_of(self.refused, team, error.code or str(error.status), error.limit).inc()
 
     def watch(self, call: Call, target: Target) -> ReplyHook:
         """Watch a reply: all of them alike, and only how they end."""

@@ -75,7 +75,7 @@ class Telemetry:
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # the drain is over
             if not status:
-                await _say_closing(scope, send_with_id)
+                await self._say_closing(scope, send_with_id)
             elif "write_error" in state and not is_whole:
                 broken = state["write_error"](Unavailable("The gateway is closing and breaks this answer off."))
                 await send_with_id({"type": "http.response.body", "body": broken, "more_body": False})
@@ -99,12 +99,13 @@ class Telemetry:
                 ms=round(seconds * 1000, 3),
             )
 
-
-async def _say_closing(scope: dict[str, Any], send: App) -> None:
-    error = Unavailable("The gateway is closing and could not wait for this call's end. Try again.")
-    headers = [(b"content-type", b"application/json")]
-    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    is_anthropic = scope["path"].startswith("/v1/messages")
-    body = error_body(error, scope["state"]["request_id"]) if is_anthropic else error.body()
-    await send({"type": "http.response.body", "body": msgspec.json.encode(body), "more_body": False})
+    async def _say_closing(self, scope: dict[str, Any], send: App) -> None:
+        error = Unavailable("The gateway is closing and could not wait for this call's end. Try again.")
+        if self.metrics is not None:
+            self.metrics.count_refusal(scope["state"].get("caller"), error)
+        headers = [(b"content-type", b"application/json")]
+        headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        is_anthropic = scope["path"].startswith("/v1/messages")
+        body = error_body(error, scope["state"]["request_id"]) if is_anthropic else error.body()
+        await send({"type": "http.response.body", "body": msgspec.json.encode(body), "more_body": False})

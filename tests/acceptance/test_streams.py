@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from openai import OpenAI
 
 from gateway.embedded import temporary_valkey
-from gateway.settings import Timeouts
-from tests.support.house import House, running_house, settings_for
+from gateway.settings import QueueSettings, Timeouts
+from tests.support.house import House, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
 from tests.support.upstream_scripts import Script
@@ -37,7 +37,14 @@ def slow_house(
         settings = settings_for(database_url, valkey.url, upstream.url, tmp_path_factory.mktemp("slow"))
         patient = Timeouts(connect=1.0, first_token=1.0, between_tokens=1.0, total=30.0)
         providers = {name: replace(one, timeouts=patient) for name, one in settings.providers.items()}
-        settings = replace(settings, providers=providers, keep_alive=SILENCE)
+        providers["narrow"] = replace(providers["upstream"], name="narrow", concurrency=1)
+        settings = replace(
+            settings,
+            providers=providers,
+            models=settings.models | {"narrow": model("narrow", "narrow", upstream_model="large")},
+            queue=QueueSettings(wait=6 * SILENCE),
+            keep_alive=SILENCE,
+        )
         with running_house(settings, unread=UNREAD) as house:
             yield house
 
@@ -95,6 +102,23 @@ def test_what_fails_after_a_comment_says_so_in_the_stream(slow_house: House, ups
     assert (row["status"], row["cost_usd"]) == ("failed", 0)
 
 
+def test_what_is_refused_in_a_stream_is_counted_too(slow_house: House, upstream: ScriptedUpstream) -> None:
+    """As the same refusal by status would be: a stream that had to say a comment first said 200."""
+    upstream.script("tokens=100,pace=0.2", model="large")
+    ask = {**ASK, "model": "narrow"}
+    before = refused(slow_house)
+    with slow_house.client() as first, first.stream("POST", "/v1/chat/completions", json=ask) as open_one:
+        with slow_house.client() as client:
+            answer = client.post("/v1/chat/completions", json=ask)
+        after = refused(slow_house)
+        assert open_one.status_code == 200
+
+    lines = lines_of(answer)
+    assert answer.status_code == 200 and lines[0] == ": keep-alive"
+    assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "overloaded"
+    assert after == before + 1
+
+
 def test_a_slow_reader_slows_its_own_upstream_and_nobody_else(slow_house: House, upstream: ScriptedUpstream) -> None:
     """What it does not read waits upstream, not here; the time it takes is not its upstream's silence."""
     long = {**ASK, "model": "large"}
@@ -131,6 +155,14 @@ def test_a_client_that_never_reads_loses_its_place(slow_house: House, upstream: 
         upstream.wait_until(lambda: in_flight(slow_house) == 0, timeout=20)
 
     assert time.monotonic() - began >= 0.5  # it was waited for
+
+
+def refused(house: House) -> float:
+    """Return how often the house has refused a call because all was busy."""
+    with house.client(house.admin_key) as admin:
+        lines = admin.get("/metrics").text.splitlines()
+    wanted = f'tollgate_refused_total{{code="overloaded",limit="",team="{house.team_id}"}}'
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(wanted))
 
 
 def stream_of(house: House) -> str:
