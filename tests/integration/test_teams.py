@@ -19,6 +19,7 @@ from gateway.audit_log import Act, list_acts, purge_outcomes
 from gateway.database import Database
 from gateway.errors import Conflict
 from gateway.keys import key_digest
+from gateway.routes.admin import LONGEST_PAGE
 from gateway.tables import audit_log
 from gateway.team_inputs import LimitsInput, NewKey, NewTeam, Rotation, SafetyInput, TeamPatch
 from gateway.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
@@ -254,6 +255,16 @@ async def test_lists_can_be_paged(connection: AsyncConnection) -> None:
     assert [each.team.id for each in await list_teams(connection, after="b", limit=2)] == ["c", "d"]
     assert [key.team_id for key in keys] == list("abcde")
     assert first + rest == keys
+
+
+async def test_the_longest_page_of_the_audit_log_tells_of_the_next(connection: AsyncConnection) -> None:
+    """However many entries a page may have, one more is read: whether there is another page hangs on it."""
+    entry = {"actor": "tests", "action": "team.updated"}
+    await connection.execute(insert(audit_log), [entry] * (LONGEST_PAGE + 2))
+
+    acts = await list_acts(connection, limit=LONGEST_PAGE + 1)
+
+    assert len(acts) == LONGEST_PAGE + 1
 
 
 async def test_every_change_is_in_the_audit_log(connection: AsyncConnection) -> None:
