@@ -11,16 +11,18 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.edges import Database
-from billing.ledger import EPOCH, ROLLUP_KEY, SUMS
-from billing.owed import Book, Sums, owed_by
+from billing.holds import Sums
+from billing.ids import day_number
+from billing.ledger import ROLLUP_KEY, SUMS
+from billing.owed import Book, owed_by
 from billing.partitions import partition_of
 from billing.quotas import Quotas
+from billing.sweep import LOST_AFTER
 
 TRIES = 4  # calls close, flush and settle while we look: only what stays different counts
 PAUSE = 0.5  # seconds between tries
 SLACK = 60.0  # seconds below the watermark within which what is closed may still have to be settled
 BEFORE = " before "  # in ``Difference.where``, and then the moment, where calls of a moving team were compared
-LISTED = 3600.0  # seconds; a flusher not seen for so long is lost, and its calls with it
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -86,7 +88,7 @@ async def flushed_before(database: Database) -> float | None:
     ``None`` when no flusher has reported.
     """
     async with database.begin() as connection:
-        least = (await connection.execute(WATERMARK, {"listed": timedelta(seconds=LISTED)})).scalar_one()
+        least = (await connection.execute(WATERMARK, {"listed": timedelta(seconds=LOST_AFTER)})).scalar_one()
     return None if least is None else (float(least) - SLACK) // 60 * 60
 
 
@@ -109,7 +111,7 @@ async def _look_whole(database: Database, quotas: Quotas, day: date, books: Sequ
     views = {}
     for book in owed if books is None else books:
         team_id, key_id = book
-        state = await quotas.usage(team_id, day=(day - EPOCH).days, key_id=key_id)
+        state = await quotas.usage(team_id, day=day_number(day), key_id=key_id)
         if state.knows_day:
             counted = Sums(state.day_tokens, state.day_nanousd, state.month_nanousd)
             views[book] = View(Pair(owed.get(book, Sums()), counted), state.live > 0)
@@ -124,10 +126,9 @@ async def _look_before(
         owed = await owed_by(connection, day, before)
     views = {}
     for book in teams:
-        settled = await quotas.settled_before(book[0], (day - EPOCH).days, before)
+        settled = await quotas.settled_before(book[0], day_number(day), before)
         if settled is not None:
-            counted = Sums(settled.tokens, settled.day_nanousd, settled.month_nanousd)
-            views[book] = View(Pair(owed.get(book, Sums()), counted), is_busy=False)
+            views[book] = View(Pair(owed.get(book, Sums()), settled), is_busy=False)
     return views
 
 

@@ -65,7 +65,7 @@ async def asked_sums(
 ) -> list[AskedSum]:
     """Return the sums of charged calls that asked for one of these names; ``team_id`` None: of all teams."""
     asked = {"names": [each.asked for each in alternatives], "qualities": [each.quality for each in alternatives]}
-    span = {"team_id": team_id, "first": first, "last": last, "charged": [status.value for status in CHARGED]}
+    span = {"team_id": team_id, "first": first, "last": last, "charged": list(CHARGED)}
     query = OF_HOUSE if team_id is None else OF_TEAM
     return [
         AskedSum(

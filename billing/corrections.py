@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import date, datetime
 from hashlib import sha256
-from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
@@ -14,6 +12,7 @@ from sqlalchemy import func, literal, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.ids import uuid7
 from billing.tables import corrections, usage_daily
 
 
@@ -39,7 +38,7 @@ class Correction(Struct, frozen=True, kw_only=True):
     def count_id(self) -> str:
         """The id under which the counters know the entry: a UUIDv7 of the moment of booking, whatever ``id`` is."""
         digest = int.from_bytes(sha256(self.id.bytes).digest()[:10])
-        return uuid7_text(round(self.created_at.timestamp() * 1000), digest)
+        return uuid7(round(self.created_at.timestamp() * 1000), digest)
 
     def says_what(self, other: Correction) -> bool:
         """Whether both book the same; who booked it and when does not count."""
@@ -72,7 +71,7 @@ async def add_correction(connection: AsyncConnection, correction: Correction) ->
     if (await connection.execute(query)).scalar_one_or_none() is not None:
         return None
     booked = select(corrections).where(corrections.c.id == correction.id)
-    return _correction((await connection.execute(booked)).mappings().one())
+    return Correction(**(await connection.execute(booked)).mappings().one())
 
 
 async def list_corrections(
@@ -99,14 +98,13 @@ async def list_corrections(
     if before is not None:
         seen = select(table.created_at).where(table.id == before).scalar_subquery()
         query = query.where(tuple_(table.created_at, table.id) < tuple_(seen, literal(before)))
-    return [_correction(row) for row in (await connection.execute(query)).mappings()]
+    return [Correction(**row) for row in (await connection.execute(query)).mappings()]
 
 
 async def sums_of(
     connection: AsyncConnection,
     first: date,
     last: date,
-    team_id: str | None = None,
     *,
     before: datetime | None = None,
 ) -> list[CorrectionSum]:
@@ -123,8 +121,6 @@ async def sums_of(
         .group_by(table.team_id, table.key_id, table.day)
         .order_by(table.team_id, table.day, table.key_id)
     )
-    if team_id is not None:
-        query = query.where(table.team_id == team_id)
     if before is not None:
         query = query.where(table.created_at < before)
     return [
@@ -145,14 +141,3 @@ async def has_booked(connection: AsyncConnection, team_id: str, day: date, model
     table = usage_daily.c
     query = select(literal(1)).where(table.team_id == team_id, table.day == day, table.model_used == model).limit(1)
     return (await connection.execute(query)).scalar_one_or_none() is not None
-
-
-def uuid7_text(milliseconds: int, dice: int) -> str:
-    """Return a UUIDv7 (RFC 9562, section 5.7) of a moment, with 80 bits of dice of which six give way to the format."""
-    value = milliseconds << 80 | dice
-    value = value & ~(0xF << 76) | 0x7 << 76
-    return str(UUID(int=value & ~(0x3 << 62) | 0x2 << 62))
-
-
-def _correction(row: Mapping[Any, Any]) -> Correction:
-    return Correction(**row)

@@ -4,6 +4,7 @@
 #   ├── RateLimited        429  rate_limit_exceeded   wait retry-after, then try again
 #   ├── QuotaExhausted     429  insufficient_quota    what is settled leaves no room: do not retry
 #   ├── ExceedsLimit       429  rate_limit_exceeded   this request alone is too large: ask for less
+#   ├── TooLate            503  overloaded            it came to the call after its ``valid_until``: nothing was run
 #   └── JournalFull        503  overloaded            no room to write the call down
 
 from __future__ import annotations

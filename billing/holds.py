@@ -115,17 +115,12 @@ class Settlement(Struct, frozen=True):
     cost_nanousd: int
 
 
-class SettledSums(Struct, frozen=True):
-    """What the counters of a team have settled of calls whose request ids are older than ``before``.
+class Sums(Struct, frozen=True):
+    """What a team or key owes for a day and its month, as one of the books has it: ledger, statements or counters."""
 
-    Comparable with the ledger's sums over the same calls, once those of before are all flushed and settled.
-    """
-
-    tokens: int  # of the day
-    day_nanousd: int
-    month_nanousd: int
-    before: float  # unix seconds, a whole minute
-    since: float  # unix seconds; the counters were last built from the ledger then
+    day_tokens: int = 0
+    day_nanousd: int = 0
+    month_nanousd: int = 0
 
 
 def demands(scope: Scope, request: HoldRequest) -> list[tuple[LimitName, int, int]]:

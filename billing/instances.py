@@ -21,9 +21,8 @@ UNSEEN = ""  # the instance id of calls that were answered where no replica was 
 class InstanceCost(Struct, frozen=True, kw_only=True):
     """What one replica cost over the days asked for. Money is nano-dollars.
 
-    ``cost = attributed + idle`` and ``idle = unused + unattributed``, to the nano-dollar. A call is booked on the day
-    on which it began and time on the day on which it passed, so ``idle`` and ``unattributed`` of a single day may fall
-    slightly below zero; over the days together they do not.
+    ``cost = attributed + idle``, to the nano-dollar. A call is booked on the day on which it began and time on the day
+    on which it passed, so ``idle`` of a single day may fall slightly below zero; over the days together it does not.
     """
 
     instance_id: str  # UNSEEN: no replica was seen at this endpoint on a day on which it answered calls
@@ -35,17 +34,11 @@ class InstanceCost(Struct, frozen=True, kw_only=True):
     busy_hours: float  # of these, in steps
     cost_nanousd: int  # hours x gpus x the price of the time, rounded once for each day and price
     attributed_nanousd: int  # what the rows of its calls in the ledger say they cost us
-    unused_nanousd: int  # the time in which no step ran, at its price
 
     @property
     def idle_nanousd(self) -> int:
         """What no call accounts for."""
         return self.cost_nanousd - self.attributed_nanousd
-
-    @property
-    def unattributed_nanousd(self) -> int:
-        """Time in steps that no row has: of clients that left, of requests that failed or whose gateway was killed."""
-        return self.idle_nanousd - self.unused_nanousd
 
 
 async def idle_costs(connection: AsyncConnection, first: date, last: date) -> list[InstanceCost]:
@@ -114,19 +107,17 @@ def _share_out(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def _line(row: RowMapping, attributed: int) -> InstanceCost:
-    cost = price_of_time(row["alive_us"], row["gpus"], row["gpu_hour_nanousd"])
     return InstanceCost(
         **{name: row[name] for name in ("instance_id", "provider", "endpoint", "model", "gpus")},
         hours=row["alive_us"] / HOUR,
         busy_hours=row["busy_us"] / HOUR,
-        cost_nanousd=cost,
+        cost_nanousd=price_of_time(row["alive_us"], row["gpus"], row["gpu_hour_nanousd"]),
         attributed_nanousd=attributed,
-        unused_nanousd=cost - price_of_time(row["busy_us"], row["gpus"], row["gpu_hour_nanousd"]),
     )
 
 
 def _sum(line: InstanceCost, more: InstanceCost) -> InstanceCost:
-    sums = ("hours", "busy_hours", "cost_nanousd", "attributed_nanousd", "unused_nanousd")
+    sums = ("hours", "busy_hours", "cost_nanousd", "attributed_nanousd")
     return replace(line, **{name: getattr(line, name) + getattr(more, name) for name in sums})
 
 
@@ -146,7 +137,6 @@ def _unseen(calls: Mapping[tuple[date, str], int], names: Mapping[str, str]) -> 
             busy_hours=0.0,
             cost_nanousd=0,
             attributed_nanousd=sums[address],
-            unused_nanousd=0,
         )
         for address in sorted(sums)
     ]

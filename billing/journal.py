@@ -22,8 +22,9 @@ from msgspec import Struct
 from billing.adoption import Progress, close_at, seize_segments, settle_segment
 from billing.edges import Clock
 from billing.errors import JournalFull
+from billing.ids import moment_of
 from billing.owners import dead
-from billing.records import UsageRecord, bounded, bounded_cost, bounded_usage, moment_of
+from billing.records import UsageRecord, bounded, bounded_cost, bounded_usage
 from billing.segments import HEAD, SUFFIX, Fsync, Kind, Segment
 from protocol.usage import Usage
 

@@ -6,17 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, timedelta
+from datetime import date
 
 import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.ids import date_of
 from billing.instances import add_gpu_costs
 from billing.partitions import coming_partitions, ensure_partitions
-from billing.records import UsageRecord, bounded, day_of
-
-EPOCH = date(1970, 1, 1)
+from billing.records import UsageRecord, bounded
 
 COLUMNS = {
     "day": "date",
@@ -138,11 +137,6 @@ async def insert_records(
     return new
 
 
-def day_in(record: UsageRecord) -> date:
-    """Return the UTC day inside the record's id, which is the day it is booked for."""
-    return EPOCH + timedelta(days=day_of(record.request_id))
-
-
 def _to_json(records: Sequence[UsageRecord]) -> str:
     """Return records as one JSON list. What callers wrote loses its NULs: Postgres knows none in text."""
     encoded = msgspec.json.encode(records)
@@ -167,7 +161,7 @@ def _without_nul(words: str) -> str:
 
 def _cost_row(record: UsageRecord) -> dict[str, object]:
     return {
-        "day": day_in(record),
+        "day": date_of(record.request_id),
         "provider_endpoint": record.provider_endpoint,
         "gpu_cost_nanousd": record.gpu_cost_nanousd,
     }

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -14,15 +14,14 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.corrections import sums_of
-from billing.holds import Scope
-from billing.ledger import EPOCH
+from billing.holds import Scope, Sums
+from billing.ids import EPOCH, date_of, day_number, least_id
 from billing.quota_verbs import month_of
-from billing.records import CHARGED, day_of
-from billing.standalone import ScopeSums
+from billing.records import CHARGED
 
 WINDOW = 60  # seconds of calls that count against limits per minute
 
-Sums = tuple[list[Any], list[Any], list[Any]]  # days, months and seconds of one team, as quotas.lua loads them
+TeamSums = tuple[list[Any], list[Any], list[Any]]  # days, months and seconds of one team, as quotas.lua loads them
 
 
 @dataclass
@@ -35,9 +34,9 @@ class LedgerSums:
     _months: dict[tuple[str, str, int], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0]))
     _seconds: dict[tuple[str, str, int], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
 
-    def by_team(self) -> Iterator[tuple[str, Sums]]:
+    def by_team(self) -> Iterator[tuple[str, TeamSums]]:
         """Yield each team's sums."""
-        found: dict[str, Sums] = {team_id: ([], [], []) for team_id in self.teams}
+        found: dict[str, TeamSums] = {team_id: ([], [], []) for team_id in self.teams}
         for place, sums in enumerate((self._days, self._months, self._seconds)):
             for (team_id, scope, when), amounts in sums.items():
                 if any(amounts) and team_id in found:
@@ -57,34 +56,31 @@ class LedgerSums:
             _add(self._seconds[team_id, scope, second], requests, tokens)
 
 
-async def read_ledger_sums(
-    connection: AsyncConnection, now: float, put_back: Sequence[str] = (), team_id: str | None = None
-) -> LedgerSums:
-    """Read the sums of all teams, or of one, in one snapshot, without the calls that were put back.
+async def read_ledger_sums(connection: AsyncConnection, now: float, put_back: Sequence[str]) -> LedgerSums:
+    """Read the sums of all teams in one snapshot, without the calls that were put back.
 
     An owner puts back what its journal has not seen flushed; a flush whose answer was lost may have come through.
     """
     await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
     today = EPOCH + timedelta(days=int(now // 86_400))
-    since = (today - EPOCH).days - 1
+    since = day_number(today) - 1
     first = (today.replace(day=1) - timedelta(days=1)).replace(day=1)
-    query: dict[str, Any] = {"first": first, "charged": [status.value for status in CHARGED], "team": team_id}
-    teams = (await connection.execute(TEAMS, {"team": team_id})).all()
+    query: dict[str, Any] = {"first": first, "charged": list(CHARGED)}
+    teams = (await connection.execute(text("SELECT id FROM teams"))).all()
     read_at = (await connection.execute(text("SELECT extract(epoch FROM now())"))).scalar_one()
     sums = LedgerSums(float(read_at), [row.id for row in teams])
     for row in (await connection.execute(DAYS, query)).all():
-        sums.add(row.team_id, row.key_id, _number(row.day), int(row.tokens), int(row.cost), since=since)
-    for one in await sums_of(connection, first, today + timedelta(days=1), team_id):
-        tokens = one.input_tokens + one.output_tokens
-        sums.add(one.team_id, one.key_id, _number(one.day), tokens, one.cost_nanousd, since=since)
+        sums.add(row.team_id, row.key_id, day_number(row.day), int(row.tokens), int(row.cost), since=since)
+    for one in await sums_of(connection, first, today + timedelta(days=1)):
+        sums.add(one.team_id, one.key_id, day_number(one.day), one.tokens, one.cost_nanousd, since=since)
     recent = query | {
-        "from": uuid_at(now - WINDOW),
+        "from": least_id(now - WINDOW),
         "days": [today - timedelta(days=1), today, today + timedelta(days=1)],
     }
     for row in (await connection.execute(SECONDS, recent)).all():
         sums.add_second(row.team_id, row.key_id, int(row.second), row.calls, int(row.tokens))
     for row in await _find(connection, put_back):
-        day, tokens = _number(row.day), row.input_tokens + row.output_tokens
+        day, tokens = day_number(row.day), row.input_tokens + row.output_tokens
         sums.add(row.team_id, row.key_id, day, -tokens, -row.cost_nanousd, since=since)
         second = (row.request_id.int >> 80) // 1000
         if second >= int(now - WINDOW):
@@ -92,7 +88,7 @@ async def read_ledger_sums(
     return sums
 
 
-async def read_scope_sums(connection: AsyncConnection, scope: Scope, team_id: str, day: int) -> ScopeSums:
+async def read_scope_sums(connection: AsyncConnection, scope: Scope, team_id: str, day: int) -> Sums:
     """Return what the statements say that one team or key has used in a day and its month."""
     moment = EPOCH + timedelta(days=day)
     query = {
@@ -100,29 +96,20 @@ async def read_scope_sums(connection: AsyncConnection, scope: Scope, team_id: st
         "key": None if scope.kind == "team" else scope.id,
         "day": moment,
         "first": moment.replace(day=1),
-        "charged": [status.value for status in CHARGED],
+        "charged": list(CHARGED),
     }
     row = (await connection.execute(SCOPE, query)).one()
-    return ScopeSums(int(row.day_tokens), int(row.day_cost), int(row.month_cost))
+    return Sums(int(row.day_tokens), int(row.day_cost), int(row.month_cost))
 
 
 async def _find(connection: AsyncConnection, request_ids: Sequence[str]) -> Iterable[Any]:
     """Return the charged rows of calls that were put back and are in the ledger all the same."""
     if not request_ids:
         return []
-    days = sorted({EPOCH + timedelta(days=day_of(request_id)) for request_id in request_ids})
+    days = sorted(set(map(date_of, request_ids)))
     ids = [UUID(request_id) for request_id in request_ids]
-    charged = [status.value for status in CHARGED]
+    charged = list(CHARGED)
     return (await connection.execute(FIND, {"days": days, "ids": ids, "charged": charged})).all()
-
-
-def uuid_at(moment: float) -> UUID:
-    """Return the least UUIDv7 of a moment in unix seconds."""
-    return UUID(int=int(moment * 1000) << 80)
-
-
-def _number(day: date) -> int:
-    return (day - EPOCH).days
 
 
 def _add(sums: list[int], *amounts: int) -> None:
@@ -130,12 +117,10 @@ def _add(sums: list[int], *amounts: int) -> None:
         sums[place] += amount
 
 
-TEAMS = text("SELECT id FROM teams WHERE CAST(:team AS text) IS NULL OR id = :team")
-
 DAYS = text("""
     SELECT team_id, key_id, day, sum(input_tokens + output_tokens) AS tokens, sum(cost_nanousd) AS cost
     FROM usage_daily
-    WHERE day >= :first AND status = ANY(CAST(:charged AS text[])) AND (CAST(:team AS text) IS NULL OR team_id = :team)
+    WHERE day >= :first AND status = ANY(CAST(:charged AS text[]))
     GROUP BY team_id, key_id, day
 """)
 
@@ -144,7 +129,6 @@ SECONDS = text("""
            (('x' || left(replace(request_id::text, '-', ''), 12))::bit(48)::bigint / 1000) AS second
     FROM usage_records
     WHERE day = ANY(CAST(:days AS date[])) AND request_id >= :from AND status = ANY(CAST(:charged AS text[]))
-      AND (CAST(:team AS text) IS NULL OR team_id = :team)
     GROUP BY team_id, key_id, second
 """)
 

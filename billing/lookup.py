@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date, timedelta
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.records import day_of
+from billing.ids import date_of
 from billing.tables import usage_records
 
 
 async def find_row(connection: AsyncConnection, request_id: str) -> Mapping[Any, Any] | None:
     """Return the row of a call, its columns by name, or ``None``. The id says the day, so one partition is read."""
     try:
-        day = date(1970, 1, 1) + timedelta(days=day_of(request_id))
+        day = date_of(request_id)
         key = UUID(request_id)
     except (ValueError, OverflowError):  # no UUID, or not one of version 7
         return None

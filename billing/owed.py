@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
-from uuid import UUID
 
-from msgspec import Struct
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.corrections import sums_of
+from billing.holds import Sums
+from billing.ids import least_id
 from billing.records import CHARGED
 
 Book = tuple[str, str | None]  # a team's id, and a key's of it or None for the whole team: whoever has limits
-
-
-class Sums(Struct, frozen=True):
-    """What one book says that a team owes."""
-
-    day_tokens: int = 0
-    day_nanousd: int = 0
-    month_nanousd: int = 0
 
 
 async def owed_by(connection: AsyncConnection, day: date, before: float | None = None) -> dict[Book, Sums]:
@@ -29,7 +21,7 @@ async def owed_by(connection: AsyncConnection, day: date, before: float | None =
     ``before``: unix seconds; the rows of calls that are younger are left out.
     """
     await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
-    query = {"day": day, "charged": [status.value for status in CHARGED]}
+    query = {"day": day, "charged": list(CHARGED)}
     amounts: dict[Book, list[int]] = {(row.team_id, None): [0, 0, 0] for row in await connection.execute(TEAMS)}
     for row in await connection.execute(OWED, query):
         more = int(row.day_tokens or 0), int(row.day_nanousd or 0), int(row.month_nanousd)
@@ -37,7 +29,7 @@ async def owed_by(connection: AsyncConnection, day: date, before: float | None =
     moment = None
     if before is not None:
         moment = datetime.fromtimestamp(before, UTC)
-        younger = query | {"first": UUID(int=int(before * 1000) << 80), "first_day": moment.date()}
+        younger = query | {"first": least_id(before), "first_day": moment.date()}
         for row in await connection.execute(YOUNGER, younger):
             less = -int(row.day_tokens or 0), -int(row.day_nanousd or 0), -int(row.month_nanousd)
             _add(amounts, row.team_id, row.key_id, *less)

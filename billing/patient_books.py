@@ -10,9 +10,10 @@ import structlog
 from redis.asyncio import Redis
 
 from billing.edges import Clock
+from billing.epochs import DEADLINE
 from billing.quota_verbs import Said, Words
 from billing.store_errors import REDIS_AWAY, redis_refuses
-from billing.team_books import DEADLINE, TeamBooks
+from billing.team_books import TeamBooks
 
 AWAY = 1.0  # seconds between tries while Redis does not answer
 MOST = 256  # words in one go

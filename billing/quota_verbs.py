@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from billing.holds import Hold, HoldRequest, Scope, Settlement
-from billing.records import UsageRecord, bounded_cost, bounded_usage, day_of
+from billing.ids import day_of
+from billing.records import UsageRecord, bounded_cost, bounded_usage
 
 LEASE = 30.0  # seconds a hold lives without being renewed
 

@@ -13,7 +13,9 @@ import structlog
 from redis.asyncio import Redis
 
 from billing.edges import Clock
+from billing.epochs import DEADLINE
 from billing.holds import Hold, HoldRequest, Limits, RefusedHold, Scope, Settlement
+from billing.ids import moment_of
 from billing.patient_books import MOST, PatientBooks
 from billing.quota_verbs import (
     Said,
@@ -25,11 +27,11 @@ from billing.quota_verbs import (
     renew_hold,
     settle_hold,
 )
-from billing.records import CHARGED, UsageRecord, moment_of
+from billing.records import CHARGED, UsageRecord
 from billing.scope_state import ScopeState, refusal, remaining
 from billing.standalone import AskStatements, Standalone
 from billing.store_errors import REDIS_AWAY, redis_refuses
-from billing.team_books import DEADLINE, Guard
+from billing.team_books import Guard
 from protocol.usage import Usage
 
 TOO_LATE = -1  # what an open is told after its ``valid_until``

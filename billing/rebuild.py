@@ -19,7 +19,7 @@ from billing.epochs import Epochs
 from billing.flusher import Flusher
 from billing.holds import Hold
 from billing.journal import Journal
-from billing.ledger_sums import LedgerSums, Sums
+from billing.ledger_sums import LedgerSums, TeamSums
 from billing.quotas import Quotas
 from billing.rebuild_store import RebuildStore
 from billing.records import CHARGED, UsageRecord
@@ -166,7 +166,7 @@ class Rebuilder:
                 raise TimeoutError("the sums were loaded too late")
 
 
-def nothing() -> Sums:
+def nothing() -> TeamSums:
     """Return the sums of a team that has used nothing."""
     return [], [], []
 

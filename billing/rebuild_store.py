@@ -9,9 +9,8 @@ from typing import Protocol
 from sqlalchemy import text
 
 from billing.edges import Clock, Database
-from billing.holds import Scope
+from billing.holds import Scope, Sums
 from billing.ledger_sums import LedgerSums, read_ledger_sums, read_scope_sums
-from billing.standalone import ScopeSums
 
 ALIVE = 30.0  # seconds since an owner was last seen, after which nobody waits for it
 
@@ -31,7 +30,7 @@ class RebuildStore(Protocol):
     async def ledger_sums(self, put_back: Sequence[str]) -> LedgerSums:
         """Return the sums of all teams without the calls that were put back."""
 
-    async def scope_sums(self, scope: Scope, team_id: str, day: int) -> ScopeSums:
+    async def scope_sums(self, scope: Scope, team_id: str, day: int) -> Sums:
         """Return what one team or key has used in a day and its month."""
 
     async def dead_with_unsettled(self) -> Sequence[str]:
@@ -78,7 +77,7 @@ class PostgresStore:
         async with self._database.begin() as connection:
             return await read_ledger_sums(connection, self._clock.now(), put_back)
 
-    async def scope_sums(self, scope: Scope, team_id: str, day: int) -> ScopeSums:
+    async def scope_sums(self, scope: Scope, team_id: str, day: int) -> Sums:
         """Return what one team or key has used."""
         async with self._database.begin() as connection:
             return await read_scope_sums(connection, scope, team_id, day)

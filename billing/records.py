@@ -120,13 +120,3 @@ def bounded_cost(cost_nanousd: int) -> int:
 
 def _within(quantity: int, most: int) -> int:
     return max(0, min(quantity, most))
-
-
-def moment_of(request_id: str) -> int:
-    """Return the unix milliseconds inside a UUIDv7 (RFC 9562, section 5.7: its first 48 bits)."""
-    return int(request_id[:8] + request_id[9:13], 16)
-
-
-def day_of(request_id: str) -> int:
-    """Return the UTC day inside a UUIDv7, as days since 1970."""
-    return moment_of(request_id) // 86_400_000

@@ -185,12 +185,6 @@ class Restorer:
         finally:
             self._owing -= 1
 
-    async def request_rebuild(self, why: str) -> bool:
-        """Ask for a new epoch, as when the audit finds the counters wrong. False when there is none to follow."""
-        is_heard = await _want(self._epochs, why)
-        self._wake.set()
-        return is_heard
-
     async def _start(self, present: str, why: str) -> None:
         """Begin a new epoch and see it through, if it is our turn. Without Postgres there is no use in it."""
         await self._store.owners_alive()
@@ -245,15 +239,6 @@ class Restorer:
         self._is_noted = unsettled > 0
 
 
-async def request_rebuild(redis: Redis, clock: Clock, why: str) -> bool:
-    """Ask whoever guards the counters for a new epoch. False when nobody has begun one. Raises what Redis raises."""
-    epochs = Epochs(redis, clock)
-    try:
-        return await _want(epochs, why)
-    finally:
-        await epochs.close()
-
-
 async def _until(is_so: Callable[[], bool], seconds: float) -> None:
     """Wait until ``is_so``, but no longer than ``seconds``."""
     late = asyncio.get_running_loop().time() + seconds
@@ -261,8 +246,3 @@ async def _until(is_so: Callable[[], bool], seconds: float) -> None:
         if is_so() or asyncio.get_running_loop().time() >= late:
             return
         await asyncio.sleep(LOOK_SOON / 5)
-
-
-async def _want(epochs: Epochs, why: str) -> bool:
-    present = (await epochs.look()).epoch
-    return present is not None and await epochs.want(present.id, why)

@@ -100,7 +100,7 @@ class Segment:
         return cls(path, fd, end=len(MAGIC), size=size, sync=sync)
 
     @classmethod
-    def seize(cls, path: Path, *, sync: bool = False) -> Segment | None:
+    def seize(cls, path: Path) -> Segment | None:
         """Take over a segment whose owner is dead; ``None`` while somebody lives who owns it."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -114,7 +114,7 @@ class Segment:
             os.close(fd)
             return None
         size = os.fstat(fd).st_size
-        return cls(path, fd, end=min(size, len(MAGIC)), size=size, sync=sync)
+        return cls(path, fd, end=min(size, len(MAGIC)), size=size)
 
     @property
     def is_done(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from msgspec import Struct
 
-from billing.holds import Hold, HoldRequest, LimitName, RefusedHold, Scope, Settlement, demands
+from billing.holds import Hold, HoldRequest, LimitName, RefusedHold, Scope, Settlement, Sums, demands
 from billing.quota_verbs import month_of, period
 from billing.scope_state import ScopeState
 
@@ -22,14 +22,6 @@ SMALL = {LimitName.REQUESTS_PER_MINUTE, LimitName.CONCURRENT_REQUESTS}  # a shar
 LASTING = {LimitName.TOKENS_PER_DAY, LimitName.USD_PER_DAY, LimitName.USD_PER_MONTH}  # only ever used up
 
 log = structlog.get_logger(__name__)
-
-
-class ScopeSums(Struct, frozen=True):
-    """What the statements say that a scope has used in a day and its month."""
-
-    day_tokens: int
-    day_nanousd: int
-    month_nanousd: int
 
 
 class Room(Struct, frozen=True):
@@ -62,7 +54,7 @@ class Minute:
             self.tokens -= self._calls.popleft()[1]
 
 
-AskStatements = Callable[[Scope, str, int], Awaitable[ScopeSums]]  # scope, team id, day since 1970
+AskStatements = Callable[[Scope, str, int], Awaitable[Sums]]  # scope, team id, day since 1970
 
 
 class Standalone:
@@ -77,7 +69,7 @@ class Standalone:
         self.ask_statements: AskStatements | None = None
         self.share = share
         self._rooms: dict[tuple[str, str], Room] = {}  # what Redis last told
-        self._sums: dict[tuple[str, str, int], tuple[float, ScopeSums | None]] = {}  # asked in this outage, and when
+        self._sums: dict[tuple[str, str, int], tuple[float, Sums | None]] = {}  # asked in this outage, and when
         self._asking: dict[tuple[str, str, int], asyncio.Future[None]] = {}
         self._spent: dict[tuple[str, str], dict[tuple[LimitName, int], int]] = {}  # by limit and its day or month
         self._recent: dict[tuple[str, str], Minute] = {}

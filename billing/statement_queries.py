@@ -14,8 +14,8 @@ from billing.records import CHARGED, REQUESTS
 # ranked by what they cost: what is past the ``most`` dearest becomes one row.
 CORRECTION = "correction"
 STATUSES = {
-    "requests": [status.value for status in REQUESTS],
-    "charged": [*(status.value for status in CHARGED), CORRECTION],
+    "requests": list(REQUESTS),
+    "charged": [*CHARGED, CORRECTION],
 }
 TOKENS = ("input_tokens", "cached_input_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens")
 COLUMNS = {

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.grouping import Group, GroupBy, Tag
 from billing.statement_queries import STATUSES, query_for
 
-__all__ = ["MOST_TAGS", "GroupBy", "Line", "Statement", "Tag", "Totals", "daily", "period"]
+__all__ = ["MOST_TAGS", "GroupBy", "Line", "Statement", "Tag", "Totals", "period"]
 
 MOST_TAGS = 1000  # lines by user or metadata; the rest is one more line
 
@@ -62,11 +62,6 @@ class Statement(Struct, frozen=True, kw_only=True):
     total: Totals
     corrections: Totals
     is_closed: bool  # every day is closed: ``total`` will not change any more
-
-
-async def daily(connection: AsyncConnection, team_id: str, day: date) -> Statement:
-    """Return the statement of one UTC day."""
-    return await period(connection, team_id, day, day)
 
 
 async def period(

@@ -15,9 +15,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.edges import Clock, Database
+from billing.ids import date_of
 from billing.partitions import delete_stragglers, drop_partition, ensure_partitions, old_partitions
 from billing.quotas import Quotas
-from billing.records import Status, UsageRecord, day_of
+from billing.records import Status, UsageRecord
 from billing.store_errors import STORES_AWAY
 
 EVERY = 10.0  # seconds between rounds
@@ -72,7 +73,7 @@ class Sweeper:
         freed: list[str] = []
         unsettled: list[str] = []
         for team_id in teams:
-            expired, waiting = await self._quotas.sweep_and_recall(team_id)
+            expired, waiting = await self._quotas.sweep(team_id)
             if expired:
                 log.warning("holds_freed", team_id=team_id, request_ids=expired)
                 self.freed += len(expired)
@@ -135,10 +136,10 @@ class Sweeper:
             return
         is_steady = now - since >= STEADY
         self._chores_due = now + (CHORES_EVERY if is_steady else STEADY)
-        await self.prepare_partitions()
         if is_steady:
-            await self.close_finished_days()
-            await self.drop_old_rows()
+            await self.do_chores()
+        else:
+            await self.prepare_partitions()
 
     async def _now(self) -> float:
         """Return unix seconds by Postgres's clock: one of ours that is wrong by days closes and drops nothing."""
@@ -172,7 +173,7 @@ async def close_days(connection: AsyncConnection, now: float) -> list[date]:
 
 async def find_records(connection: AsyncConnection, request_ids: Sequence[str]) -> list[UsageRecord]:
     """Return what the ledger says of these calls, as far as the quotas need it."""
-    days = sorted({date(1970, 1, 1) + timedelta(days=day_of(request_id)) for request_id in request_ids})
+    days = sorted(set(map(date_of, request_ids)))
     query = {"days": days, "ids": [UUID(request_id) for request_id in request_ids]}
     rows = (await connection.execute(FIND, query)).mappings()
     return [

@@ -12,14 +12,13 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from billing.edges import Clock
-from billing.epochs import EPOCH_KEY, read_epoch
-from billing.holds import Hold, SettledSums
+from billing.epochs import DEADLINE, EPOCH_KEY, read_epoch
+from billing.holds import Hold, Sums
 from billing.quota_verbs import Said, Words, load_sums, month_of, put_back_calls
 from billing.records import UsageRecord
 from billing.scope_state import ScopeState
 from billing.script import Script
 
-DEADLINE = 0.25  # seconds for any call to Redis
 ANY_EPOCH = "*"  # of books that nobody rebuilds: whatever is there counts
 FIRST_EPOCH = b"0"  # what they begin with in an empty Redis
 
@@ -61,7 +60,7 @@ class TeamBooks:
         scope = "team" if key_id is None else f"key:{key_id}"
         return ScopeState(*await self._speak(Words("usage", team_id, "", (scope, day, month_of(day))), ""))
 
-    async def settled_before(self, team_id: str, day: int, before: float) -> SettledSums | None:
+    async def settled_before(self, team_id: str, day: int, before: float) -> Sums | None:
         """Return what the counters have settled of a team's calls whose ids are older than ``before`` (unix seconds).
 
         ``before`` is cut to whole minutes and lies within the last two hours. ``None`` when it is not comparable with
@@ -79,14 +78,12 @@ class TeamBooks:
             if epoch is None or not epoch.is_ready or marker.decode() != epoch.id:
                 return None
             since = epoch.ready_at
-        return SettledSums(tokens, day_nanousd, month_nanousd, minute * 60.0, since) if minute * 60 >= since else None
+        return Sums(tokens, day_nanousd, month_nanousd) if minute * 60 >= since else None
 
-    async def sweep(self, team_id: str, most: int = 1000) -> list[str]:
-        """Free the holds of a team whose leases have ended, and return their request ids. Raises what Redis raises."""
-        return (await self.sweep_and_recall(team_id, most))[0]
-
-    async def sweep_and_recall(self, team_id: str, most: int = 1000) -> tuple[list[str], list[str]]:
-        """Free as ``sweep`` does; return also every call freed in the last hour that nobody has settled since."""
+    async def sweep(self, team_id: str, most: int = 1000) -> tuple[list[str], list[str]]:
+        """Free the holds of a team whose leases have ended, and return their request ids; and those of every call freed
+        in the last hour that nobody has settled since.
+        """
         answer = await self._speak(Words("sweep", team_id, "", (most,)), self.epoch)
         if answer in (Said.UNKNOWN, Said.STALE):
             return [], []

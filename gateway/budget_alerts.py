@@ -192,7 +192,7 @@ async def read_spendings(connection: AsyncConnection, day: date) -> list[Spendin
         "day": day,
         "month": day.replace(day=1),
         "next_month": (day.replace(day=1) + timedelta(days=32)).replace(day=1),
-        "charged": [status.value for status in CHARGED],
+        "charged": list(CHARGED),
         "budgets": ["nanousd_per_day", "nanousd_per_month", "tokens_per_day"],
     }
     return [_spending(row) for row in (await connection.execute(SPENDINGS, values)).mappings()]

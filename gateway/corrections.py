@@ -14,7 +14,7 @@ from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.corrections import Correction, add_correction, has_booked
-from billing.ledger import EPOCH
+from billing.ids import day_number
 from billing.lookup import find_row
 from billing.money import NanoDollars, to_nano
 from billing.quotas import Quotas
@@ -79,7 +79,7 @@ async def count_correction(quotas: Quotas, correction: Correction) -> None:
         correction.count_id,
         correction.team_id,
         correction.key_id,
-        (correction.day - EPOCH).days,
+        day_number(correction.day),
         correction.input_tokens + correction.output_tokens,
         correction.cost_nanousd,
     )

@@ -16,7 +16,7 @@ from msgspec import Struct
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.ledger_sums import uuid_at
+from billing.ids import least_id
 from gateway.batch.pace import Paces
 from gateway.clock import Clock
 
@@ -146,9 +146,9 @@ async def read_spells(
     """Read what interactive calls met in each span of unix seconds, by target; of one in ``since``, from then on."""
     query = {
         "days": [datetime.fromtimestamp(moment, UTC).date() for moment in {t for span in spans for t in span}],
-        "starts": [uuid_at(start) for start, _ in spans],
-        "ends": [uuid_at(end) for _, end in spans],
-        "since": msgspec.json.encode({target: str(uuid_at(at)) for target, at in since.items()}).decode(),
+        "starts": [least_id(start) for start, _ in spans],
+        "ends": [least_id(end) for _, end in spans],
+        "since": msgspec.json.encode({target: str(least_id(at)) for target, at in since.items()}).decode(),
         "most": MOST_CALLS,
         "streamed": STREAMED_MS,
     }

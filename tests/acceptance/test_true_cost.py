@@ -112,7 +112,6 @@ def test_calls_and_idle_time_make_instance_hours_times_the_price(own_house: Hous
         its_calls = [row.gpu_cost_nanousd for row in booked if row.provider_endpoint == line.endpoint]
         assert line.attributed_nanousd == sum(its_calls)
         assert line.attributed_nanousd + line.idle_nanousd == line.cost_nanousd
-        assert line.idle_nanousd == line.unused_nanousd + line.unattributed_nanousd
         assert 0 < line.attributed_nanousd <= price_of_time(round(line.busy_hours * 3.6e9), 1, PRICE) + len(booked)
     assert [row.status for row in booked].count("interrupted") == 4
     assert all(row.gpu_cost_nanousd > 0 for row in booked)

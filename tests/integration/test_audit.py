@@ -21,9 +21,9 @@ from billing.auditor import Auditor, Found
 from billing.corrections import Correction, add_correction
 from billing.flusher import Flusher
 from billing.holds import Hold, HoldRequest, Leg, Limits, Scope, Settlement
+from billing.ids import day_of
 from billing.journal import Journal
 from billing.quotas import Quotas
-from billing.records import day_of
 from billing.scope_state import ScopeState
 from gateway.audit_cli import run_audit
 from gateway.background import stop_all

@@ -24,7 +24,7 @@ from billing.ledger import insert_records
 from billing.money import to_nano
 from billing.prices import Price, cost_of
 from billing.records import Status, UsageRecord
-from billing.statements import GroupBy, daily, period
+from billing.statements import GroupBy, period
 from gateway.background import stop_all
 from gateway.clock import Clock
 from gateway.database import Database
@@ -175,7 +175,7 @@ async def test_the_figures_of_a_day_come_out_to_the_cent(database: Database, tmp
         pass
 
     async with database.begin() as connection:
-        statement = await daily(connection, "team_a", TODAY)
+        statement = await period(connection, "team_a", TODAY, TODAY)
         by_model = await period(connection, "team_a", TODAY, TODAY, GroupBy.MODEL)
 
     total = statement.total

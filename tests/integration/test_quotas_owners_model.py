@@ -17,9 +17,10 @@ from redis.asyncio import Redis
 
 from billing.epochs import EPOCH_KEY, Epoch, read_epoch
 from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
+from billing.ids import day_of
 from billing.quota_verbs import month_of
 from billing.quotas import Quotas
-from billing.records import CHARGED, Status, UsageRecord, day_of
+from billing.records import CHARGED, Status, UsageRecord
 from billing.scope_state import ScopeState
 from billing.store_errors import STORES_AWAY
 from protocol.usage import Usage
@@ -304,7 +305,7 @@ class House(RuleBasedStateMachine):
 
     async def sweep_by(self, owner: ModelOwner) -> None:
         epoch = owner.quotas.epoch
-        freed, unsettled = await owner.quotas.sweep_and_recall(TEAM)
+        freed, unsettled = await owner.quotas.sweep(TEAM)
         for request_id in freed:
             self.reaped[request_id] = epoch
             if request_id in self.calls:

@@ -12,7 +12,7 @@ from billing.money import to_nano, to_text
 from billing.prices import Price, cost_of
 from billing.records import Status, UsageRecord
 from billing.statement_queries import STATUSES, query_for
-from billing.statements import MOST_TAGS, GroupBy, Totals, daily, period
+from billing.statements import MOST_TAGS, GroupBy, Totals, period
 from billing.sweep import close_days
 from gateway.database import Database
 from protocol.usage import Usage
@@ -53,7 +53,7 @@ async def books(database: Database) -> Database:
 async def test_the_daily_report_comes_out_to_the_cent(books: Database) -> None:
     """630 calls of GPT-4o and 210 of Llama, by hand: 630 x $0.02 and 210 x $0.0028 come to $13.188."""
     async with books.begin() as connection:
-        statement = await daily(connection, "team_a", TODAY)
+        statement = await period(connection, "team_a", TODAY, TODAY)
 
     assert statement.total == Totals(
         requests=840,
@@ -91,7 +91,7 @@ async def test_the_daily_report_asks_once(books: Database) -> None:
     async with books.begin() as connection:
         await connection.execute(text("SET LOCAL enable_seqscan = off"))
         asked.clear()
-        await daily(connection, "team_a", TODAY)
+        await period(connection, "team_a", TODAY, TODAY)
         [question] = asked
         values = {"team_id": "team_a", "first": TODAY, "last": TODAY, "most": MOST_TAGS, **STATUSES}
         plan = "\n".join(
@@ -115,7 +115,7 @@ async def test_only_charged_calls_count(database: Database) -> None:
     )
 
     async with database.begin() as connection:
-        total = (await daily(connection, "team_a", TODAY)).total
+        total = (await period(connection, "team_a", TODAY, TODAY)).total
 
     assert (total.requests, total.blocked, total.failed, total.cost_nanousd) == (2, 1, 1, 15)
     assert (total.input_tokens, total.output_tokens, total.gpu_cost_nanousd) == (300, 60, 5)
@@ -123,23 +123,24 @@ async def test_only_charged_calls_count(database: Database) -> None:
 
 async def test_another_team_and_an_empty_day_show_nothing(books: Database) -> None:
     """A statement is of one team; a day without calls is all zeros."""
+    yesterday = TODAY - timedelta(days=1)
     async with books.begin() as connection:
-        assert (await daily(connection, "team_b", TODAY)).total == Totals()
-        assert (await daily(connection, "team_a", TODAY - timedelta(days=1))).total == Totals()
+        assert (await period(connection, "team_b", TODAY, TODAY)).total == Totals()
+        assert (await period(connection, "team_a", yesterday, yesterday)).total == Totals()
 
 
 async def test_a_closed_day_never_changes(books: Database) -> None:
     """What comes after the close shows as a correction beside the figures that were sent out."""
     late = SetClock()
     async with books.begin() as connection:
-        before = await daily(connection, "team_a", TODAY)
+        before = await period(connection, "team_a", TODAY, TODAY)
         assert await close_days(connection, NOON + 86_400) == [TODAY]
 
     async with books.begin() as connection:
         await insert_records(connection, [make_record(late.new_id(), cost_nanousd=11)], today=TODAY + timedelta(days=1))
 
     async with books.begin() as connection:
-        after = await daily(connection, "team_a", TODAY)
+        after = await period(connection, "team_a", TODAY, TODAY)
     assert after.total == before.total
     assert after.corrections.cost_nanousd == 11 and after.corrections.requests == 1
     assert after.is_closed

@@ -14,7 +14,8 @@ from msgspec import Struct
 import billing.statements
 from billing.corrections import Correction, add_correction
 from billing.grouping import Group, GroupBy, Tag
-from billing.ledger import day_in, insert_records
+from billing.ids import date_of
+from billing.ledger import insert_records
 from billing.records import CHARGED, REQUESTS, Status, UsageRecord
 from billing.statements import Statement, Totals, period
 from billing.sweep import close_days
@@ -110,7 +111,7 @@ async def fill(database: Database, dice: Random) -> list[Entry]:
     on_time, late = calls[:80], calls[80:]
     async with database.begin() as connection:
         for day in every_day():
-            await insert_records(connection, [one for one in on_time if day_in(one) == day], today=day)
+            await insert_records(connection, [one for one in on_time if date_of(one.request_id) == day], today=day)
         closed = await close_days(connection, seconds(date(2026, 4, 1)) + 3600)
     assert closed
     async with database.begin() as connection:
@@ -131,8 +132,8 @@ async def fill(database: Database, dice: Random) -> list[Entry]:
                 )
     for call in calls:
         if call.team_id == "team_a":
-            is_late = call in late and day_in(call) in closed
-            entries.append(Entry(day=day_in(call), is_late=is_late, sums=sums_of_call(call), record=call))
+            is_late = call in late and date_of(call.request_id) in closed
+            entries.append(Entry(day=date_of(call.request_id), is_late=is_late, sums=sums_of_call(call), record=call))
     return entries
 
 
@@ -180,7 +181,7 @@ def random_correction(dice: Random, call: UsageRecord | None) -> Correction:
     return Correction(
         id=identity,
         team_id=call.team_id,
-        day=day_in(call),
+        day=date_of(call.request_id),
         key_id=call.key_id,
         model_used=call.model_used,
         tier=call.tier,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import RFC_4122, UUID
 
-from billing.records import day_of
+from billing.ids import day_of
 from tests.support.clock import SetClock
 
 
