@@ -58,11 +58,9 @@ log = structlog.get_logger()
 VERSION = "0.1.0"
 
 
-def create_app(
-    settings: Settings, clock: Clock | None = None, drain: Drain | None = None, reloader: Reloader | None = None
-) -> Telemetry:
+def create_app(settings: Settings, drain: Drain | None = None, reloader: Reloader | None = None) -> Telemetry:
     """Return the gateway as an ASGI app. Everything it needs is opened when it starts and closed when it stops."""
-    clock, drain = clock or Clock(), drain or Drain()
+    clock, drain = Clock(), drain or Drain()
     telemetry: Telemetry
 
     @asynccontextmanager

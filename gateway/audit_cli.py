@@ -39,7 +39,7 @@ def run_audit(settings: Settings, day: date | None) -> int:
 
 async def _audit(settings: Settings, days: list[date]) -> list[Difference]:
     database = Database(settings.database_url, pool_size=1, application_name="tollgate audit")
-    redis = open_redis(settings.redis_url, timeout=2.0)
+    redis = open_redis(settings.redis_url, timeout=PATIENCE)
     try:
         quotas = Quotas(redis, Clock(), deadline=PATIENCE)
         return [one for day in days for one in await audit(database, quotas, day)]

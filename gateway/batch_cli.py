@@ -20,11 +20,12 @@ from gateway.batch.keeping import check_kept
 from gateway.batch.limits import check_queue, check_storage
 from gateway.batch.results import ENDED, read_results
 from gateway.batch.shapes import ENDPOINTS, LARGEST_FILE, WINDOWS
-from gateway.batch.store import Batch, get_batch, make_batch, moment_at
+from gateway.batch.store import Batch, get_batch, make_batch
 from gateway.batch.views import batch_view
 from gateway.callbacks.guard import Guard
 from gateway.clock import Clock
-from gateway.command_line import ConfigOption, Format, FormatOption, read_settings, run, say, show
+from gateway.command_line import Format, FormatOption, read_settings, run, say, show
+from gateway.config.paths import ConfigOption
 from gateway.database import Database
 from gateway.settings import Settings
 from gateway.tables import batches, teams
@@ -156,7 +157,7 @@ async def _whose(connection: AsyncConnection, team: str | None) -> tuple[str, st
         team = names[0]
     await get_team(connection, team)
     keys = await list_keys(connection, team_id=team, after=None, limit=1000)
-    live = [key for key in keys if key.status(moment_at(Clock())) == "active"]
+    live = [key for key in keys if key.status(Clock().moment()) == "active"]
     if not live:
         raise NotFound(f"The team '{team}' has no key that works: its limits are those of a key.")
     return team, max(live, key=lambda key: key.created_at).key_id

@@ -39,6 +39,9 @@ KEEP_FOR = timedelta(days=62)
 log = structlog.get_logger()
 
 
+Place = tuple[str, str, str, str, int]  # the key of a row of budget_alerts
+
+
 class Spending(Struct, frozen=True, kw_only=True):
     """What one scope may use and has used, as the statements have it. Money is nano-dollars."""
 
@@ -63,7 +66,7 @@ class Reached(Struct, frozen=True, kw_only=True):
     cap: int
 
     @property
-    def place(self) -> tuple[str, str, str, str, int]:
+    def place(self) -> Place:
         """Return what makes it one: the key of its row."""
         return (self.team_id, self.key_id, self.limit.value, self.period, self.threshold)
 
@@ -103,10 +106,7 @@ class BudgetAlerts:
             reached = [each for spending in spendings for each in thresholds_reached(spending, day)]
             known = await _known(connection, day)
             await _forget(connection, known - {each.place for each in reached}, day)
-            told = []
-            for each in news(reached, known):
-                if await self._tell(connection, each, urls[each.team_id]):
-                    told.append(each)
+            told = [each for each in news(reached, known) if await self._tell(connection, each, urls[each.team_id])]
             await _remember(connection, [each for each in reached if each.place not in known])
         return told
 
@@ -158,7 +158,7 @@ def thresholds_reached(spending: Spending, day: date) -> list[Reached]:
     ]
 
 
-def news(reached: Sequence[Reached], known: Collection[tuple[str, str, str, str, int]]) -> list[Reached]:
+def news(reached: Sequence[Reached], known: Collection[Place]) -> list[Reached]:
     """Return what is to be told: of each budget the highest threshold, if neither it nor a higher one is known."""
     highest: dict[tuple[Any, ...], Reached] = {}
     for each in reached:
@@ -198,7 +198,7 @@ async def read_spendings(connection: AsyncConnection, day: date) -> list[Spendin
     return [_spending(row) for row in (await connection.execute(SPENDINGS, values)).mappings()]
 
 
-async def _known(connection: AsyncConnection, day: date) -> set[tuple[str, str, str, str, int]]:
+async def _known(connection: AsyncConnection, day: date) -> set[Place]:
     periods = (f"{day}", f"{day:%Y-%m}")
     rows = await connection.execute(select(*PLACE).where(budget_alerts.c.period.in_(periods)))
     return {(row[0], row[1], row[2], row[3], row[4]) for row in rows}
@@ -213,7 +213,7 @@ async def _remember(connection: AsyncConnection, reached: Sequence[Reached]) -> 
     return bool((await connection.execute(query.values(rows))).all())
 
 
-async def _forget(connection: AsyncConnection, places: Collection[tuple[str, str, str, str, int]], day: date) -> None:
+async def _forget(connection: AsyncConnection, places: Collection[Place], day: date) -> None:
     """Drop what is no longer reached, because its cap was raised or money given back; it may be reached again."""
     if places:
         await connection.execute(delete(budget_alerts).where(tuple_(*PLACE).in_(list(places))))

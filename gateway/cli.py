@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from gateway.collector import put_off_collecting, spare_what_stays
-from gateway.config.paths import CONFIG_VARIABLE, find_config
+from gateway.config.paths import ConfigOption, find_config
 from gateway.lean_imports import import_leanly
 
 if TYPE_CHECKING:
@@ -27,11 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", help=f"tollgate.yaml; else ${CONFIG_VARIABLE}, else the house running from .tollgate"),
-]
+config_app = typer.Typer(no_args_is_help=True, help="The configuration file.")
+app.add_typer(config_app, name="config")
 
 
 def main() -> None:
@@ -153,6 +150,13 @@ def audit(
     raise typer.Exit(run_audit(_load(find_config(config)), date.date() if date is not None else None))
 
 
+@config_app.command("check")
+def check_config(file: Annotated[Path, typer.Argument(help="tollgate.yaml")]) -> None:
+    """Say everything that is wrong with a configuration file, with lines, and exit 1; or that nothing is."""
+    settings = _load(file)
+    typer.echo(f"{file}: fine: {len(settings.models)} models at {len(settings.providers)} providers")
+
+
 @app.command("complexity")
 def complexity() -> None:
     """Score requests: {"prompt"} or {"messages"} a line in, {"small_suffices": 0..1} a line out."""
@@ -170,13 +174,15 @@ def moderate() -> None:
 
 
 def _add_admin_commands() -> None:
-    from gateway import admin_cli
+    from gateway.batch_cli import batch_app
+    from gateway.keys_cli import keys_app
+    from gateway.teams_cli import teams_app
+    from gateway.usage_cli import usage_command
 
-    app.add_typer(admin_cli.teams_app, name="teams")
-    app.add_typer(admin_cli.keys_app, name="keys")
-    app.add_typer(admin_cli.config_app, name="config")
-    app.add_typer(admin_cli.batch_app, name="batch")
-    app.command("usage")(admin_cli.usage_command)
+    app.add_typer(teams_app, name="teams")
+    app.add_typer(keys_app, name="keys")
+    app.add_typer(batch_app, name="batch")
+    app.command("usage")(usage_command)
 
 
 def _load(path: Path) -> Settings:

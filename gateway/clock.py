@@ -20,9 +20,13 @@ class Clock:
         """Return seconds that never go back."""
         return time.monotonic()
 
+    def moment(self) -> datetime:
+        """Return this moment, in UTC."""
+        return datetime.fromtimestamp(self.now(), UTC)
+
     def today(self) -> date:
         """Return the UTC day."""
-        return datetime.fromtimestamp(self.now(), UTC).date()
+        return self.moment().date()
 
     def new_id(self) -> str:
         """Return a UUIDv7 of this moment."""

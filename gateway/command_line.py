@@ -50,10 +50,6 @@ class Format(StrEnum):
     CSV = "csv"
 
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", help=f"tollgate.yaml; else ${CONFIG_VARIABLE}, else the house running from .tollgate"),
-]
 Count = Annotated[str | None, typer.Option(metavar="N", help="A whole number, or none")]
 Usd = Annotated[str | None, typer.Option(metavar="USD", help="Dollars, or none")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print")]
@@ -173,4 +169,4 @@ def _text(value: object) -> str:
         case dict():
             return " ".join(f"{name}={_text(each)}" for name, each in value.items() if each is not None)
         case _:
-            return f"{value:f}" if hasattr(value, "as_tuple") else str(value)
+            return f"{value:f}" if isinstance(value, Decimal) else str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from datetime import UTC, date, datetime
+from datetime import date
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -25,7 +25,7 @@ from gateway.days import read_day
 from gateway.errors import Conflict
 from gateway.team_keys import get_key
 from gateway.teams import get_team
-from protocol.errors import BadRequest, NotFound
+from protocol.errors import BadRequest, NotFound, invalid_value
 
 MOST_USD = 1_000_000
 MOST_TOKENS = 10**12
@@ -109,7 +109,7 @@ def read_uuid(said: str, name: str) -> UUID:
     """Return a UUID as it is usually written. Raises BadRequest."""
     if _UUID.fullmatch(said):
         return UUID(said)
-    raise _invalid(name, "must be a UUID such as 0196090a-7c00-7000-8000-000000000000")
+    raise invalid_value(name, "must be a UUID such as 0196090a-7c00-7000-8000-000000000000")
 
 
 async def _check(
@@ -119,12 +119,15 @@ async def _check(
     cost, reason = _cost(new.cost_usd), _reason(new.reason)
     for name in ("input_tokens", "output_tokens"):
         if abs(getattr(new, name)) > MOST_TOKENS:
-            raise _invalid(name, f"must be from -{MOST_TOKENS} to {MOST_TOKENS}")
+            raise invalid_value(name, f"must be from -{MOST_TOKENS} to {MOST_TOKENS}")
     if not (cost or new.input_tokens or new.output_tokens):
-        raise _invalid("cost_usd", "is 0 and so are the tokens: there is nothing to correct")
+        raise invalid_value("cost_usd", "is 0 and so are the tokens: there is nothing to correct")
     identity = read_uuid(new.id, "id") if new.id is not None else UUID(clock.new_id())
     day = _day(new.date, today) if new.date is not None else None
-    where = await (_of_call if new.request_id is not None else _of_day)(connection, new, day, models)
+    if new.request_id is None:
+        where = await _of_day(connection, new, day, models)
+    else:
+        where = await _of_call(connection, new, read_uuid(new.request_id, "request_id"), day)
     return Correction(
         id=identity,
         **where,
@@ -134,7 +137,7 @@ async def _check(
         reason=reason,
         actor=act.actor,
         booked_on=today,
-        created_at=datetime.fromtimestamp(clock.now(), UTC),
+        created_at=clock.moment(),
     )
 
 
@@ -151,23 +154,21 @@ async def _of_day(
         )
     await get_team(connection, new.team_id)
     if new.key_id is not None and (await get_key(connection, new.key_id)).team_id != new.team_id:
-        raise _invalid("key_id", f"names a key of another team than '{new.team_id}'")
+        raise invalid_value("key_id", f"names a key of another team than '{new.team_id}'")
     model = new.model
-    if model is not None and model not in models and not await _is_booked(connection, new.team_id, day, model):
-        raise _invalid("model", "must be a model of the catalogue, or one that the team's books of that day name")
+    if not (
+        model is None
+        or model in models
+        or (model.isprintable() and await has_booked(connection, new.team_id, day, model))
+    ):
+        raise invalid_value("model", "must be a model of the catalogue, or one that the team's books of that day name")
     return {"team_id": new.team_id, "day": day, "key_id": new.key_id, "model_used": model}
 
 
-async def _is_booked(connection: AsyncConnection, team_id: str, day: date, model: str) -> bool:
-    return model.isprintable() and await has_booked(connection, team_id, day, model)
-
-
 async def _of_call(
-    connection: AsyncConnection, new: NewCorrection, day: date | None, models: Collection[str]
+    connection: AsyncConnection, new: NewCorrection, request_id: UUID, day: date | None
 ) -> dict[str, Any]:
     """Return what a correction of one call is booked under: what the ledger says of it."""
-    assert new.request_id is not None
-    request_id = read_uuid(new.request_id, "request_id")
     if new.team_id is not None:
         await get_team(connection, new.team_id)
     row = await find_row(connection, str(request_id))
@@ -180,16 +181,18 @@ async def _of_call(
     said = {"team_id": new.team_id, "date": day, "model": new.model, "key_id": new.key_id}
     for name, column in (("team_id", "team_id"), ("date", "day"), ("model", "model_used"), ("key_id", "key_id")):
         if said[name] not in (None, row[column]):
-            raise _invalid(name, f"does not agree with the call, which has {str(row[column])[:100]!r}. Leave it out")
+            raise invalid_value(
+                name, f"does not agree with the call, which has {str(row[column])[:100]!r}. Leave it out"
+            )
     found = {name: row[name] for name in ("team_id", "day", "key_id", "model_used", "tier")}
     return {**found, "request_id": request_id}
 
 
 def _cost(said: Decimal) -> NanoDollars:
     if not said.is_finite() or abs(said) > MOST_USD:
-        raise _invalid("cost_usd", f"must be dollars from -{MOST_USD} to {MOST_USD}")
+        raise invalid_value("cost_usd", f"must be dollars from -{MOST_USD} to {MOST_USD}")
     if said != said.quantize(NANO_USD):
-        raise _invalid("cost_usd", "has at most nine decimal places: money is whole nano-dollars")
+        raise invalid_value("cost_usd", "has at most nine decimal places: money is whole nano-dollars")
     return to_nano(said)
 
 
@@ -197,15 +200,11 @@ def _reason(said: str) -> str:
     reason = said.strip()
     if 1 <= len(reason) <= LONGEST_REASON and reason.isprintable():
         return reason
-    raise _invalid("reason", f"must be one printable line of 1 to {LONGEST_REASON} characters")
+    raise invalid_value("reason", f"must be one printable line of 1 to {LONGEST_REASON} characters")
 
 
 def _day(said: str, today: date) -> date:
     day = read_day(said, "date")
     if day > today:
-        raise _invalid("date", f"must not lie in the future: today is {today} (UTC)")
+        raise invalid_value("date", f"must not lie in the future: today is {today} (UTC)")
     return day
-
-
-def _invalid(param: str, rule: str) -> BadRequest:
-    return BadRequest(f"'{param}' {rule}.", param=param, code="invalid_value")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # wide ones too: Excel folds them
@@ -28,4 +29,4 @@ def as_text(value: object) -> str:
         return f"'{value}" if value.startswith(FORMULA_STARTS) else value
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:f}" if hasattr(value, "as_tuple") else str(value)
+    return f"{value:f}" if isinstance(value, Decimal) else str(value)

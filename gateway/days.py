@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 
-from protocol.errors import BadRequest
+from protocol.errors import invalid_value
 
 
 def read_day(said: str, name: str) -> date:
@@ -14,5 +14,5 @@ def read_day(said: str, name: str) -> date:
     except ValueError:
         day = None
     if day is None or day.isoformat() != said:  # weeks and bare digits are ISO dates too
-        raise BadRequest(f"'{name}' is a UTC day such as 2026-04-05.", param=name, code="invalid_value")
+        raise invalid_value(name, "is a UTC day such as 2026-04-05")
     return day

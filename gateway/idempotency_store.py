@@ -10,7 +10,7 @@ import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Self
 from weakref import WeakValueDictionary
 
@@ -177,12 +177,12 @@ class IdempotencyStore:
         return is_ours
 
     def _moment(self, ahead: float = 0.0) -> datetime:
-        return datetime.fromtimestamp(self._clock.now(), UTC) + timedelta(seconds=ahead)
+        return self._clock.moment() + timedelta(seconds=ahead)
 
 
 async def purge_expired(database: Database, clock: Clock) -> int:
     """Delete the answers that are past their time, and the calls that nobody finished; return how many."""
-    values = {"now": datetime.fromtimestamp(clock.now(), UTC), "limit": PURGED_AT_ONCE}
+    values = {"now": clock.moment(), "limit": PURGED_AT_ONCE}
     purged = 0
     while True:
         async with database.begin() as connection:

@@ -10,7 +10,6 @@ import typer
 from gateway.admin_views import key_view, made_view
 from gateway.clock import Clock
 from gateway.command_line import (
-    ConfigOption,
     Count,
     Format,
     FormatOption,
@@ -23,6 +22,7 @@ from gateway.command_line import (
     show,
     whoever_acts,
 )
+from gateway.config.paths import ConfigOption
 from gateway.durations import read_duration
 from gateway.keys import pepper_name
 from gateway.team_inputs import NewKey, Rotation
@@ -67,7 +67,7 @@ def list_all_keys(
     """List keys by their beginnings; nobody can see a whole one again."""
     settings = read_settings(config)
     records = run(settings, lambda connection: list_keys(connection, team_id=team, limit=100_000))
-    rows = [key_view(record, _now()) for record in records]
+    rows = [key_view(record, Clock().moment()) for record in records]
     columns: tuple[str, ...] = COLUMNS
     if settings.other_key_peppers:  # who is still stored under one of those?
         current = pepper_name(settings.key_pepper)
@@ -100,12 +100,12 @@ def rotate(
 def revoke(key_id: KeyId, config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
     """End a key at once and for ever."""
     record = run(read_settings(config), lambda connection: revoke_key(connection, key_id, whoever_acts()))
-    row = key_view(record, _now())
+    row = key_view(record, Clock().moment())
     show(format, row, COLUMNS, [row], f"Key {key_id}")
 
 
 def _show_made(made: NewlyMade, format: Format) -> None:
-    view = made_view(made, _now())
+    view = made_view(made, Clock().moment())
     if format is not Format.TABLE:
         show(format, view, ("key_id", "key", *COLUMNS[1:]), [view], "")
         return
@@ -121,13 +121,9 @@ def _expiry(said: str | None) -> datetime | None:
     if said is None:
         return None
     if (seconds := read_duration(said)) is not None:
-        return _now() + timedelta(seconds=seconds)
+        return Clock().moment() + timedelta(seconds=seconds)
     try:
         moment = datetime.fromisoformat(said)
     except ValueError:
         fail(f"--expires: expected a day, a moment or a duration, such as 2027-01-31 or 90d, found {said!r}")
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-
-
-def _now() -> datetime:
-    return datetime.fromtimestamp(Clock().now(), UTC)

@@ -13,6 +13,7 @@ from gateway.providers.reading import NOT_JSON
 from protocol.chat import ChatReply, FinishReason, ReplyMessage
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
+from protocol.sse import encode_event
 from protocol.usage import Usage
 
 STOP_REASONS = {
@@ -230,4 +231,4 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 def _event(data: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), msgspec.json.encode(data))
+    return encode_event(msgspec.json.encode(data), data["type"].encode())

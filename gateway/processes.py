@@ -19,6 +19,7 @@ from msgspec import Struct
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LOOPBACK = "127.0.0.1"
+LAST_LINES = 15  # of a log, that say why a child died
 # Below the range from which the kernel takes ports for outgoing connections: such a port stays ours over a restart.
 LISTENING_PORTS = range(20_000, 32_000)
 
@@ -173,9 +174,9 @@ def free_port(preferred: int | None = None) -> int:
     raise OSError(f"none of {len(candidates)} ports tried on {LOOPBACK} is free")
 
 
-def last_lines(log: Path, count: int = 15) -> str:
+def last_lines(log: Path) -> str:
     """Return the end of a log, to say why a child died."""
     try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
+        return "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
     except OSError:
         return ""

@@ -76,16 +76,8 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
 def serve_with_workers(config: Path, listener: socket.socket, workers: int, settings: Settings) -> int:
     """Keep ``workers`` processes serving on one socket until SIGTERM or SIGINT, then drain them."""
     spare_what_stays()
-    command: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "gateway.cli",
-        "serve",
-        "--config",
-        config,
-        "--fd",
-        str(listener.fileno()),
-    ]
+    command: list[str | Path] = [sys.executable, "-m", "gateway.cli", "serve", "--config", config]
+    command += ["--fd", str(listener.fileno())]
     with (
         tempfile.TemporaryDirectory(prefix="tollgate-metrics-") as metrics,
         Supervisor(say=_say) as supervisor,

@@ -47,7 +47,7 @@ teams = Table(
     Column("weight", Double, nullable=False, server_default=text("1")),
     Column("allowed_models", ARRAY(Text)),  # null: all
     Column("allow_smaller", Boolean, nullable=False, server_default=text("true")),
-    Column("safety", JSONB),  # gateway.settings.Safety; null: the house's
+    Column("safety", JSONB),  # gateway.settings.TeamSafety; null: the house's
     Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.holds.Limits
     moment("suspended_at"),
     Column("webhook_url", Text),  # where its events go; null: nowhere
@@ -78,7 +78,7 @@ files = Table(
     Column("filename", Text, nullable=False),
     Column("purpose", Text, nullable=False),  # "batch" or "batch_output"
     Column("bytes", BigInteger, nullable=False, server_default=ZERO),
-    Column("status", Text, nullable=False),  # "uploaded", "processed" or "error"
+    Column("status", Text, nullable=False),  # "uploading", then "processed"
     since(),
     moment("expires_at"),
     Index("files_team_id_created_at_idx", "team_id", "created_at"),
@@ -216,7 +216,7 @@ audit_log = Table(
     metadata,
     Column("id", BigInteger, Identity(), primary_key=True),
     since(),
-    Column("actor", Text, nullable=False),  # an admin key's fingerprint, or "system"
+    Column("actor", Text, nullable=False),  # an admin key's fingerprint, "cli:USER" or "system"
     Column("action", Text, nullable=False),  # "team.created", "key.revoked", "safety.input_blocked"
     Column("team_id", Text),
     Column("subject", Text),  # the id of what was acted on

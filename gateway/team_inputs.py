@@ -21,7 +21,7 @@ from gateway.callbacks.urls import BadUrl, read_url
 from gateway.durations import read_duration
 from gateway.safety.policy import NAMES, loosens
 from gateway.settings import Level, Safety, TeamSafety
-from protocol.errors import BadRequest
+from protocol.errors import BadRequest, invalid_value
 
 MOST_DOLLARS = 1_000_000_000
 MOST_COUNT = 10**15
@@ -112,12 +112,12 @@ def check_id(team_id: str) -> str:
     )
 
 
-def check_name(name: str, param: str = "name") -> str:
+def check_name(name: str) -> str:
     """Return ``name`` without surrounding spaces if it can be shown. Raises BadRequest."""
     name = name.strip()
     if len(name) <= LONGEST_NAME and all(character.isprintable() for character in name):
         return name
-    raise _invalid(param, f"must be printable and at most {LONGEST_NAME} characters long")
+    raise invalid_value("name", f"must be printable and at most {LONGEST_NAME} characters long")
 
 
 def check_webhook_url(url: str | None) -> str | None:
@@ -142,7 +142,7 @@ def check_safety(wanted: SafetyInput | UnsetType | None, house: Safety) -> None:
     said = apply_safety(wanted)
     if said is not None and (looser := loosens(said, house)) is not None:
         right = f"'{looser[1]}' or stricter, unless safety.teams_may_loosen says otherwise"
-        raise _invalid(f"safety.{looser[0]}", f"is looser than the house's: it must be {right}")
+        raise invalid_value(f"safety.{looser[0]}", f"is looser than the house's: it must be {right}")
 
 
 def apply_safety(wanted: SafetyInput | None, before: TeamSafety | None = None) -> TeamSafety | None:
@@ -153,7 +153,7 @@ def apply_safety(wanted: SafetyInput | None, before: TeamSafety | None = None) -
     levels: dict[str, Level] = {} if wanted.levels is None else dict(before.levels)
     for name, level in wanted.levels.items() if isinstance(wanted.levels, dict) else ():
         if name not in NAMES:
-            raise _invalid(f"safety.levels.{name[:40]}", f"is no group or category; known are {', '.join(NAMES)}")
+            raise invalid_value(f"safety.levels.{name[:40]}", f"is no group or category; known are {', '.join(NAMES)}")
         if level is None:
             levels.pop(name, None)
         else:
@@ -170,7 +170,7 @@ def check_weight(weight: float) -> float:
     """Return ``weight`` if it is a share. Raises BadRequest."""
     if 0 < weight <= 1000:
         return weight
-    raise _invalid("weight", "must be above 0 and at most 1000")
+    raise invalid_value("weight", "must be above 0 and at most 1000")
 
 
 def check_models(names: list[str] | None, known: Collection[str] | None) -> list[str] | None:
@@ -201,13 +201,13 @@ def _amount(name: str, value: int | Decimal) -> int:
     if isinstance(value, Decimal):
         if value.is_finite() and 0 <= value <= MOST_DOLLARS:
             return to_nano(value)
-        raise _invalid(f"limits.{name}", f"must be dollars from 0 to {MOST_DOLLARS}")
+        raise invalid_value(f"limits.{name}", f"must be dollars from 0 to {MOST_DOLLARS}")
     if 0 <= value <= MOST_COUNT:
         return value
-    raise _invalid(f"limits.{name}", "must be a whole number of 0 or more; null takes the limit away")
+    raise invalid_value(f"limits.{name}", "must be a whole number of 0 or more; null takes the limit away")
 
 
-def check_moment(value: datetime | float | None, now: datetime, param: str = "expires_at") -> datetime | None:
+def check_moment(value: datetime | float | None, now: datetime) -> datetime | None:
     """Return a moment to come, with its zone. Raises BadRequest."""
     if value is None:
         return None
@@ -217,10 +217,12 @@ def check_moment(value: datetime | float | None, now: datetime, param: str = "ex
         try:
             moment = datetime.fromtimestamp(value, UTC)
         except (ValueError, OverflowError, OSError):
-            raise _invalid(param, "must be a date and time such as 2027-01-31T00:00:00Z, or unix seconds") from None
+            raise invalid_value(
+                "expires_at", "must be a date and time such as 2027-01-31T00:00:00Z, or unix seconds"
+            ) from None
     if moment > now:
         return moment
-    raise _invalid(param, "must lie in the future")
+    raise invalid_value("expires_at", "must lie in the future")
 
 
 def check_overlap(value: str | float) -> float:
@@ -228,8 +230,4 @@ def check_overlap(value: str | float) -> float:
     seconds = value if isinstance(value, float | int) else read_duration(value)
     if seconds is not None and 0 <= seconds <= LONGEST_OVERLAP:
         return float(seconds)
-    raise _invalid("overlap", "must be seconds or a duration such as 30m, 24h or 0s, and at most 90d")
-
-
-def _invalid(param: str, rule: str) -> BadRequest:
-    return BadRequest(f"'{param}' {rule}.", param=param, code="invalid_value")
+    raise invalid_value("overlap", "must be seconds or a duration such as 30m, 24h or 0s, and at most 90d")

@@ -12,7 +12,6 @@ from msgspec import UNSET, UnsetType
 
 from gateway.admin_views import team_view
 from gateway.command_line import (
-    ConfigOption,
     Count,
     Format,
     FormatOption,
@@ -24,6 +23,7 @@ from gateway.command_line import (
     show,
     whoever_acts,
 )
+from gateway.config.paths import ConfigOption
 from gateway.settings import Level, Settings
 from gateway.team_inputs import (
     LimitsInput,

@@ -19,7 +19,10 @@ from billing.statements import period
 from gateway.admin_views import dollars
 from gateway.by_call import added_up_by_call
 from gateway.settings import Settings
-from protocol.errors import BadRequest
+from gateway.teams import get_team
+from gateway.usage_period import Period
+from gateway.usage_report import usage_of
+from protocol.errors import BadRequest, invalid_value
 from router.catalog import AutoRoute, Catalog
 from router.targets import ModelSpec
 
@@ -38,7 +41,7 @@ def read_analysis(said: Mapping[str, str], settings: Settings, catalog: Catalog)
     """Return the analysis that ``compare`` and ``analysis`` ask for, if they do. Raises BadRequest."""
     wanted = said.get("analysis", "false")
     if wanted not in ("true", "false"):
-        raise BadRequest("'analysis' is true or false.", param="analysis", code="invalid_value")
+        raise invalid_value("analysis", "is true or false")
     if "compare" in said:
         return Analysis(_commercial(said["compare"], settings, catalog))
     return Analysis(None) if wanted == "true" else None
@@ -49,24 +52,41 @@ async def see_one_moment(connection: AsyncConnection) -> None:
     await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
 
 
-async def analyse(
+async def usage_with_analysis(
     connection: AsyncConnection,
-    analysis: Analysis,
+    team_id: str,
+    asked: Period,
+    analysis: Analysis | None,
     catalog: Catalog,
-    team_id: str | None,
-    first: date,
-    last: date,
     *,
     for_house: bool,
 ) -> dict[str, Any]:
-    """Return the ``analysis`` of a team's days, or of all teams'. It speaks of calls and corrections together."""
-    price = analysis.price_on(last)
-    statement = await period(connection, team_id, first, last, GroupBy.MODEL, GroupBy.TIER)
+    """Return a team's usage in the shape of GET /v1/usage, with its analysis if there is to be one.
+
+    ``for_house``: an admin asks, who may know what our own GPUs cost and may name a team that is not there. Raises
+    NotFound. The connection's transaction has asked nothing yet.
+    """
+    if analysis is not None:
+        await see_one_moment(connection)
+    if for_house:
+        await get_team(connection, team_id)
+    usage = await usage_of(connection, team_id, asked, for_house=for_house)
+    if analysis is not None:
+        usage["analysis"] = await _analyse(connection, team_id, asked, analysis, catalog, for_house=for_house)
+    return usage
+
+
+async def _analyse(
+    connection: AsyncConnection, team_id: str, asked: Period, analysis: Analysis, catalog: Catalog, *, for_house: bool
+) -> dict[str, Any]:
+    """Return the analysis of a team's days. It speaks of calls and corrections together."""
+    price = analysis.price_on(asked.last)
+    statement = await period(connection, team_id, asked.first, asked.last, GroupBy.MODEL, GroupBy.TIER)
     uses = uses_of(statement.lines, price)
     return {
         **mix_view(uses, for_house=for_house),
         **compare_view(analysis, sum_of(uses, is_compared=price is not None)),
-        **(await read_choices(connection, catalog, team_id, first, last)).view(),
+        **(await read_choices(connection, catalog, team_id, asked.first, asked.last)).view(),
     }
 
 
@@ -199,13 +219,11 @@ def _commercial(said: str, settings: Settings, catalog: Catalog) -> ModelSpec:
     if name in rented:
         return rented[name]
     words = "is one of our own" if name in catalog.models else "does not exist"
-    raise BadRequest(
-        f"'compare' names a commercial model of the catalogue, and '{said[:100]}' {words}. {_those(rented)}",
-        param="compare",
-        code="invalid_value",
+    raise invalid_value(
+        "compare", f"names a commercial model of the catalogue, and '{said[:100]}' {words}. {_those(rented)}"
     )
 
 
 def _those(names: Iterable[str]) -> str:
     listed = ", ".join(sorted(names))
-    return f"There are: {listed}." if listed else "There is none."
+    return f"There are: {listed}" if listed else "There is none"

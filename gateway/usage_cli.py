@@ -9,16 +9,15 @@ from datetime import date as Day
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.clock import Clock
-from gateway.command_line import ConfigOption, Format, FormatOption, read_settings, run, say, show
+from gateway.command_line import Format, FormatOption, read_settings, run, say, show
+from gateway.config.paths import ConfigOption
 from gateway.house_report import house_report, report_csv
 from gateway.settings import Settings
-from gateway.teams import get_team
-from gateway.usage_analysis import Analysis, analyse, read_analysis, see_one_moment
+from gateway.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.usage_period import read_period, read_span
-from gateway.usage_report import usage_csv, usage_of, usage_rows
+from gateway.usage_report import usage_csv, usage_rows
 from protocol.errors import BadRequest
 
 ALWAYS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "cost_usd")
@@ -64,18 +63,10 @@ def _show_team(settings: Settings, team: str, said: Mapping[str, str], wanted: A
     if format is Format.CSV and wanted is not None and "group_by" in said:
         raise BadRequest("As CSV, the analysis has a line for each model: leave --group-by out.")
 
-    async def act(connection: AsyncConnection) -> dict[str, Any]:
-        if wanted is not None:
-            await see_one_moment(connection)
-        await get_team(connection, team)
-        usage = await usage_of(connection, team, asked, for_house=True)
-        if wanted is not None:
-            usage["analysis"] = await analyse(
-                connection, wanted, settings.catalog(), team, asked.first, asked.last, for_house=True
-            )
-        return usage
-
-    usage = run(settings, act)
+    catalog = settings.catalog()
+    usage = run(
+        settings, lambda connection: usage_with_analysis(connection, team, asked, wanted, catalog, for_house=True)
+    )
     if format is Format.CSV:
         sys.stdout.write(usage_csv(usage))  # to the byte as over HTTP
         return

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from billing.grouping import LONGEST_BY_CALL, Group, GroupBy, Tag, reads_calls
 from gateway.days import read_day
-from protocol.errors import BadRequest
+from protocol.errors import BadRequest, invalid_value
 
 LONGEST_PERIOD = 1100  # days
 LONGEST_TAG = 64  # characters of a key of metadata
@@ -78,7 +78,7 @@ def read_groups(said: str) -> tuple[Group, ...]:
     """Return the groups that ``model,metadata:project`` names. Raises BadRequest."""
     groups = tuple(_group(name) for name in said.split(","))
     if len(set(groups)) < len(groups) or len(groups) > MOST_GROUPS:
-        raise _bad_group(f"names up to {MOST_GROUPS} different groups")
+        raise invalid_value("group_by", f"names up to {MOST_GROUPS} different groups")
     return groups
 
 
@@ -87,11 +87,9 @@ def _group(said: str) -> Group:
     if key != said:
         if 1 <= len(key) <= LONGEST_TAG:
             return Tag(key)
-        raise _bad_group(f"names a key of metadata by 1 to {LONGEST_TAG} characters, as in metadata:project")
+        raise invalid_value(
+            "group_by", f"names a key of metadata by 1 to {LONGEST_TAG} characters, as in metadata:project"
+        )
     if said in OFFERED:
         return GroupBy(said)
-    raise _bad_group(f"is one of {', '.join(OFFERED)}, metadata:KEY, or several with commas between")
-
-
-def _bad_group(rule: str) -> BadRequest:
-    return BadRequest(f"'group_by' {rule}.", param="group_by", code="invalid_value")
+    raise invalid_value("group_by", f"is one of {', '.join(OFFERED)}, metadata:KEY, or several with commas between")

@@ -74,3 +74,8 @@ class TooLarge(ServiceError):
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+
+
+def invalid_value(param: str, rule: str) -> BadRequest:
+    """Return the error for a parameter that breaks a rule, such as "must be a whole number"."""
+    return BadRequest(f"'{param}' {rule}.", param=param, code="invalid_value")

@@ -4,19 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from itertools import count
 
 import structlog
-from sqlalchemy import delete, select, text
+from sqlalchemy import delete, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.store_errors import POSTGRES_AWAY
 from gateway.batch.estimate import estimated_completion
+from gateway.batch.file_store import read_chunk
 from gateway.batch.intake import Intake, read_lines
 from gateway.batch.shapes import Fault, Item
 from gateway.batch.store import add_items, begin_batch, fail_batch
 from gateway.clock import Clock
 from gateway.database import Database
-from gateway.tables import batch_items, file_chunks
+from gateway.tables import batch_items
 
 GROUP = 500  # items in one COPY
 GROUP_BYTES = 4 * 1024 * 1024  # of bodies in one COPY, about
@@ -124,10 +126,7 @@ async def _take_in(connection: AsyncConnection, batch_id: str, chunks: AsyncIter
 
 
 async def _chunks(connection: AsyncConnection, file_id: str | None) -> AsyncIterator[bytes]:
-    position = 0
-    while file_id is not None:
-        query = select(file_chunks.c.data).where(file_chunks.c.file_id == file_id, file_chunks.c.position == position)
-        if (data := (await connection.execute(query)).scalar_one_or_none()) is None:
+    for position in count():
+        if file_id is None or (data := await read_chunk(connection, file_id, position)) is None:
             return
-        yield bytes(data)
-        position += 1
+        yield data

@@ -15,7 +15,7 @@ from billing.ledger import insert_records
 from billing.records import UsageRecord
 from gateway.batch.claims import STILL_OURS, Claim
 from gateway.batch.results import error_of, response_of
-from gateway.batch.store import end_batch, moment_at
+from gateway.batch.store import end_batch
 from gateway.clock import Clock
 from protocol.errors import ServiceError
 
@@ -69,7 +69,7 @@ async def finish_items(
     ]
     # First of all the batches: whoever ends or cancels one takes the same locks in the same order.
     await connection.execute(LOCK, {"ids": sorted({one.claim.batch_id for one in ends})})
-    values = {"owner": owner, "ends": msgspec.json.encode(told).decode(), "now": moment_at(clock)}
+    values = {"owner": owner, "ends": msgspec.json.encode(told).decode(), "now": clock.moment()}
     new = {f"{row.batch_id}:{row.position}" for row in (await connection.execute(FINISH, values)).all()}
     # Said again, because nobody heard that it was stored the first time.
     known = {f"{row.batch_id}:{row.position}" for row in (await connection.execute(KNOWN, values)).all()}
@@ -93,7 +93,7 @@ async def finish_items(
 
 async def expire_batches(connection: AsyncConnection, clock: Clock, keep: float) -> list[str]:
     """End batches whose window is over; what they have is kept. Return their ids."""
-    now = moment_at(clock)
+    now = clock.moment()
     late = (await connection.execute(LATE, {"now": now})).scalars().all()
     error = error_of("batch_expired", "This request could not be executed before the completion window expired.")
     for batch_id in late:
@@ -105,7 +105,7 @@ async def expire_batches(connection: AsyncConnection, clock: Clock, keep: float)
 async def bury_cancelled(connection: AsyncConnection, clock: Clock, keep: float) -> None:
     """End cancelled batches whose last items ran in a worker that died."""
     for batch_id in (await connection.execute(DYING)).scalars().all():
-        await connection.execute(BURY, {"batch_id": batch_id, "now": moment_at(clock)})
+        await connection.execute(BURY, {"batch_id": batch_id, "now": clock.moment()})
         await end_batch(connection, clock, batch_id, keep)
 
 

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.batch.store import moment_at
 from gateway.batch.turns import SHARES, Waiting
 from gateway.clock import Clock
 
@@ -39,7 +38,7 @@ STATE = text("""
 async def estimated_completion(connection: AsyncConnection, clock: Clock, requests: int, priority: str) -> datetime:
     """Return when ``requests`` more of this priority will be answered, if all goes on as it does."""
     waiting, rate = await read_backlog(connection)
-    return moment_at(clock) + timedelta(seconds=requests_before(requests, priority, waiting) / (rate or UNKNOWN_RATE))
+    return clock.moment() + timedelta(seconds=requests_before(requests, priority, waiting) / (rate or UNKNOWN_RATE))
 
 
 async def read_backlog(connection: AsyncConnection) -> tuple[dict[str, int], float | None]:

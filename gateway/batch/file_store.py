@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from itertools import count
 
 from msgspec import Struct
 from sqlalchemy import Table, delete, func, insert, literal, select, text, tuple_, update
@@ -120,15 +121,19 @@ async def drop_file(connection: AsyncConnection, file_id: str) -> None:
 
 async def read_chunks(database: Database, file_id: str) -> AsyncIterator[bytes]:
     """Yield the contents of an uploaded file, a short transaction for each chunk."""
-    position = 0
-    while True:
-        query = select(file_chunks.c.data).where(file_chunks.c.file_id == file_id, file_chunks.c.position == position)
+    for position in count():
         async with database.begin() as connection:
-            data = (await connection.execute(query)).scalar_one_or_none()
+            data = await read_chunk(connection, file_id, position)
         if data is None:
             return
-        yield bytes(data)
-        position += 1
+        yield data
+
+
+async def read_chunk(connection: AsyncConnection, file_id: str, position: int) -> bytes | None:
+    """Return one chunk of an uploaded file; None behind the last."""
+    query = select(file_chunks.c.data).where(file_chunks.c.file_id == file_id, file_chunks.c.position == position)
+    data = (await connection.execute(query)).scalar_one_or_none()
+    return None if data is None else bytes(data)
 
 
 async def purge_files(connection: AsyncConnection) -> int:

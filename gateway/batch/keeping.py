@@ -7,7 +7,7 @@ from datetime import timedelta
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.batch.store import Batch, moment_at
+from gateway.batch.store import Batch
 from gateway.clock import Clock
 from gateway.errors import Gone
 
@@ -18,7 +18,7 @@ async def check_kept(connection: AsyncConnection, clock: Clock, batch: Batch, ke
     if ended is None or not batch.total:
         return
     has_items = bool((await connection.execute(HAS_ITEMS, {"batch_id": batch.id})).scalar_one())
-    if not has_items or ended < moment_at(clock) - timedelta(seconds=keep):
+    if not has_items or ended < clock.moment() - timedelta(seconds=keep):
         raise Gone(
             f"The results of the batch '{batch.id}' were erased: they are kept for {keep / 86400:.4g} days.",
             param="batch_id",

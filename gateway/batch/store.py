@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
@@ -84,7 +84,7 @@ async def make_batch(
     is_aside: bool = False,
 ) -> Batch:
     """Make a batch whose input has yet to be checked. ``is_aside``: the house makes it, and not its team."""
-    now = moment_at(clock)
+    now = clock.moment()
     row = {
         "id": f"batch_{secrets.token_hex(12)}",
         "team_id": team_id,
@@ -116,7 +116,7 @@ async def begin_batch(
     connection: AsyncConnection, clock: Clock, batch_id: str, total: int, model: str | None, estimated: datetime | None
 ) -> Batch | None:
     """Let a checked batch run. None when it was cancelled meanwhile."""
-    begun = {"status": "in_progress", "total": total, "model": model, "in_progress_at": moment_at(clock)}
+    begun = {"status": "in_progress", "total": total, "model": model, "in_progress_at": clock.moment()}
     query = update(batches).where(batches.c.id == batch_id, batches.c.status == "validating")
     rows = await connection.execute(query.values(**begun, estimated_completion=estimated).returning(batches))
     row = rows.mappings().one_or_none()
@@ -127,7 +127,7 @@ async def fail_batch(connection: AsyncConnection, clock: Clock, batch_id: str, f
     """End a batch whose input is at fault: nothing of it runs."""
     errors = [{"code": one.code, "line": one.line, "message": one.message, "param": one.param} for one in faults]
     query = update(batches).where(batches.c.id == batch_id, batches.c.status == "validating")
-    ended = {"status": "failed", "errors": errors, "failed_at": moment_at(clock)}
+    ended = {"status": "failed", "errors": errors, "failed_at": clock.moment()}
     row = (await connection.execute(query.values(**ended).returning(batches))).mappings().one_or_none()
     if row is not None:
         await _tell(connection, clock, _batch(row))
@@ -143,7 +143,7 @@ async def end_batch(connection: AsyncConnection, clock: Clock, batch_id: str, ke
     if row["status"] not in ("in_progress", "cancelling") or row["is_unfinished"]:
         return None
     end = "cancelled" if row["status"] == "cancelling" else "expired" if row["expired"] else "completed"
-    now = moment_at(clock)
+    now = clock.moment()
     changes: dict[str, Any] = {"status": end, f"{end}_at": now, "finalizing_at": now}
     for column, name, count, size in (
         ("output_file_id", "output", row["outputs"], row["output_bytes"]),
@@ -172,10 +172,10 @@ async def cancel_batch(connection: AsyncConnection, clock: Clock, team_id: str, 
     batch = await get_batch(connection, team_id, batch_id, lock=True)
     if batch.status not in ("validating", "in_progress"):
         return batch
-    cancelling = {"status": "cancelling", "cancelling_at": moment_at(clock)}
+    cancelling = {"status": "cancelling", "cancelling_at": clock.moment()}
     await connection.execute(update(batches).where(batches.c.id == batch_id).values(**cancelling))
     items = update(batch_items).where(batch_items.c.batch_id == batch_id, batch_items.c.status == "queued")
-    await connection.execute(items.values(status="cancelled", body=b"", finished_at=moment_at(clock)))
+    await connection.execute(items.values(status="cancelled", body=b"", finished_at=clock.moment()))
     return await end_batch(connection, clock, batch_id, keep) or await get_batch(connection, team_id, batch_id)
 
 
@@ -208,11 +208,6 @@ async def list_batches(connection: AsyncConnection, team_id: str, *, after: str 
     if after is not None and not rows:
         await check_seen(connection, batches, team_id, after)
     return [_batch(row) for row in rows]
-
-
-def moment_at(clock: Clock) -> datetime:
-    """Return this moment."""
-    return datetime.fromtimestamp(clock.now(), UTC)
 
 
 async def _tell(connection: AsyncConnection, clock: Clock, batch: Batch) -> None:

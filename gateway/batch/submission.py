@@ -18,7 +18,7 @@ from gateway.batch.store import Batch, add_items, begin_batch, make_batch
 from gateway.callbacks.guard import Guard
 from gateway.routes.inference import check_tags
 from gateway.services import Services
-from protocol.errors import BadRequest
+from protocol.errors import BadRequest, invalid_value
 
 GROUP = 1000  # items in one COPY
 AT_ONCE = 100  # requests looked at before others get their turn: 2 ms
@@ -84,12 +84,12 @@ async def submit_file(services: Services, caller: Caller, new: NewOpenAIBatch) -
 async def check_head(services: Services, new: NewBatch | NewOpenAIBatch) -> str | None:
     """Check all but the requests, and return where the callback goes, if anywhere. Raises BadRequest."""
     if new.endpoint not in ENDPOINTS:
-        raise _invalid("endpoint", f"is one of {', '.join(ENDPOINTS)}")
+        raise invalid_value("endpoint", f"is one of {', '.join(ENDPOINTS)}")
     if new.completion_window not in WINDOWS:
-        raise _invalid("completion_window", f"is one of {', '.join(WINDOWS)}")
+        raise invalid_value("completion_window", f"is one of {', '.join(WINDOWS)}")
     check_tags(new)
     if any("\x00" in text for pair in (new.metadata or {}).items() for text in pair):
-        raise _invalid("metadata", "holds no NUL")
+        raise invalid_value("metadata", "holds no NUL")
     if new.callback_url is None:
         return None
     return await Guard(services.settings.callbacks_allow).check(new.callback_url, "callback_url")
@@ -115,7 +115,3 @@ async def _make(
         metadata=new.metadata,
         **more,
     )
-
-
-def _invalid(param: str, rule: str) -> BadRequest:
-    return BadRequest(f"'{param}' {rule}.", param=param, code="invalid_value")

@@ -11,7 +11,7 @@ from gateway.batch.limits import check_storage, lock_limits
 from gateway.batch.shapes import LARGEST_FILE
 from gateway.database import Database
 from gateway.settings import BatchLimits
-from protocol.errors import BadRequest, ServiceError, TooLarge
+from protocol.errors import BadRequest, ServiceError, TooLarge, invalid_value
 
 FORM_ROOM = 64 * 1024  # bytes of a form beside the file
 LONGEST_FIELD = 1024  # bytes
@@ -40,7 +40,7 @@ class _Upload:
                 self._segment = event
                 if event.name == "file":
                     if self.file_id is not None:
-                        raise _invalid("file", "comes once")
+                        raise invalid_value("file", "comes once")
                     name = (event.filename or "upload.jsonl").rpartition("/")[2][:255]
                     async with self._database.begin() as connection:
                         self.file_id = await begin_file(connection, self._team_id, name.replace("\x00", ""), "batch")
@@ -76,7 +76,7 @@ class _Upload:
     def _add_to_field(self, name: str, data: bytes) -> None:
         said = self.fields[name] + data.decode(errors="replace")
         if len(said) > LONGEST_FIELD:
-            raise _invalid(name[:50], f"is longer than {LONGEST_FIELD} characters")
+            raise invalid_value(name[:50], f"is longer than {LONGEST_FIELD} characters")
         self.fields[name] = said
 
 
@@ -122,13 +122,9 @@ async def _receive(upload: _Upload, boundary: str, body: AsyncIterator[bytes]) -
 def _file_of(upload: _Upload) -> str:
     """Return the file of a form that came whole. Raises BadRequest where something is missing."""
     if upload.fields.get("purpose") not in PURPOSES:
-        raise _invalid("purpose", f"is {' or '.join(PURPOSES)}")
+        raise invalid_value("purpose", f"is {' or '.join(PURPOSES)}")
     if upload.file_id is None:
         raise BadRequest("Missing required parameter: 'file'.", param="file", code="missing_required_parameter")
     if not upload.size:
-        raise _invalid("file", "is empty")
+        raise invalid_value("file", "is empty")
     return upload.file_id
-
-
-def _invalid(param: str, rule: str) -> BadRequest:
-    return BadRequest(f"'{param}' {rule}.", param=param, code="invalid_value")

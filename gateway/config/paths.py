@@ -1,17 +1,24 @@
-# Which house a command means.
+# Which house a command means, and the option that says so.
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 CONFIG_VARIABLE = "TOLLGATE_CONFIG"
 LOCAL_CONFIG = Path(".tollgate/tollgate.yaml")  # of `tollgate dev` in this folder
 
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help=f"tollgate.yaml; else ${CONFIG_VARIABLE}, else the house running from .tollgate"),
+]
 
-def find_config(given: Path | None, env: Mapping[str, str] = os.environ) -> Path:
+
+def find_config(given: Path | None) -> Path:
     """Return ``--config``, else ``$TOLLGATE_CONFIG``, else what the house in ``.tollgate`` runs with."""
     if given is not None:
         return given
-    return Path(env.get(CONFIG_VARIABLE) or LOCAL_CONFIG)
+    return Path(os.environ.get(CONFIG_VARIABLE) or LOCAL_CONFIG)

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batch.shapes import Item
-from gateway.batch.store import add_items, begin_batch, make_batch, moment_at
+from gateway.batch.store import add_items, begin_batch, make_batch
 from gateway.clock import Clock
 from router.catalog import AutoRoute
 from router.recalibration import Outcome
@@ -83,7 +83,7 @@ class Recalibration(Struct, frozen=True, kw_only=True):
 async def note_call(connection: AsyncConnection, clock: Clock, call: HeldBackCall, budget_nanousd: int) -> bool:
     """Note a call if the team's budget of the day (UTC) still has what it can cost at most; tell whether it had."""
     await connection.execute(LOCK, {"team_id": call.team_id})
-    values = {name: getattr(call, name) for name in call.__struct_fields__} | {"now": moment_at(clock)}
+    values = {name: getattr(call, name) for name in call.__struct_fields__} | {"now": clock.moment()}
     return bool((await connection.execute(NOTE, values | {"budget": budget_nanousd})).rowcount)
 
 
@@ -123,7 +123,7 @@ async def ended_calls(connection: AsyncConnection) -> list[Asked]:
 async def keep_found(connection: AsyncConnection, clock: Clock, found: Sequence[Found]) -> None:
     """Store what became of calls. Of those that have ended, what was said is forgotten, and the budget has the rest."""
     for one in found:
-        values = {name: getattr(one, name) for name in one.__struct_fields__} | {"now": moment_at(clock)}
+        values = {name: getattr(one, name) for name in one.__struct_fields__} | {"now": clock.moment()}
         await connection.execute(KEEP, values | {"is_over": one.status in ("compared", "dropped")})
 
 
@@ -141,14 +141,14 @@ async def outcomes_of(
 
 async def counts_of(connection: AsyncConnection, team_id: str, route: str, clock: Clock) -> tuple[dict[str, int], int]:
     """Return how many of a team's calls are open, compared and dropped, and what the day's have cost or may cost."""
-    rows = (await connection.execute(COUNTS, {"team_id": team_id, "route": route, "now": moment_at(clock)})).all()
+    rows = (await connection.execute(COUNTS, {"team_id": team_id, "route": route, "now": clock.moment()})).all()
     counts = {"open": 0, "compared": 0, "dropped": 0} | {row.kind: int(row.calls) for row in rows}
     return counts, sum(int(row.today) for row in rows)
 
 
 async def purge_held_back(connection: AsyncConnection, clock: Clock, keep: float) -> None:
     """Drop what nobody compared for days, and rows that are older than usage records are kept (``keep`` seconds)."""
-    now = moment_at(clock)
+    now = clock.moment()
     await connection.execute(GIVE_UP, {"before": now - TEXTS_LAST, "now": now})
     await connection.execute(PURGE, {"before": now - timedelta(seconds=keep)})
 
@@ -161,7 +161,7 @@ async def recalibrations(connection: AsyncConnection) -> list[Recalibration]:
 async def keep_recalibration(connection: AsyncConnection, clock: Clock, found: Recalibration, outcomes: int) -> None:
     """Store a team's threshold from now on, and how many outcomes it rests on."""
     values = {name: getattr(found, name) for name in found.__struct_fields__}
-    await connection.execute(RECALIBRATE, values | {"outcomes": outcomes, "now": moment_at(clock)})
+    await connection.execute(RECALIBRATE, values | {"outcomes": outcomes, "now": clock.moment()})
 
 
 LOCK = text("SELECT pg_advisory_xact_lock(hashtext('held_back ' || CAST(:team_id AS text)))")

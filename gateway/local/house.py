@@ -20,7 +20,7 @@ import msgspec
 from gateway.config.tree import ConfigFaults, Section
 from gateway.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
 from gateway.listening import open_socket
-from gateway.local.client import HouseClient
+from gateway.local.client import DEMO_TEAM, HouseClient
 from gateway.local.config import (
     DEMO_MODEL,
     DRAIN,
@@ -111,7 +111,7 @@ class House:
         self._wait(HouseClient(known.engine_port).is_healthy, "engine")
         return Ready(
             url=f"http://{LOOPBACK}:{self.port}",
-            team_id="team_demo",
+            team_id=DEMO_TEAM,
             team_key=known.team_key,
             admin_key=admin_key,
             models=client.models(known.team_key),
@@ -192,16 +192,8 @@ class House:
         self.supervisor.note_pids()
 
     def _start_engine(self, port: int) -> None:
-        command: list[str | Path] = [
-            sys.executable,
-            "-m",
-            "gpu_backend",
-            "--model",
-            CHECKPOINT,
-            "--served-model-name",
-            DEMO_MODEL,
-        ]
-        command += ["--port", str(port), "--device", "cpu"]
+        command: list[str | Path] = [sys.executable, "-m", "gpu_backend", "--model", CHECKPOINT]
+        command += ["--served-model-name", DEMO_MODEL, "--port", str(port), "--device", "cpu"]
         self._start_child("engine", command)
 
     def _start(self, role: str, command: str, pass_fds: tuple[int, ...] = ()) -> None:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any
-
-from litestar import Request, Response, delete, get, patch, post
+from litestar import Response, delete, get, patch, post
 from litestar.params import FromPath
 
 from billing.lookup import find_row
-from gateway.access import Admin
-from gateway.admin_views import audit_view, key_view, list_view, made_view, record_view, team_view, to_json
-from gateway.audit_log import Act, list_acts
+from gateway.admin_views import audit_view, key_view, list_view, made_view, record_view, team_view
+from gateway.audit_log import list_acts
 from gateway.auth import admin_guard
-from gateway.routes.inference import services_of
+from gateway.routes.exchange import AnyRequest, act_of, answer, now_of, read_query, read_whole, services_of
 from gateway.team_inputs import NewKey, NewTeam, Rotation, TeamPatch, check_safety, with_checked_webhook
 from gateway.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
 from gateway.teams import create_team, get_team, list_teams, update_team
 from protocol.decoding import decode
-from protocol.errors import BadRequest, NotFound
-
-AnyRequest = Request[Any, Any, Any]
-
-USUAL_PAGE = 100
-LONGEST_PAGE = 1000
+from protocol.errors import NotFound
 
 
 @post("/admin/teams", guards=[admin_guard], status_code=201, summary="Create a team", takes=NewTeam)
@@ -152,55 +143,6 @@ async def get_usage_record(request: AnyRequest, request_id: FromPath[str]) -> Re
             code="usage_record_not_found",
         )
     return answer(record_view(row))
-
-
-def answer(value: object, status: int = 200) -> Response[bytes]:
-    """Return ``value`` as a JSON answer."""
-    return Response(to_json(value), status_code=status, media_type="application/json")
-
-
-def act_of(request: AnyRequest) -> Act:
-    """Return who acts, for the audit log."""
-    caller: Admin = request.scope["state"]["caller"]
-    return Act(f"admin:{caller.fingerprint}", request.scope["state"].get("request_id"))
-
-
-def now_of(request: AnyRequest) -> datetime:
-    """Return the moment by the house's clock."""
-    return datetime.fromtimestamp(services_of(request).clock.now(), UTC)
-
-
-def read_query(request: AnyRequest) -> tuple[dict[str, str], int]:
-    """Return the query's parameters and the page's length. Raises BadRequest."""
-    query = read_parameters(request)
-    limit = read_whole(query["limit"], "limit", 1, LONGEST_PAGE) if "limit" in query else USUAL_PAGE
-    return query, limit
-
-
-def read_parameters(request: AnyRequest) -> dict[str, str]:
-    """Return the query's parameters; each is one of its handler's ``query`` and comes once. Raises BadRequest."""
-    known = request.route_handler.opt.get("query", ())
-    query: dict[str, str] = {}
-    for name, value in request.query_params.multi_items():
-        if name not in known:
-            raise BadRequest(
-                f"Unknown query parameter '{name[:50]}'. Known here: {', '.join(known) or 'none'}.",
-                param=name[:50],
-                code="unknown_parameter",
-            )
-        if name in query:
-            raise BadRequest(f"'{name}' appears twice. Send it once.", param=name, code="invalid_value")
-        if not value.isprintable():
-            raise BadRequest(f"'{name}' holds characters that cannot be shown.", param=name, code="invalid_value")
-        query[name] = value
-    return query
-
-
-def read_whole(value: str, name: str, least: int, most: int) -> int:
-    """Return a whole number from ``least`` to ``most``. Raises BadRequest."""
-    if value.isascii() and value.isdigit() and len(value) < 20 and least <= int(value) <= most:
-        return int(value)
-    raise BadRequest(f"'{name}' must be a whole number from {least} to {most}.", param=name, code="invalid_value")
 
 
 handlers = [

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromPath
 from litestar.response import Stream
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from gateway.access import Caller
-from gateway.admin_views import to_json
 from gateway.auth import team_guard
 from gateway.batch.keeping import check_kept
 from gateway.batch.results import ENDED, read_results
@@ -20,12 +18,10 @@ from gateway.batch.shapes import NewBatch, NewOpenAIBatch
 from gateway.batch.store import cancel_batch, get_batch, list_batches
 from gateway.batch.submission import submit, submit_file
 from gateway.batch.views import batch_view, openai_view
-from gateway.routes.admin import answer, read_query
-from gateway.routes.inference import services_of
+from gateway.routes.exchange import AnyRequest, answer, caller_of, openai_page, read_query, services_of
 from protocol.decoding import decode, has_more_values
 from protocol.errors import BadRequest, TooLarge
 
-AnyRequest = Request[Any, Any, Any]
 JSONL = "application/jsonl"
 MOST_VALUES = 1_200_000  # in one submission: 24 for each request; more would hold up the calls of others
 
@@ -36,12 +32,6 @@ class _Whole(Struct):
 
 _WHOLE = msgspec.json.Decoder(_Whole)
 _REQUESTS = msgspec.json.Decoder(list[Raw])
-
-
-def caller_of(request: AnyRequest) -> Caller:
-    """Return whose key the request came with."""
-    caller: Caller = request.scope["state"]["caller"]
-    return caller
 
 
 @post("/v1/batch", guards=[team_guard], status_code=202, summary="Submit a batch", takes=NewBatch)
@@ -130,13 +120,7 @@ async def _list(request: AnyRequest, view: Any) -> Response[bytes]:
     async with services_of(request).database.begin() as connection:
         team_id = caller_of(request).team.id
         found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1)
-    page = found[:limit]
-    ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
-    shown = [view(batch) for batch in page]
-    return Response(
-        to_json({"object": "list", "data": shown, **ends, "has_more": len(found) > limit}),
-        media_type="application/json",
-    )
+    return openai_page(found, limit, view)
 
 
 async def _cancel(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromPath
 
 from gateway.admin_views import moment_of
 from gateway.audit_log import record_act
 from gateway.auth import admin_guard
 from gateway.resilience.shared import Watched
-from gateway.routes.admin import act_of, answer, read_parameters
-from gateway.routes.inference import services_of
+from gateway.routes.exchange import AnyRequest, act_of, answer, read_parameters, services_of
 from gateway.services import Services
 from protocol.errors import NotFound
-
-AnyRequest = Request[Any, Any, Any]
 
 
 @get("/admin/breakers", guards=[admin_guard], summary="Show the breakers")

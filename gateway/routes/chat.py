@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Request, post
+from litestar import post
 from litestar.types import ASGIApp
 from msgspec import Raw, Struct
 
@@ -14,7 +14,8 @@ from gateway.answering.reply import Reply
 from gateway.auth import team_guard
 from gateway.providers.base import WholeReply
 from gateway.replies import ReplyResponse
-from gateway.routes.inference import Options, read_call, require, require_between, services_of
+from gateway.routes.exchange import AnyRequest, services_of
+from gateway.routes.inference import Options, read_call, require, require_between
 from protocol.chat import ChatReply, ChatRequest, Choice, Reasoning
 from protocol.errors import BadRequest, ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
@@ -30,7 +31,7 @@ from protocol.usage import Usage
     takes=ChatRequest,
     options=Options,
 )
-async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
+async def create_chat_completion(request: AnyRequest) -> ASGIApp:
     """Answer the last turn of a conversation, whole or as a stream of chunks."""
     call = await read_call(request, ChatRequest, "chat.completions")
     assert isinstance(call.request, ChatRequest)

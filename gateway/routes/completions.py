@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Request, post
+from litestar import post
 from litestar.types import ASGIApp
 
 from gateway.answering.reply import Reply
@@ -13,7 +13,8 @@ from gateway.auth import team_guard
 from gateway.providers.base import WholeReply
 from gateway.replies import ReplyResponse
 from gateway.routes.chat import check_sampling, usage_object
-from gateway.routes.inference import Options, read_call, require, require_between, services_of
+from gateway.routes.exchange import AnyRequest, services_of
+from gateway.routes.inference import Options, read_call, require, require_between
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
@@ -29,7 +30,7 @@ from protocol.usage import Usage
     takes=CompletionRequest,
     options=Options,
 )
-async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
+async def create_completion(request: AnyRequest) -> ASGIApp:
     """Go on from a prompt, whole or as a stream of chunks."""
     call = await read_call(request, CompletionRequest, "completions")
     assert isinstance(call.request, CompletionRequest)

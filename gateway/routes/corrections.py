@@ -9,8 +9,7 @@ from gateway.admin_views import list_view
 from gateway.auth import admin_guard
 from gateway.corrections import NewCorrection, book_correction, correction_view, count_correction, read_uuid
 from gateway.days import read_day
-from gateway.routes.admin import AnyRequest, act_of, answer, read_query
-from gateway.routes.inference import services_of
+from gateway.routes.exchange import AnyRequest, act_of, answer, read_query, services_of
 from gateway.teams import get_team
 from protocol.decoding import decode
 

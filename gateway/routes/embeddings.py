@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import struct
-from typing import Any
 
 import msgspec
-from litestar import Request, post
+from litestar import post
 from litestar.types import ASGIApp
 
 from billing.money import to_text
@@ -15,7 +14,8 @@ from gateway.answering.reply import Reply
 from gateway.auth import team_guard
 from gateway.providers.base import WholeReply
 from gateway.replies import ReplyResponse
-from gateway.routes.inference import Options, read_call, require, require_between, services_of
+from gateway.routes.exchange import AnyRequest, services_of
+from gateway.routes.inference import Options, read_call, require, require_between
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.errors import ServiceError
 from protocol.events import Event
@@ -30,7 +30,7 @@ from protocol.usage import Usage
     takes=EmbeddingRequest,
     options=Options,
 )
-async def create_embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
+async def create_embeddings(request: AnyRequest) -> ASGIApp:
     """Return one vector for each input, as floats or as base64 of little-endian float32."""
     call = await read_call(request, EmbeddingRequest, "embeddings")
     assert isinstance(call.request, EmbeddingRequest)

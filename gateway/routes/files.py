@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath
 from litestar.response import Stream
 from msgspec import Meta, Struct
@@ -17,12 +17,18 @@ from gateway.batch.shapes import LARGEST_FILE
 from gateway.batch.store import batch_of_output
 from gateway.batch.upload import FORM_ROOM, receive_file
 from gateway.batch.views import file_view
-from gateway.routes.admin import LONGEST_PAGE, answer, read_parameters, read_whole
-from gateway.routes.batch import JSONL, caller_of
-from gateway.routes.inference import services_of
-from protocol.errors import BadRequest
-
-AnyRequest = Request[Any, Any, Any]
+from gateway.routes.batch import JSONL
+from gateway.routes.exchange import (
+    LONGEST_PAGE,
+    AnyRequest,
+    answer,
+    caller_of,
+    openai_page,
+    read_parameters,
+    read_whole,
+    services_of,
+)
+from protocol.errors import invalid_value
 
 LONGEST_LIST = 10_000  # files
 
@@ -64,7 +70,7 @@ async def get_files(request: AnyRequest) -> Response[bytes]:
     query = read_parameters(request)
     limit = read_whole(query["limit"], "limit", 1, LONGEST_LIST) if "limit" in query else LONGEST_PAGE
     if query.get("order", "desc") not in ("asc", "desc"):
-        raise BadRequest("'order' is asc or desc.", param="order", code="invalid_value")
+        raise invalid_value("order", "is asc or desc")
     async with services_of(request).database.begin() as connection:
         found = await list_files(
             connection,
@@ -74,10 +80,7 @@ async def get_files(request: AnyRequest) -> Response[bytes]:
             limit=limit + 1,
             ascending=query.get("order") == "asc",
         )
-    page = found[:limit]
-    ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
-    shown = [file_view(file) for file in page]
-    return answer({"object": "list", "data": shown, **ends, "has_more": len(found) > limit})
+    return openai_page(found, limit, file_view)
 
 
 @get("/v1/files/{file_id:str}", guards=[team_guard], summary="Show a file")

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 from sqlalchemy import text
 
 from billing.store_errors import STORES_AWAY
 from gateway.auth import admin_guard, open_guard
 from gateway.openapi import describe
-from gateway.routes.inference import services_of
+from gateway.routes.exchange import AnyRequest, services_of
 from gateway.services import Services
 
 CHECK_WITHIN = 0.5  # seconds for each part
@@ -25,7 +25,7 @@ async def live() -> dict[str, str]:
 
 
 @get("/health/ready", guards=[open_guard], summary="Can it take work")
-async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
+async def ready(request: AnyRequest) -> Response[dict[str, Any]]:
     """Say of each part whether it answers. Known keys are served without Postgres or Redis: degraded is still ready.
 
     A gateway that is told to end is not: 503 at once, so that balancers send requests elsewhere.
@@ -42,14 +42,14 @@ async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
 
 
 @get("/metrics", guards=[admin_guard], summary="Prometheus metrics", media_type="text/plain")
-async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def metrics(request: AnyRequest) -> Response[bytes]:
     """Return every metric in Prometheus' text format."""
     services = services_of(request)
     return Response(services.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @get("/openapi.json", guards=[open_guard], summary="This API", include_in_schema=False, sync_to_thread=False)
-def openapi_document(request: Request[Any, Any, Any]) -> Response[bytes]:
+def openapi_document(request: AnyRequest) -> Response[bytes]:
     """Return the OpenAPI description of every route."""
     return Response(describe(request.app), media_type="application/json")
 

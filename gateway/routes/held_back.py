@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from billing.money import to_text
-from gateway.access import Admin, Caller
+from gateway.access import Admin
 from gateway.auth import team_or_admin_guard
 from gateway.held_back.store import counts_of, outcomes_of
-from gateway.routes.admin import answer, read_parameters
-from gateway.routes.inference import services_of
+from gateway.routes.exchange import AnyRequest, answer, read_parameters, services_of, whoever_calls
 from gateway.routes.usage import team_in_question
 from gateway.teams import get_team
 from protocol.errors import NotFound
@@ -27,14 +26,14 @@ STEPS = tuple(round(place / 50, 2) for place in range(1, 50))  # qualities that 
     summary="Show what held-back calls say of an automatic route",
     query=("route", "team_id"),
 )
-async def get_curve(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def get_curve(request: AnyRequest) -> Response[bytes]:
     """Show how often the small models of a route sufficed by measurement, what another quality would bring, and which.
 
     ``route``: its name; default ``auto``. An admin adds ``team_id``.
     """
     services = services_of(request)
     query = read_parameters(request)
-    caller: Caller | Admin = request.scope["state"]["caller"]
+    caller = whoever_calls(request)
     team_id = team_in_question(caller, query.get("team_id"))
     name = query.get("route", "auto")
     if (route := services.catalog.auto.get(name)) is None:

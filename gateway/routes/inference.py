@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from litestar import Request
 from msgspec import Struct
 
 from billing.money import to_nano
 from gateway.access import Caller
 from gateway.answering.call import Call
 from gateway.errors import Forbidden
+from gateway.routes.exchange import AnyRequest, caller_of, services_of
 from gateway.services import Services
 from protocol.decoding import decode_with_extra
-from protocol.errors import BadRequest, UnsupportedParameter
+from protocol.errors import BadRequest, UnsupportedParameter, invalid_value
 from protocol.messages import MessagesRequest
 from router import Wish
 from router.targets import Tier
@@ -49,12 +49,7 @@ class Options(Struct, frozen=True, kw_only=True):
     max_cost_usd: float | None = None
 
 
-def services_of(request: Request[Any, Any, Any]) -> Services:
-    """Return the services of the app that serves ``request``."""
-    return request.app.state.services
-
-
-async def read_call(request: Request[Any, Any, Any], kind: type[T], endpoint: str) -> Call:
+async def read_call(request: AnyRequest, kind: type[T], endpoint: str) -> Call:
     """Decode a request's body as ``kind`` and return the call that it makes. Raises BadRequest and its kin."""
     body = await request.body()
     asked, extra = decode_with_extra(body, kind)
@@ -62,7 +57,7 @@ async def read_call(request: Request[Any, Any, Any], kind: type[T], endpoint: st
 
 
 def call_of(
-    request: Request[Any, Any, Any],
+    request: AnyRequest,
     asked: Any,
     extra: dict[str, Any],
     endpoint: str,
@@ -74,7 +69,7 @@ def call_of(
     Raises BadRequest.
     """
     services = services_of(request)
-    caller: Caller = request.scope["state"]["caller"]
+    caller = caller_of(request)
     options = read_options(request.headers, extra)
     if options.team_id is not None and options.team_id != caller.team.id:
         raise Forbidden("The request names another team than the key's own.", param="team_id")
@@ -175,11 +170,7 @@ def require(is_fine: bool, param: str, message: str) -> None:
 def require_between(value: float | None, low: float, high: float, param: str) -> None:
     """Raise BadRequest unless ``value`` is unsaid or from ``low`` to ``high``."""
     if value is not None and not low <= value <= high:
-        raise BadRequest(
-            f"'{param}' must be from {low:.12g} to {high:.12g}, not {str(value)[:24]}.",
-            param=param,
-            code="invalid_value",
-        )
+        raise invalid_value(param, f"must be from {low:.12g} to {high:.12g}, not {str(value)[:24]}")
 
 
 def _number(name: str, value: Any, most: float) -> float:
@@ -189,7 +180,7 @@ def _number(name: str, value: Any, most: float) -> float:
         number = math.nan
     if isinstance(value, bool) or not 0 <= number <= most or math.isinf(number):
         span = "from 0 to 1" if most == 1 else "0 or more"
-        raise BadRequest(f"'{name}' must be a number {span}.", param=name, code="invalid_value")
+        raise invalid_value(name, f"must be a number {span}")
     return number
 
 
@@ -203,5 +194,4 @@ def _same_number(one: Any, other: Any) -> bool:
 def _bad_option(exc: msgspec.ValidationError, found: Mapping[str, Any]) -> BadRequest:
     name = next(name for name in found if f"$.{name}`" in str(exc))
     right = {"tier": "'interactive' or 'batch'", "priority": "'low', 'normal' or 'high'"}.get(name, "a text")
-    words = f"'{name}' must be {right}, not {str(found[name])[:40]!r}."
-    return BadRequest(words, param=name, code="invalid_value")
+    return invalid_value(name, f"must be {right}, not {str(found[name])[:40]!r}")

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from billing.looks import Instance, last_looks
 from gateway.admin_views import dollars, moment
 from gateway.auth import admin_guard
 from gateway.instances import STALE_AFTER
-from gateway.routes.admin import answer, read_parameters
-from gateway.routes.inference import services_of
+from gateway.routes.exchange import AnyRequest, answer, read_parameters, services_of
 from router.catalog import Catalog
 
 REMEMBERED = 3600.0  # seconds for which a replica that nobody sees any more is still shown
 
 
 @get("/admin/instances", guards=[admin_guard], summary="Show the engine's replicas")
-async def get_instances(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def get_instances(request: AnyRequest) -> Response[bytes]:
     """Show every replica that was seen in the last hour, as it was last seen; ``stale``: it may be gone."""
     services = services_of(request)
     read_parameters(request)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from litestar import Request, Response, post
+from litestar import Response, post
 from litestar.types import ASGIApp
 
 from gateway.answering.counting import count_prompt
 from gateway.auth import team_guard
 from gateway.messages_dialect import MessagesDialect
 from gateway.replies import ReplyResponse
-from gateway.routes.inference import Options, call_of, require, require_between, services_of
+from gateway.routes.exchange import AnyRequest, caller_of, services_of
+from gateway.routes.inference import Options, call_of, require, require_between
 from protocol.decoding import decode_with_extra
 from protocol.messages import CountRequest, MessagesRequest
 
@@ -25,7 +24,7 @@ from protocol.messages import CountRequest, MessagesRequest
     takes=MessagesRequest,
     options=Options,
 )
-async def create_message(request: Request[Any, Any, Any]) -> ASGIApp:
+async def create_message(request: AnyRequest) -> ASGIApp:
     """Answer the last turn of a conversation, whole or as a stream of events."""
     body = await request.body()
     asked, extra = decode_with_extra(body, MessagesRequest)
@@ -43,11 +42,11 @@ async def create_message(request: Request[Any, Any, Any]) -> ASGIApp:
     summary="Count the tokens of a conversation",
     takes=CountRequest,
 )
-async def count_tokens(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def count_tokens(request: AnyRequest) -> Response[bytes]:
     """Tell how many tokens a conversation has: by Anthropic's own count for its models, about for all others."""
     asked, _ = decode_with_extra(await request.body(), CountRequest)
     check_message(asked)
-    counted = await count_prompt(services_of(request), request.scope["state"]["caller"], asked)
+    counted = await count_prompt(services_of(request), caller_of(request), asked)
     return Response(msgspec.json.encode({"input_tokens": counted}), media_type="application/json")
 
 

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, get
+from litestar import get
 from litestar.params import FromPath
 
 from gateway.access import Admin, Caller
 from gateway.auth import team_or_admin_guard
-from gateway.routes.inference import services_of
+from gateway.routes.exchange import AnyRequest, services_of, whoever_calls
 from router.catalog import Catalog
 from router.errors import UnknownModel
 
 
 @get("/v1/models", guards=[team_or_admin_guard], summary="List the models")
-async def list_models(request: Request[Any, Any, Any]) -> dict[str, Any]:
+async def list_models(request: AnyRequest) -> dict[str, Any]:
     """List every name that this caller may ask for: models, automatic routes, aliases."""
     services = services_of(request)
     started = int(services.started_at)
-    names = _allowed_names(services.catalog, request.scope["state"]["caller"])
+    names = _allowed_names(services.catalog, whoever_calls(request))
     return {"object": "list", "data": [_model_object(services.catalog, name, started) for name in names]}
 
 
 @get("/v1/models/{model:path}", guards=[team_or_admin_guard], summary="Show a model")
-async def show_model(request: Request[Any, Any, Any], model: FromPath[str]) -> dict[str, Any]:
+async def show_model(request: AnyRequest, model: FromPath[str]) -> dict[str, Any]:
     """Show one name that this caller may ask for."""
     services = services_of(request)
     name = model.removeprefix("/")
-    if name not in _allowed_names(services.catalog, request.scope["state"]["caller"]):
+    if name not in _allowed_names(services.catalog, whoever_calls(request)):
         raise UnknownModel(f"The model '{name}' does not exist or you do not have access to it.", param="model")
     return _model_object(services.catalog, name, int(services.started_at))
 

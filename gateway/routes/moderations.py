@@ -6,13 +6,14 @@ import asyncio
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Response, post
 from msgspec import Struct
 
 from gateway.answering.admission import counted
 from gateway.auth import team_guard
 from gateway.rate_limits import rate_limit_headers
-from gateway.routes.inference import require, services_of
+from gateway.routes.exchange import AnyRequest, services_of
+from gateway.routes.inference import require
 from gateway.safety.classifier import FLAGGED
 from protocol.chat import ImagePart, TextPart
 from protocol.decoding import decode_with_extra
@@ -31,7 +32,7 @@ class ModerationRequest(Struct, frozen=True):
 
 
 @post("/v1/moderations", guards=[team_guard], status_code=200, summary="Moderate texts", takes=ModerationRequest)
-async def create_moderation(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def create_moderation(request: AnyRequest) -> Response[bytes]:
     """Tell which categories each text falls into, by scores from 0 to 1; from 0.5 on a category is flagged."""
     asked, _ = decode_with_extra(await request.body(), ModerationRequest)
     texts = _texts(asked.input)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from litestar import Request, post
+from litestar import post
 from msgspec import Raw, Struct
 
 from billing.money import to_text
@@ -18,7 +18,8 @@ from gateway.auth import team_guard
 from gateway.routes.chat import check_chat
 from gateway.routes.completions import check_completion
 from gateway.routes.embeddings import check_embeddings
-from gateway.routes.inference import Options, call_of, require, services_of
+from gateway.routes.exchange import AnyRequest, services_of
+from gateway.routes.inference import Options, call_of, require
 from gateway.routes.messages import check_message
 from gateway.services import Services
 from protocol.chat import ChatRequest
@@ -47,7 +48,7 @@ KINDS: Mapping[str, tuple[type[Struct], str, Callable[[Any], None]]] = {
     takes=ChatRequest | CompletionRequest | EmbeddingRequest | MessagesRequest,
     options=Options,
 )
-async def explain_route(request: Request[Any, Any, Any]) -> dict[str, Any]:
+async def explain_route(request: AnyRequest) -> dict[str, Any]:
     """Take the body and headers of a chat completion, completion, embedding or (``anthropic-version``) message, and
     say which targets it would meet.
 

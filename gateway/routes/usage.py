@@ -4,22 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from gateway.access import Admin, Caller
 from gateway.admin_views import limits_view, moment_of
 from gateway.auth import admin_guard, team_guard, team_or_admin_guard
 from gateway.errors import Forbidden
 from gateway.house_report import house_report, report_csv
-from gateway.routes.admin import answer, read_parameters
-from gateway.routes.inference import services_of
-from gateway.teams import get_team
-from gateway.usage_analysis import Analysis, analyse, read_analysis, see_one_moment
+from gateway.routes.exchange import AnyRequest, answer, caller_of, read_parameters, services_of, whoever_calls
+from gateway.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.usage_period import read_period, read_span
-from gateway.usage_report import usage_csv, usage_of
-from protocol.errors import BadRequest
+from gateway.usage_report import usage_csv
+from protocol.errors import BadRequest, invalid_value
 
 
 @get(
@@ -28,7 +25,7 @@ from protocol.errors import BadRequest
     summary="Show a team's usage and cost",
     query=("team_id", "date", "from", "to", "group_by", "format", "compare", "analysis"),
 )
-async def get_usage(request: Request[Any, Any, Any]) -> Response[bytes] | Response[str]:
+async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
     """Show what a team used on a UTC day (``date``; default: today) or from one to another (``from``, ``to``).
 
     ``group_by``: model, key, tier, day, month, user, metadata:KEY, or several of them with commas between. ``format``:
@@ -46,19 +43,12 @@ async def get_usage(request: Request[Any, Any, Any]) -> Response[bytes] | Respon
             param="group_by",
             code="invalid_value",
         )
-    caller: Caller | Admin = request.scope["state"]["caller"]
-    is_admin = isinstance(caller, Admin)
+    caller = whoever_calls(request)
     team_id = team_in_question(caller, query.get("team_id"))
     async with services.database.begin() as connection:
-        if analysis is not None:
-            await see_one_moment(connection)
-        if is_admin:
-            await get_team(connection, team_id)
-        usage = await usage_of(connection, team_id, asked, for_house=is_admin)
-        if analysis is not None:
-            usage["analysis"] = await analyse(
-                connection, analysis, services.catalog, team_id, asked.first, asked.last, for_house=is_admin
-            )
+        usage = await usage_with_analysis(
+            connection, team_id, asked, analysis, services.catalog, for_house=isinstance(caller, Admin)
+        )
     return _csv(usage_csv(usage)) if is_csv else answer(usage)
 
 
@@ -68,7 +58,7 @@ async def get_usage(request: Request[Any, Any, Any]) -> Response[bytes] | Respon
     summary="Show what all teams used, and what it cost the house",
     query=("date", "from", "to", "format", "compare"),
 )
-async def get_report(request: Request[Any, Any, Any]) -> Response[bytes] | Response[str]:
+async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
     """Show every team and model on a UTC day (``date``; default: today) or from one to another (``from``, ``to``).
 
     What was charged and what our own GPUs cost, each replica's idle time, dollars per million tokens, the mix of
@@ -87,7 +77,7 @@ async def get_report(request: Request[Any, Any, Any]) -> Response[bytes] | Respo
 
 def _wants_csv(query: Mapping[str, str]) -> bool:
     if query.get("format", "json") not in ("json", "csv"):
-        raise BadRequest("'format' is json or csv.", param="format", code="invalid_value")
+        raise invalid_value("format", "is json or csv")
     return query.get("format") == "csv"
 
 
@@ -109,9 +99,9 @@ def team_in_question(caller: Caller | Admin, said: str | None) -> str:
 
 
 @get("/v1/team", guards=[team_guard], summary="Show whose key this is")
-async def get_own_team(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def get_own_team(request: AnyRequest) -> Response[bytes]:
     """Show the team and the key that call, and their limits."""
-    caller: Caller = request.scope["state"]["caller"]
+    caller = caller_of(request)
     team = caller.team
     return answer(
         {

@@ -10,11 +10,10 @@ from gateway.audit_log import record_act
 from gateway.auth import admin_guard
 from gateway.callbacks.outbox import find_callback, list_callbacks, reopen
 from gateway.callbacks.team_secrets import PURPOSE, create_secret, delete_secret, list_secrets
-from gateway.routes.admin import AnyRequest, act_of, answer, now_of, read_query
-from gateway.routes.inference import services_of
+from gateway.routes.exchange import AnyRequest, act_of, answer, now_of, read_query, services_of
 from gateway.sealing import Sealer
 from gateway.teams import get_team
-from protocol.errors import BadRequest, NotFound
+from protocol.errors import NotFound, invalid_value
 
 
 @post(
@@ -63,7 +62,7 @@ async def get_callbacks(request: AnyRequest) -> Response[bytes]:
     """List callbacks, newest first: all, a team's with ``team_id``, what was given up with ``state=undelivered``."""
     query, limit = read_query(request)
     if query.get("state", "undelivered") != "undelivered":
-        raise BadRequest("'state' can be undelivered; leave it out for all.", param="state", code="invalid_value")
+        raise invalid_value("state", "can be undelivered; leave it out for all")
     async with services_of(request).database.begin() as connection:
         if "team_id" in query:
             await get_team(connection, query["team_id"])

@@ -8,9 +8,8 @@ import sys
 import structlog
 
 
-def configure_logging(level: str = "info") -> None:
+def configure_logging() -> None:
     """Send our logs, and the warnings of the libraries, to standard error as JSON lines."""
-    number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -19,8 +18,8 @@ def configure_logging(level: str = "info") -> None:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(stream=sys.stderr, level=max(number, logging.WARNING), force=True)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)

@@ -19,7 +19,7 @@ from gateway.audit_log import Act, list_acts, purge_outcomes
 from gateway.database import Database
 from gateway.errors import Conflict
 from gateway.keys import key_digest
-from gateway.routes.admin import LONGEST_PAGE
+from gateway.routes.exchange import LONGEST_PAGE
 from gateway.tables import audit_log
 from gateway.team_inputs import LimitsInput, NewKey, NewTeam, Rotation, SafetyInput, TeamPatch
 from gateway.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
