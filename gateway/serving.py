@@ -99,7 +99,7 @@ def serve_with_workers(config: Path, listener: socket.socket, workers: int, sett
         except StopRequested as exc:
             # The workers accept a little longer than we let anybody in: none who was let in is left standing.
             lame_duck = min(settings.lame_duck, settings.drain) if exc.number is signal.SIGTERM else 0.0
-            door = threading.Timer(lame_duck, close_door, [listener])
+            door = threading.Timer(lame_duck, _leave_the_door, [listener])
             door.start()
             for child in supervisor.children:
                 child.stop_signal = exc.number
@@ -107,6 +107,15 @@ def serve_with_workers(config: Path, listener: socket.socket, workers: int, sett
             door.cancel()
             listener.close()
     return 0
+
+
+def _leave_the_door(listener: socket.socket) -> None:
+    """Have nobody let in any more, and leave who was to the workers.
+
+    As long as we held the socket, connections would be made that nobody accepts, and be reset when the last call ends.
+    """
+    close_door(listener)
+    listener.close()
 
 
 def _leave(*_: object) -> NoReturn:
