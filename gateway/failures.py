@@ -14,7 +14,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from billing.store_errors import postgres_hung_up
 from gateway.batch.shapes import LARGEST_FILE
 from gateway.errors import EncodedBody, MethodNotAllowed, Unavailable, UnknownUrl
-from gateway.messages_dialect import error_body
+from gateway.messages_dialect import error_body, speaks_anthropic
+from gateway.unknown_urls import unknown_url
 from protocol.errors import BadRequest, ServiceError, TooLarge
 
 log = structlog.get_logger()
@@ -30,8 +31,8 @@ def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[by
     if error.status in (429, 503) and "retry-after" not in headers and "x-should-retry" not in headers:
         headers["retry-after"] = "1"
     # Each API's own shape: whoever speaks Anthropic's dialect gets its errors, from a missing key on.
-    is_anthropic = request.scope["path"].startswith("/v1/messages")
-    body = error_body(error, request.scope["state"].get("request_id", "")) if is_anthropic else error.body()
+    request_id = request.scope["state"].get("request_id", "")
+    body = error_body(error, request_id) if speaks_anthropic(request) else error.body()
     return Response(msgspec.json.encode(body), status_code=error.status, media_type="application/json", headers=headers)
 
 
@@ -43,7 +44,7 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
         case ServiceError():
             return exc
         case HTTPException(status_code=404):
-            return UnknownUrl(f"Unknown request URL: {request.method} {request.url.path}.")
+            return UnknownUrl(unknown_url(request.method, request.scope["path"]))
         case HTTPException(status_code=405):
             allowed = (exc.headers or {}).get("allow", "")
             return MethodNotAllowed(

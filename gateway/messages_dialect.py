@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from litestar import Request
 
 from billing.money import to_text
 from gateway.answering.reply import Reply
@@ -15,6 +16,8 @@ from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.sse import encode_event
 from protocol.usage import Usage
+
+VERSION_HEADER = "anthropic-version"
 
 STOP_REASONS = {
     FinishReason.STOP: "end_turn",
@@ -194,6 +197,11 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     if usage.reasoning_tokens:
         counted["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
     return counted
+
+
+def speaks_anthropic(request: Request[Any, Any, Any]) -> bool:
+    """Tell whether a caller expects Anthropic's shapes: by the path, or by the header that its clients always send."""
+    return request.scope["path"].startswith("/v1/messages") or VERSION_HEADER in request.headers
 
 
 def error_body(error: ServiceError, request_id: str) -> dict[str, Any]:

@@ -168,11 +168,15 @@ def _wrong_field(complaint: str, type: Any) -> BadRequest:
 
 def _right(what: str, type: Any, path: str) -> str:
     """Return what would have been right at a path of ``type``, where that is one of a few names."""
+    is_tag = what.startswith("Invalid value '")  # of a union's member: its place is the object around it
+    path, _, tag = path.rpartition(".") if is_tag else (path, "", "")
     places = [inspect.type_info(type)]
     for field, item in re.findall(r"\.([^.\[\]]+)|(\[)", path.replace("[...]", "[]")):
         places = [inner for place in _members(places) for inner in _inside(place, None if item else field)]
     places = list(_members(places))
     names: list[Any] = []
+    if is_tag:
+        names = [place.tag for place in places if isinstance(place, inspect.StructType) and place.tag_field == tag]
     if what.startswith("Invalid enum value"):
         for place in places:
             if isinstance(place, inspect.LiteralType):

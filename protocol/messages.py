@@ -76,7 +76,7 @@ Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock 
 
 
 class Turn(Struct, frozen=True):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]  # system: instructions on the way, text alone
     content: str | tuple[Block, ...]
 
 
@@ -108,12 +108,17 @@ class NoChoice(Struct, frozen=True, tag="none"):
     pass
 
 
-class ThinkingEnabled(Struct, frozen=True, tag="enabled"):
+class ThinkingEnabled(Struct, frozen=True, tag="enabled", omit_defaults=True):
     budget_tokens: int
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class ThinkingAdaptive(Struct, frozen=True, tag="adaptive", omit_defaults=True):
     display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingBetweenTools(Struct, frozen=True, tag="between_tools"):
+    pass
 
 
 class ThinkingDisabled(Struct, frozen=True, tag="disabled"):
@@ -148,7 +153,7 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     stop_sequences: tuple[str, ...] | None = None
     tools: tuple[MessageTool, ...] | None = None
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None
-    thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
+    thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingBetweenTools | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
     metadata: MessageMetadata | None = None
     cache_control: CacheControl | None = None  # of the last block that can be cached, wherever that is
@@ -181,7 +186,7 @@ class CountRequest(MessagesRequest, frozen=True, omit_defaults=True, kw_only=Tru
 
 
 def _instructions(system: str | tuple[TextBlock, ...] | None) -> tuple[Message, ...]:
-    words = system if isinstance(system, str) or system is None else "\n\n".join(block.text for block in system)
+    words = system if isinstance(system, str) or system is None else _told(system, "system")
     return (Message("system", words),) if words else ()
 
 
@@ -191,6 +196,8 @@ def _messages(turns: tuple[Turn, ...]) -> list[Message]:
         blocks: tuple[Block, ...] = (TextBlock(turn.content),) if isinstance(turn.content, str) else turn.content
         if turn.role == "assistant":
             messages.append(_reply(blocks, f"messages[{place}]"))
+        elif turn.role == "system":
+            messages.append(Message("system", _told(blocks, f"messages[{place}]")))
         else:
             messages += _said(blocks, f"messages[{place}]")
     return messages
@@ -216,6 +223,14 @@ def _reply(blocks: tuple[Block, ...], where: str) -> Message:
         tool_calls=tuple(calls) or None,
         thinking_blocks=tuple(thought) or None,
     )
+
+
+def _told(blocks: tuple[Block, ...], where: str) -> str:
+    """Return the words of instructions that stand among the turns."""
+    strange = next((block for block in blocks if not isinstance(block, TextBlock)), None)
+    if strange is not None:
+        raise _misplaced(strange, where)
+    return "\n\n".join(block.text for block in blocks if isinstance(block, TextBlock))
 
 
 def _said(blocks: tuple[Block, ...], where: str) -> list[Message]:

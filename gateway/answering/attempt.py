@@ -101,7 +101,7 @@ async def send_politely(
             return await send_once(services, call, target, permit, trip, manners)
         except UpstreamRefused as exc:
             is_openai = services.providers.settings(target.model.provider).format == "openai"
-            if not is_openai or not known.learn(target, manners, exc):
+            if not is_openai or not known.learn(target, manners, exc, call.native is not None):
                 raise
             log.add(target, exc.outcome, services.clock.monotonic() - started)
     return await send_once(services, call, target, permit, trip, known.of(target))

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from gateway.providers.anthropic_schema import binding_schema
 from gateway.providers.errors import UpstreamRefused
 from protocol.chat import (
     ChatRequest,
@@ -110,11 +111,13 @@ def _refuse_unsayable(request: ChatRequest) -> None:
         "presence_penalty": bool(request.presence_penalty),
         "frequency_penalty": bool(request.frequency_penalty),
         "seed": request.seed is not None,
-        "response_format": isinstance(request.response_format, JsonObjectFormat),
     }
     for name, is_asked in asked.items():
         if is_asked:
             raise Unsayable(f"The model that answers here does not know '{name}'. Leave it out.", param=name)
+    if isinstance(request.response_format, JsonObjectFormat):
+        words = "The model that answers here knows no json_object. Send a json_schema, or ask for JSON in words alone."
+        raise Unsayable(words, param="response_format")
 
 
 def _system(messages: Iterable[Message]) -> list[Block]:
@@ -234,7 +237,7 @@ def _tool(tool: Tool) -> Block:
     if function.description:
         shown["description"] = function.description
     if function.strict:
-        shown["strict"] = True
+        shown |= {"strict": True, "input_schema": binding_schema(shown["input_schema"])}
     return shown
 
 
@@ -277,7 +280,7 @@ def _thinking_and_format(request: ChatRequest) -> Block:
             config["effort"] = effort
     if isinstance(request.response_format, JsonSchemaFormat):
         schema = request.response_format.json_schema.schema or {"type": "object"}
-        config["format"] = {"type": "json_schema", "schema": schema}
+        config["format"] = {"type": "json_schema", "schema": binding_schema(schema)}
     return found | ({"output_config": config} if config else {})
 
 

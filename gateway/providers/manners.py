@@ -1,5 +1,6 @@
 # What OpenAI-compatible upstreams differ in: under which name they take the output limit, and whether they know
-# ``stream_options``. What one refuses as unknown is learnt from its words, once, for as long as the process lives.
+# ``stream_options`` and ``reasoning_effort``. What one refuses as unknown is learnt from its words, once, for as long
+# as the process lives.
 
 from __future__ import annotations
 
@@ -38,9 +39,13 @@ class Manners(Struct, frozen=True):
 
     output_limit: OutputLimit = "max_completion_tokens"
     stream_options: bool = True  # without them, an upstream that tells no usage is counted by its pieces
+    effort: bool = True  # else what Anthropic's clients say of thinking is left to the model
 
-    def bettered_by(self, refusal: UpstreamRefused) -> Manners | None:
-        """Return what to try after a refusal of a field as such; ``None`` for refusals of anything else."""
+    def bettered_by(self, refusal: UpstreamRefused, is_native: bool) -> Manners | None:
+        """Return what to try after a refusal of a field as such; ``None`` for refusals of anything else.
+
+        ``is_native``: the caller spoke Anthropic's dialect, and an effort is what we made of its thinking.
+        """
         words = f"{refusal.code} {refusal.message}"
         if UNKNOWN.search(words) is None:
             return None
@@ -49,6 +54,8 @@ class Manners(Struct, frozen=True):
             return replace(self, stream_options=False)
         if re.search(rf"\b{self.output_limit}\b", named):
             return replace(self, output_limit=OTHER_NAME[self.output_limit])
+        if self.effort and is_native and "reasoning_effort" in named and "value" not in words:
+            return replace(self, effort=False)
         return None
 
 
@@ -64,9 +71,9 @@ class KnownManners:
             return learnt
         return usual_manners(target.endpoint.base_url)
 
-    def learn(self, target: Target, tried: Manners, refusal: UpstreamRefused) -> bool:
+    def learn(self, target: Target, tried: Manners, refusal: UpstreamRefused, is_native: bool) -> bool:
         """Learn from a refusal of what was ``tried``; return whether asking again may help."""
-        better = tried.bettered_by(refusal)
+        better = tried.bettered_by(refusal, is_native)
         if better is None:
             return False
         if self.of(target) == tried:  # else another call has learnt it meanwhile

@@ -38,6 +38,10 @@ def write_request(asking: Asking) -> UpstreamRequest:
         request = replace(request, max_tokens=limits[0], max_completion_tokens=limits[1])
     if isinstance(request, ChatRequest):
         request = replace(request, messages=tuple(map(_plain, request.messages)))
+        if not request.tools:  # what is said of none would be refused
+            request = replace(request, tools=None, tool_choice=None, parallel_tool_calls=None)
+        if asking.native is not None and not asking.manners.effort:
+            request = replace(request, reasoning_effort=None)
     headers = {"content-type": "application/json", "accept-encoding": "identity"}
     if asking.api_key:
         headers["authorization"] = f"Bearer {asking.api_key}"

@@ -53,7 +53,8 @@ def check_chat(request: ChatRequest) -> None:
     check_sampling(request)
     require_between(request.top_logprobs, 0, 20, "top_logprobs")
     require(request.top_logprobs is None or bool(request.logprobs), "top_logprobs", "'top_logprobs' needs 'logprobs'.")
-    require(request.tool_choice is None or bool(request.tools), "tool_choice", "'tool_choice' needs 'tools'.")
+    is_moot = request.tool_choice in (None, "auto", "none")  # clients say so with no tools at hand
+    require(is_moot or bool(request.tools), "tool_choice", "'tool_choice' needs 'tools'.")
     for place, message in enumerate(request.messages):
         if message.role == "tool":
             require(

@@ -52,7 +52,8 @@ async def count_tokens(request: AnyRequest) -> Response[bytes]:
 
 def check_message(asked: MessagesRequest) -> None:
     """Refuse what the types let through and Anthropic's API does not. Raises BadRequest."""
-    require(bool(asked.messages), "messages", "'messages' must hold at least one turn.")
+    spoken = any(turn.role != "system" for turn in asked.messages)
+    require(spoken, "messages", "'messages' must hold at least one turn of the user's or the assistant's.")
     for place, turn in enumerate(asked.messages):
         is_prefill = turn.role == "assistant" and place == len(asked.messages) - 1
         require(bool(turn.content) or is_prefill, f"messages[{place}]", f"'messages[{place}]' holds no content.")

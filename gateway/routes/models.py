@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from litestar import get
@@ -9,6 +10,7 @@ from litestar.params import FromPath
 
 from gateway.access import Admin, Caller
 from gateway.auth import team_or_admin_guard
+from gateway.messages_dialect import speaks_anthropic
 from gateway.routes.exchange import AnyRequest, services_of, whoever_calls
 from router.catalog import Catalog
 from router.errors import UnknownModel
@@ -20,6 +22,10 @@ async def list_models(request: AnyRequest) -> dict[str, Any]:
     services = services_of(request)
     started = int(services.started_at)
     names = _allowed_names(services.catalog, whoever_calls(request))
+    if speaks_anthropic(request):
+        data = [_anthropic_model(services.catalog, name, started) for name in names]
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
+        return {"data": data, "has_more": False, **ends}
     return {"object": "list", "data": [_model_object(services.catalog, name, started) for name in names]}
 
 
@@ -30,7 +36,8 @@ async def show_model(request: AnyRequest, model: FromPath[str]) -> dict[str, Any
     name = model.removeprefix("/")
     if name not in _allowed_names(services.catalog, whoever_calls(request)):
         raise UnknownModel(f"The model '{name}' does not exist or you do not have access to it.", param="model")
-    return _model_object(services.catalog, name, int(services.started_at))
+    shape = _anthropic_model if speaks_anthropic(request) else _model_object
+    return shape(services.catalog, name, int(services.started_at))
 
 
 def _allowed_names(catalog: Catalog, caller: Caller | Admin) -> list[str]:
@@ -58,6 +65,19 @@ def _model_object(catalog: Catalog, name: str, started: int) -> dict[str, Any]:
     if meant != name:
         shown["alias_of"] = meant
     return shown
+
+
+def _anthropic_model(catalog: Catalog, name: str, started: int) -> dict[str, Any]:
+    """Return a model as Anthropic's clients read it."""
+    spec = catalog.models.get(catalog.meaning(name))
+    shown: dict[str, Any] = {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": f"{datetime.fromtimestamp(started, UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "lifecycle": "active",
+    }
+    return shown | ({"max_input_tokens": spec.context, "max_tokens": spec.max_output} if spec is not None else {})
 
 
 handlers = [list_models, show_model]

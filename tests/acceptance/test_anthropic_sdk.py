@@ -17,7 +17,8 @@ if TYPE_CHECKING:  # seconds, which only the process that runs these tests shoul
     from anthropic import Anthropic
 
 ASK: Any = [{"role": "user", "content": "Say something."}]
-SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SCHEMA: dict[str, Any] = CITY | {"additionalProperties": False}
 TOOLS: Any = [{"name": "weather", "input_schema": SCHEMA}, {"name": "clock", "input_schema": {"type": "object"}}]
 models = pytest.mark.parametrize("model", ["claude", "small"])
 

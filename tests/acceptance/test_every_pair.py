@@ -19,7 +19,8 @@ from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import Script
 
 PNG = "iVBORw0KGgo="
-SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SCHEMA: dict[str, Any] = CITY | {"additionalProperties": False}
 WEATHER = ("weather", {"city": "Zürich 🚪"})
 CLOCK = ("clock", {})
 # The last word for why a reply ended, in both dialects.

@@ -27,6 +27,12 @@ ALLOWED_HEADERS = {
 
 
 COUNTED = {"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"}
+UNBINDING = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength"} | {
+    "maxItems",
+    "uniqueItems",
+    "minProperties",
+    "maxProperties",
+}
 FOREIGN = "EqQB"  # a signature that was not made here, and is taken for good
 
 
@@ -85,6 +91,10 @@ class Assistant(Strict, tag="assistant", tag_field="role", frozen=True):
     content: Words | Annotated[list[Text | ToolUse | Thinking | RedactedThinking], Meta(min_length=1)]
 
 
+class Instructions(Strict, tag="system", tag_field="role", frozen=True):
+    content: Words | Annotated[list[Text], Meta(min_length=1)]
+
+
 class InputSchema(msgspec.Struct, frozen=True):
     type: Literal["object"]
 
@@ -117,10 +127,15 @@ class NoTool(Strict, tag="none", frozen=True):
 
 class Enabled(Strict, tag="enabled", frozen=True):
     budget_tokens: Annotated[int, Meta(ge=1024)]
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class Adaptive(Strict, tag="adaptive", frozen=True):
     display: Literal["summarized", "omitted"] | None = None
+
+
+class BetweenTools(Strict, tag="between_tools", frozen=True):
+    pass
 
 
 class Disabled(Strict, tag="disabled", frozen=True):
@@ -144,7 +159,7 @@ class Metadata(Strict, frozen=True):
 class Body(Strict, kw_only=True, frozen=True):
     model: Words
     max_tokens: Tokens
-    messages: Annotated[list[User | Assistant], Meta(min_length=1)]
+    messages: Annotated[list[User | Assistant | Instructions], Meta(min_length=1)]
     system: str | list[Text] | None = None
     stream: bool = False
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -153,7 +168,7 @@ class Body(Strict, kw_only=True, frozen=True):
     stop_sequences: list[Annotated[str, Meta(pattern=r"\S")]] | None = None
     tools: list[Tool] | None = None
     tool_choice: Auto | AnyTool | NamedTool | NoTool | None = None
-    thinking: Enabled | Adaptive | Disabled | None = None
+    thinking: Enabled | Adaptive | BetweenTools | Disabled | None = None
     output_config: OutputConfig | None = None
     metadata: Metadata | None = None
     cache_control: CacheControl | None = None
@@ -188,6 +203,11 @@ def check_body(raw: bytes, *, is_count: bool = False) -> dict[str, Any]:
         raise Violation(f"Invalid request: {exc}") from exc
     _check_turns(body)
     _check_marks(plain)
+    if body.output_config is not None and body.output_config.format is not None:
+        _check_binding(body.output_config.format.schema)
+    for given in plain.get("tools") or ():
+        if given.get("strict"):
+            _check_binding(given["input_schema"])
     if body.tool_choice is not None and not body.tools:
         raise Violation("tool_choice may only be specified while providing tools")
     if isinstance(body.tool_choice, NamedTool) and body.tool_choice.name not in {
@@ -204,7 +224,10 @@ def check_body(raw: bytes, *, is_count: bool = False) -> dict[str, Any]:
 def _check_turns(body: Body) -> None:
     """Turns alternate from the user on, every call is answered at the front of the very next turn, no text is empty."""
     waiting: list[str] = []
-    for place, turn in enumerate(body.messages):
+    if isinstance(body.messages[0], Instructions):
+        raise Violation("messages.0: the first message must use the user role; instructions are the top-level system")
+    spoken = [turn for turn in body.messages if not isinstance(turn, Instructions)]
+    for place, turn in enumerate(spoken):
         if isinstance(turn, User) != (place % 2 == 0):
             raise Violation(f"messages.{place}: roles must alternate, and begin with user")
         blocks = turn.content if isinstance(turn.content, list) else []
@@ -222,15 +245,30 @@ def _check_turns(body: Body) -> None:
         if any(not text.strip() for text in texts):
             raise Violation(f"messages.{place}: text content blocks must contain non-whitespace text")
         waiting = [block.id for block in blocks if isinstance(block, ToolUse)]
-        if (
-            isinstance(turn, Assistant)
-            and place == len(body.messages) - 1
-            and texts
-            and texts[-1] != texts[-1].rstrip()
-        ):
+        if isinstance(turn, Assistant) and turn is body.messages[-1] and texts and texts[-1] != texts[-1].rstrip():
             raise Violation("final assistant content cannot end with trailing whitespace")
     if waiting:
         raise Violation("messages: tool_use ids were found without tool_result blocks")
+
+
+def _check_binding(schema: Any) -> None:
+    """What a model is held to has closed objects, and bounds nothing but what it is made of."""
+    if not isinstance(schema, dict):
+        return
+    kind = schema.get("type")
+    if kind == "object" and schema.get("additionalProperties") is not False:
+        raise Violation("For 'object' type, 'additionalProperties' must be explicitly set to false")
+    if unknown := sorted(schema.keys() & UNBINDING):
+        raise Violation(f"For '{kind}' type, property '{unknown[0]}' is not supported")
+    if schema.get("minItems") not in (None, 0, 1):
+        raise Violation("For 'array' type, 'minItems' values other than 0 or 1 are not supported")
+    if "oneOf" in schema or ("$ref" in schema and schema.keys() - {"$ref", "$defs", "definitions"}):
+        raise Violation("'oneOf', and anything beside '$ref', is not supported")
+    named = [schema.get(key) or {} for key in ("properties", "$defs", "definitions")]
+    for inner in (*(each for group in named for each in group.values()), schema.get("items")):
+        _check_binding(inner)
+    for each in (*schema.get("anyOf", ()), *schema.get("allOf", ())):
+        _check_binding(each)
 
 
 def _check_marks(plain: Any) -> None:

@@ -31,6 +31,8 @@ from protocol.chat import (
     ToolCall,
 )
 from protocol.completions import CompletionRequest
+from tests.support.anthropic_rules import check_body
+from tests.support.openai_rules import Violation
 from tests.wire.traffic import asking
 
 HELLO = Message("user", "Hello")
@@ -193,13 +195,73 @@ def test_limits_and_sampling() -> None:
 
 def test_effort_and_schema() -> None:
     """How hard to think and what to answer in have a place of their own."""
-    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
     body = sent(reasoning_effort="high", response_format=JsonSchemaFormat(JsonSchema("a", schema)))
 
     assert body["thinking"] == {"type": "adaptive"}
     assert body["output_config"] == {"effort": "high", "format": {"type": "json_schema", "schema": schema}}
     assert sent(reasoning_effort="none")["thinking"] == {"type": "disabled"}
     assert "thinking" not in sent() and "output_config" not in sent()
+
+
+# As pydantic writes a model with bounds, a choice, and another model in it.
+BOUNDED: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "$defs": {"Town": {"type": "object", "title": "Town", "properties": {"name": {"type": "string", "minLength": 1}}}},
+    "type": "object",
+    "properties": {
+        "age": {"type": "integer", "description": "In years.", "minimum": 0, "maximum": 120},
+        "town": {"$ref": "#/$defs/Town", "description": "Where."},
+        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]+$"}, "minItems": 2, "maxItems": 3},
+        "sign": {"oneOf": [{"const": "a"}, {"enum": ["b", None]}], "default": "a"},
+        "seen": {"type": "string", "format": "date-time"},
+        "code": {"type": "string", "format": "isbn"},
+    },
+    "required": ["age", "town"],
+}
+BOUND: dict[str, Any] = {
+    "$defs": {
+        "Town": {
+            "type": "object",
+            "title": "Town",
+            "properties": {"name": {"type": "string", "description": "(minLength: 1)"}},
+            "additionalProperties": False,
+        }
+    },
+    "type": "object",
+    "properties": {
+        "age": {"type": "integer", "description": "In years. (minimum: 0, maximum: 120)"},
+        "town": {"$ref": "#/$defs/Town"},
+        "tags": {
+            "type": "array",
+            "items": {"type": "string", "description": "(pattern: ^[a-z]+$)"},
+            "description": "(minItems: 2, maxItems: 3)",
+        },
+        "sign": {"anyOf": [{"const": "a"}, {"enum": ["b", None]}], "default": "a"},
+        "seen": {"type": "string", "format": "date-time"},
+        "code": {"type": "string", "description": "(format: isbn)"},
+    },
+    "required": ["age", "town"],
+    "additionalProperties": False,
+}
+
+
+def test_bounds_that_bind_nobody_are_told_in_words() -> None:
+    """Claude refuses them in a schema that it is held to; a tool that is not strict keeps its own."""
+    form = JsonSchemaFormat(JsonSchema("a", BOUNDED, strict=True))
+    strict, loose = Tool(Function("f", None, BOUNDED, strict=True)), Tool(Function("g", None, BOUNDED))
+    body = sent(response_format=form, tools=(strict, loose))
+    check_body(json.dumps(body).encode())
+
+    assert body["output_config"]["format"]["schema"] == BOUND
+    assert [tool["input_schema"] for tool in body["tools"]] == [BOUND, BOUNDED]
+
+
+def test_an_object_that_must_be_open_stays_so() -> None:
+    """Claude then says itself that it knows no such thing: closed, it would always be empty."""
+    form = JsonSchemaFormat(JsonSchema("a", {"type": "object", "additionalProperties": {"type": "integer"}}))
+    with pytest.raises(Violation, match="additionalProperties"):
+        check_body(json.dumps(sent(response_format=form)).encode())
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from protocol.completions import CompletionRequest
 from protocol.decoding import decode
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta
+from protocol.messages import MessagesRequest, ThinkingEnabled, Turn
 from tests.support.openai_rules import check_body, check_headers
 from tests.wire.openai_traffic import DONE, ROLE, STOP, body, call_piece, chunk, failure
 from tests.wire.traffic import CHAT, TARGET, asking, read_stream, sum_up
@@ -162,7 +163,43 @@ def test_manners_are_learnt_from_refusals_of_a_field_as_such(refusal: dict[str, 
     failure = OpenAIFormat().read_error(400, {}, json.dumps({"error": refusal}).encode())
 
     assert isinstance(failure, UpstreamRefused)
-    assert Manners().bettered_by(failure) == better
+    assert Manners().bettered_by(failure, is_native=False) == better
+
+
+@pytest.mark.parametrize(
+    ("refusal", "is_learnt"),
+    [
+        ({"message": "Unrecognized request argument supplied: reasoning_effort"}, True),
+        ({"message": "This model's effort cannot be set.", "param": "reasoning_effort",
+          "code": "unsupported_parameter"}, True),
+        ({"message": "Unsupported value: 'reasoning_effort' does not support 'xhigh' with this model.",
+          "param": "reasoning_effort", "code": "unsupported_value"}, False),
+    ],
+    ids=["unknown", "our own engine's", "a value"],
+)  # fmt: skip
+def test_an_effort_that_is_our_translation_may_be_left_out(refusal: dict[str, Any], is_learnt: bool) -> None:
+    """What Anthropic's clients say of thinking is a measure, not an order; who named an effort hears the refusal."""
+    failure = OpenAIFormat().read_error(400, {}, json.dumps({"error": refusal}).encode())
+    native = MessagesRequest(
+        model="m", max_tokens=9, messages=(Turn("user", "Hi"),), thinking=ThinkingEnabled(budget_tokens=1024)
+    )
+    learnt = Manners(effort=False)
+
+    assert isinstance(failure, UpstreamRefused)
+    assert Manners().bettered_by(failure, is_native=True) == (learnt if is_learnt else None)
+    assert learnt.bettered_by(failure, is_native=True) is None
+    assert Manners().bettered_by(failure, is_native=False) is None
+    assert sent(native.as_chat(), native=native)["reasoning_effort"] == "low"
+    assert "reasoning_effort" not in sent(native.as_chat(), native=native, manners=learnt)
+    assert sent(native.as_chat(), manners=learnt)["reasoning_effort"] == "low"
+
+
+@pytest.mark.parametrize("tools", [None, ()])
+def test_what_is_said_of_no_tools_stays_here(tools: tuple[Tool, ...] | None) -> None:
+    """Frameworks send an empty list and say how to choose from it; OpenAI refuses both."""
+    asked = ChatRequest(model="m", messages=CHAT.messages, tools=tools, tool_choice="auto", parallel_tool_calls=False)
+
+    assert sent(asked).keys() == {"model", "messages"}
 
 
 def test_manners_can_be_learnt_back() -> None:
@@ -171,8 +208,8 @@ def test_manners_can_be_learnt_back() -> None:
     known, refused = KnownManners(), UpstreamRefused(words, code="unsupported_parameter", param="max_tokens")
 
     assert known.of(TARGET) == Manners("max_tokens")
-    assert known.learn(TARGET, Manners("max_tokens"), refused)
-    assert known.learn(TARGET, Manners("max_tokens"), refused)  # of a call that was under way
+    assert known.learn(TARGET, Manners("max_tokens"), refused, is_native=False)
+    assert known.learn(TARGET, Manners("max_tokens"), refused, is_native=False)  # of a call that was under way
     assert known.of(TARGET) == Manners("max_completion_tokens")
 
 
