@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-# What clients add to their base URL, those of Anthropic with /v1 before it.
-OPENAIS = ("/chat/completions", "/completions", "/embeddings", "/moderations", "/models", "/files", "/batches")
-ANTHROPICS = ("/messages", "/messages/count_tokens")
-
 NEIGHBOURS = "is not spoken here. Set the client to chat completions: POST /v1/chat/completions."
 NOT_SPOKEN = {
     "/responses": f"The Responses API {NEIGHBOURS}",
@@ -15,6 +11,11 @@ NOT_SPOKEN = {
     "/threads": f"The Assistants API {NEIGHBOURS}",
     "/messages/batches": "Many messages at once go through POST /v1/batch, or /v1/files and /v1/batches.",
 }
+# What clients add to a base URL, some of them with the /v1.
+KNOWN = (
+    *("/chat/completions", "/completions", "/embeddings", "/moderations", "/models", "/files", "/batches"),
+    *("/messages", "/messages/count_tokens"),
+)
 
 
 def unknown_url(method: str, path: str) -> str:
@@ -23,12 +24,15 @@ def unknown_url(method: str, path: str) -> str:
 
 
 def _advice(path: str) -> str:
-    asked = "".join(f"/{part}" for part in path.split("/") if part not in ("", "v1"))
+    parts = [part for part in path.split("/") if part]
+    asked = "".join(f"/{part}" for part in parts if part != "v1")
     for beginning, words in NOT_SPOKEN.items():
         if f"{asked}/".startswith(f"{beginning}/"):
             return words
-    if asked.endswith(ANTHROPICS):
-        return "The base URL of Anthropic's clients is this house's without /v1: they ask for /v1/messages themselves."
-    if asked.endswith(OPENAIS):
-        return "The base URL of OpenAI's clients ends in /v1, once: they ask for /chat/completions and its like there."
+    for known in KNOWN:
+        if asked == known:
+            fault = "ends without its /v1" if "v1" not in parts else "has one /v1 too many"
+            return f"Is /v1{known} meant? The client's base URL {fault}."
+        if asked.endswith(known):
+            return f"Is /v1{known} meant? Base URLs end in /v1, or before it where a client adds it, as Anthropic's do."
     return "GET /openapi.json lists what there is."

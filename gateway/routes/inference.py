@@ -34,6 +34,7 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"], None),
     "speed": ("standard", None),
 }
+INSTEAD: Mapping[str, str] = {"functions": "Send 'tools'."}
 LONGEST_TAG = 512  # characters
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 OPTIONS = ("tier", "team_id", "priority", "quality", "max_cost_usd")
@@ -147,7 +148,11 @@ def refuse_unpriced(extra: Mapping[str, Any]) -> None:
     """Refuse fields that would change the price of the answer. Raises UnsupportedParameter."""
     for name in UNPRICED & extra.keys():
         if extra[name] not in HARMLESS.get(name, (None,)):
-            raise UnsupportedParameter(f"'{name}' is not supported by this gateway. Leave it out.", param=name)
+            harmless = [msgspec.json.encode(value).decode() for value in HARMLESS.get(name, ()) if value is not None]
+            right = (
+                f"Leave it out, or send {' or '.join(harmless)}." if harmless else INSTEAD.get(name, "Leave it out.")
+            )
+            raise UnsupportedParameter(f"'{name}' is not supported by this gateway. {right}", param=name)
 
 
 def check_tags(asked: Any) -> None:

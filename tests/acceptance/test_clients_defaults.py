@@ -36,13 +36,13 @@ def post(house: House, path: str, body: dict[str, Any], **headers: str) -> httpx
         ("/v1/v1/responses", "The Responses API"),
         ("/v1/assistants", "The Assistants API"),
         ("/v1/messages/batches", "POST /v1/batch, or /v1/files and /v1/batches"),
-        ("/chat/completions", "OpenAI's clients ends in /v1, once"),
-        ("/v1/v1/chat/completions", "OpenAI's clients ends in /v1, once"),
-        ("/v1/chat/completions/chat/completions", "OpenAI's clients ends in /v1, once"),
-        ("/openai/deployments/small/chat/completions", "OpenAI's clients ends in /v1, once"),
-        ("/embeddings", "OpenAI's clients ends in /v1, once"),
-        ("/v1/v1/messages", "Anthropic's clients is this house's without /v1"),
-        ("/messages", "Anthropic's clients is this house's without /v1"),
+        ("/chat/completions", "Is /v1/chat/completions meant? The client's base URL ends without its /v1."),
+        ("/v1/v1/chat/completions", "Is /v1/chat/completions meant? The client's base URL has one /v1 too many."),
+        ("/v1/chat/completions/chat/completions", "Is /v1/chat/completions meant? Base URLs end in /v1"),
+        ("/openai/deployments/small/chat/completions", "Is /v1/chat/completions meant? Base URLs end in /v1"),
+        ("/embeddings", "Is /v1/embeddings meant? The client's base URL ends without its /v1."),
+        ("/v1/v1/messages", "Is /v1/messages meant? The client's base URL has one /v1 too many."),
+        ("/messages", "Is /v1/messages meant? The client's base URL ends without its /v1."),
         ("/v1/images/generations", "GET /openapi.json lists what there is."),
     ],
 )
@@ -86,6 +86,23 @@ def test_a_json_object_of_claude_is_refused_with_what_would_do(house: House) -> 
 
     assert (error["code"], error["param"]) == ("unsupported_parameter", "response_format")
     assert "Send a json_schema" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("service_tier", "flex", """Leave it out, or send "auto" or "default" or "standard_only"."""),
+        ("modalities", ["text", "audio"], """Leave it out, or send ["text"]."""),
+        ("functions", [{"name": "f", "parameters": {}}], "Send 'tools'."),
+        ("prediction", {"type": "content", "content": "a"}, "Leave it out."),
+    ],
+)
+def test_what_has_no_price_is_refused_with_what_would_do(house: House, field: str, value: object, words: str) -> None:
+    """Nothing that costs something else is left out in silence."""
+    error = post(house, "/v1/chat/completions", {"model": "small", "messages": [USER], field: value}).json()["error"]
+
+    assert (error["code"], error["param"]) == ("unsupported_parameter", field)
+    assert error["message"].endswith(words)
 
 
 @pytest.mark.parametrize(
