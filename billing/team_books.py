@@ -47,6 +47,7 @@ class TeamBooks:
     ) -> None:
         self.epoch = ANY_EPOCH  # in which we count
         self._script = Script(redis, SCRIPT, deadline=deadline)
+        self._deadline = deadline  # seconds
         self._clock = clock
         self._uses_server_time = uses_server_time
         self._guard: Guard | None = None
@@ -69,7 +70,7 @@ class TeamBooks:
         minute = int(before // 60)
         if not self._clock.now() - 7200 <= minute * 60 <= self._clock.now():
             return None
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(self._deadline):
             epoch = read_epoch(await self._script.redis.hgetall(EPOCH_KEY))
         words = Words("settled_before", team_id, "", (day, month_of(day), minute))
         marker, tokens, day_nanousd, month_nanousd = await self._speak(words, "")

@@ -19,7 +19,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from gateway.embedded import EmbeddedPostgres
-from tests.support.ports import free_port
+from gateway.processes import free_port
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
 

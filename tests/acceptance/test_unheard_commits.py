@@ -51,12 +51,12 @@ def test_a_correction_is_counted_though_nobody_heard_that_it_was_booked(house: H
 
 
 async def differences(house: House) -> list[Difference]:
-    """Return what `tollgate audit` would say of today, once it says nothing or ten seconds have passed."""
+    """Return what `tollgate audit` would say of today, once it says nothing or half a minute has passed."""
     clock, redis = Clock(), Redis.from_url(house.settings.redis_url, socket_timeout=5)
     database = Database(house.settings.database_url, pool_size=1)
-    deadline = time.monotonic() + 10
+    quotas, deadline = Quotas(redis, clock, deadline=5.0), time.monotonic() + 30
     try:
-        while (found := await audit(database, Quotas(redis, clock), clock.today())) and time.monotonic() < deadline:
+        while (found := await audit(database, quotas, clock.today())) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
         return found
     finally:

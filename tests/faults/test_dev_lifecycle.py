@@ -17,9 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.processes import is_running
+from gateway.processes import free_port, is_running
 from tests.support.dev_house import TOLLGATE, DevHouse
-from tests.support.ports import free_port
 
 
 @pytest.mark.parametrize("wait", [0.1, 1.0])

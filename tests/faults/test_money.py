@@ -220,7 +220,7 @@ async def audited(house: FaultHouse, redis: AsyncRedis) -> list[str]:
     database = Database(house.postgres.url, pool_size=1)
     try:
         days = (clock.today() - timedelta(days=1), clock.today())
-        return [repr(one) for day in days for one in await audit(database, Quotas(redis, clock), day)]
+        return [repr(one) for day in days for one in await audit(database, Quotas(redis, clock, deadline=5.0), day)]
     finally:
         await database.close()
 

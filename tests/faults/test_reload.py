@@ -18,10 +18,9 @@ import httpx
 import pytest
 
 from gateway.config.file import load_settings
-from gateway.processes import descendants_of
+from gateway.processes import descendants_of, free_port
 from tests.support.fault_service import Service
 from tests.support.house import make_team
-from tests.support.ports import free_port
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
 

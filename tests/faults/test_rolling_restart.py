@@ -18,11 +18,11 @@ import asyncpg
 import pytest
 
 from gateway.config.file import load_settings
+from gateway.processes import free_port
 from tests.support.balancer import Balancer
 from tests.support.config_text import write_config
 from tests.support.fault_service import TOLLGATE, Service
 from tests.support.house import make_team
-from tests.support.ports import free_port
 from tests.support.scripted_upstream import ScriptedUpstream
 
 CLIENTS = 12

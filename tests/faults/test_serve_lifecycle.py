@@ -24,10 +24,9 @@ import pytest
 
 from gateway.config.file import load_settings
 from gateway.listening import open_socket
-from gateway.processes import descendants_of, is_running
+from gateway.processes import descendants_of, free_port, is_running
 from tests.support.config_text import write_config
 from tests.support.house import make_team
-from tests.support.ports import free_port
 from tests.support.scripted_upstream import ScriptedUpstream
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")

@@ -44,7 +44,7 @@ def requests_of_today(client: httpx.Client) -> int:
 async def differences(settings: Settings) -> list[object]:
     database, redis = Database(settings.database_url), open_redis(settings.redis_url, timeout=2.0)
     try:
-        return list(await audit(database, Quotas(redis, Clock()), Clock().today()))
+        return list(await audit(database, Quotas(redis, Clock(), deadline=5.0), Clock().today()))
     finally:
         await redis.aclose()
         await database.close()

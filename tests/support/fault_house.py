@@ -21,6 +21,7 @@ from gateway.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedValkey, t
 from gateway.processes import descendants_of, free_port, wait_until_gone
 from tests.support.fault_load import Attempt
 from tests.support.fault_service import Service
+from tests.support.postgres_proxy import PostgresProxy, postgres_proxy
 from tests.support.scripted_upstream import ScriptedUpstream
 
 MARK = "TOLLGATE_TEST_MARK"
@@ -47,6 +48,7 @@ class FaultHouse:
         self,
         folder: Path,
         postgres: EmbeddedPostgres,
+        way: PostgresProxy,
         redis: EmbeddedValkey,
         upstream_url: str,
         more: str,
@@ -55,10 +57,11 @@ class FaultHouse:
     ) -> None:
         self.data_dir = folder / "data"
         self.postgres = postgres
+        self.way = way  # which the services take to Postgres
         self.redis = redis
         self.mark = secrets.token_hex(8)  # in the environment of every service
         self.config = folder / "tollgate.yaml"
-        self.config.write_text(config_text(postgres.url, redis.url, self.data_dir, upstream_url) + more)
+        self.config.write_text(config_text(way.url, redis.url, self.data_dir, upstream_url) + more)
         env = {**os.environ, MARK: self.mark}
         self.upstream: ScriptedUpstream | None = None
         self.gateways = []
@@ -164,7 +167,8 @@ def running_fault_house(folder: Path, more: str = "", gateways: int = 2, workers
         postgres = stack.enter_context(temporary_postgres())
         redis = stack.enter_context(temporary_valkey())
         migrations.upgrade(postgres.url)
-        house = FaultHouse(folder, postgres, redis, upstream.url, more, gateways, workers)
+        way = stack.enter_context(postgres_proxy(postgres.url))
+        house = FaultHouse(folder, postgres, way, redis, upstream.url, more, gateways, workers)
         house.upstream = upstream
         for service in house.services:
             stack.callback(service.end, 15.0)

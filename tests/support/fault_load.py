@@ -87,8 +87,10 @@ class Load:
     def __enter__(self) -> Self:
         self._is_over = False
         self._fault: BaseException | None = None
+        self._has_begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self._thread.start()
+        assert self._has_begun.wait(BOUND), "the clients do not begin"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
@@ -107,6 +109,8 @@ class Load:
             asyncio.run(self._call_all())
         except BaseException as exc:
             self._fault = exc
+        finally:
+            self._has_begun.set()
 
     async def _call_all(self) -> None:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=False)) as session:
@@ -114,6 +118,7 @@ class Load:
                 for url in self.urls:
                     async with session.get(f"{url}/v1/models", headers=bearer(member)) as answer:
                         answer.raise_for_status()
+            self._has_begun.set()
             await asyncio.gather(*(self._be_client(session, number) for number in range(self.clients)))
 
     async def _be_client(self, session: aiohttp.ClientSession, number: int) -> None:

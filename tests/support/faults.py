@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -101,6 +102,13 @@ def _freeze_postgres(house: FaultHouse, _: Load, __: random.Random) -> Iterator[
     yield from _freeze_server(house.postgres)
 
 
+def _lose_commits(house: FaultHouse, _: Load, dice: random.Random) -> Iterator[None]:
+    """Postgres does what it is asked to, and the connection breaks before it can say so, as behind a pooler."""
+    house.way.lose_commits()
+    yield from _for_a_while(dice)
+    house.way.mend()
+
+
 def _kill_redis(house: FaultHouse, _: Load, __: random.Random) -> Iterator[None]:
     house.kill_server(house.redis)
     yield
@@ -110,6 +118,20 @@ def _kill_redis(house: FaultHouse, _: Load, __: random.Random) -> Iterator[None]
 def _lose_redis(house: FaultHouse, _: Load, __: random.Random) -> Iterator[None]:
     house.kill_server(house.redis)
     house.forget_redis()
+    yield
+    house.redis.start()
+
+
+def _age_redis(house: FaultHouse, _: Load, dice: random.Random) -> Iterator[None]:
+    """Redis comes back as it was a while ago, as where a replica that lags takes over."""
+    aof = house.redis.data_dir / house.redis.name / "appendonlydir"
+    before = aof.with_name("before")
+    shutil.rmtree(before, ignore_errors=True)
+    shutil.copytree(aof, before)
+    time.sleep(dice.uniform(0.5, 3))
+    house.kill_server(house.redis)
+    shutil.rmtree(aof)
+    before.rename(aof)
     yield
     house.redis.start()
 
@@ -166,8 +188,10 @@ FAULTS: dict[str, Fault] = {
     "worker killed": _kill_worker,
     "Postgres killed": _kill_postgres,
     "Postgres frozen": _freeze_postgres,
+    "Postgres unheard": _lose_commits,
     "Redis killed": _kill_redis,
     "Redis killed and emptied": _lose_redis,
+    "Redis killed and aged": _age_redis,
     "Redis flushed": _flush_redis,
     "Redis frozen": _freeze_redis,
     "Redis unwilling": _make_redis_unwilling,

@@ -19,9 +19,8 @@ class PostgresProxy:
     def __init__(self, url: str) -> None:
         self.lost = 0  # answers to COMMIT
         self._target = make_url(url)
-        self._words = b""  # of the statement whose COMMIT is lost; none: nothing is
-        self._cuts = False
-        self._is_cut = False
+        self._words: bytes | None = None  # of the statements whose COMMIT is lost
+        self._is_once = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="postgres-proxy", daemon=True)
         self._writers: set[asyncio.StreamWriter] = set()
@@ -33,14 +32,18 @@ class PostgresProxy:
         port = self._server.sockets[0].getsockname()[1]
         return self._target.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
 
-    def lose_commit_of(self, words: str, *, then_cut: bool = False) -> None:
+    def lose_commit_of(self, words: str) -> None:
         """Break the next connection that commits a statement with ``words``, which it says for the first time, as soon
-        as Postgres has done it. ``then_cut``: then nobody gets through any more, until ``mend``."""
-        self._words, self._cuts = words.encode(), then_cut
+        as Postgres has done it."""
+        self._words, self._is_once = words.encode(), True
+
+    def lose_commits(self) -> None:
+        """Break every connection that commits, as soon as Postgres has done it, until ``mend``."""
+        self._words, self._is_once = b"", False
 
     def mend(self) -> None:
         """Let everything through again."""
-        self._words, self._is_cut = b"", False
+        self._words = None
 
     def start(self) -> None:
         """Listen."""
@@ -59,17 +62,11 @@ class PostgresProxy:
 
     async def _break(self) -> None:
         self._server.close()
-        self._abort_all()
-        await asyncio.sleep(0)
-
-    def _abort_all(self) -> None:
         for writer in self._writers:
             writer.transport.abort()
+        await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._is_cut:
-            writer.transport.abort()
-            return
         there_reader, there = await asyncio.open_connection(self._target.host, self._target.port)
         self._writers |= {writer, there}
         has_said = is_lost = False
@@ -77,9 +74,11 @@ class PostgresProxy:
         async def ask() -> None:
             nonlocal has_said, is_lost
             while piece := await reader.read(65536):
-                has_said = has_said or (self._words != b"" and self._words in piece)
+                words = self._words
+                has_said = words is not None and (has_said or words in piece)
                 if has_said and piece.endswith(COMMIT):
-                    is_lost, self._words = True, b""
+                    is_lost = True
+                    self._words = None if self._is_once else words
                 there.write(piece)
             there.close()
 
@@ -87,8 +86,7 @@ class PostgresProxy:
             while piece := await there_reader.read(65536):
                 if is_lost:
                     self.lost += 1
-                    self._is_cut = self._cuts
-                    (self._abort_all if self._cuts else writer.transport.abort)()
+                    writer.transport.abort()
                     return
                 writer.write(piece)
             writer.close()
