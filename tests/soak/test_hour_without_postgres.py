@@ -57,7 +57,7 @@ def test_an_hour_without_postgres_loses_nothing(tmp_path: Path) -> None:
     with running_fault_house(tmp_path) as house:
         key = next(iter(house.make_team(TEAM, {"usd_per_day": 1000, "tokens_per_day": 10**9}, [{}]).values()))
         before = asyncio.run(call(house, key, BEFORE))
-        settle(house, before.answered)
+        rows = settled(house, before.answered)
         house.kill_server(house.postgres)
         during = asyncio.run(call(house, key, OUTAGE))
         backlog = sum(int(metric(house, number, "tollgate_journal_backlog")) for number in range(len(house.gateways)))
@@ -65,8 +65,8 @@ def test_an_hour_without_postgres_loses_nothing(tmp_path: Path) -> None:
         journal = sum(path.stat().st_size for path in (house.data_dir / "journal").iterdir())
         back = time.monotonic()
         house.postgres.start()
-        first, last = asyncio.run(drained(house, before.answered, before.answered + during.answered))
-        speed = (backlog - (first[1] - before.answered)) / max(last - first[0], 0.1)
+        first, last = asyncio.run(drained(house, rows, rows + backlog))
+        speed = (backlog - (first[1] - rows)) / max(last - first[0], 0.1)
         wrong = asyncio.run(
             differences(house, before.answered + during.answered, before.cost_nanousd + during.cost_nanousd)
         )
@@ -134,9 +134,21 @@ async def call_once(session: aiohttp.ClientSession, url: str, streams: bool, cal
         calls.seconds.append(time.monotonic() - began)
 
 
-def settle(house: FaultHouse, rows: int) -> None:
-    """Wait until the ledger has the first calls."""
-    asyncio.run(drained(house, 0, rows))
+def settled(house: FaultHouse, answered: int) -> int:
+    """Wait until the ledger has the first calls; return how many."""
+    asyncio.run(drained(house, 0, answered))
+    while any(metric(house, number, "tollgate_journal_backlog") for number in range(len(house.gateways))):
+        time.sleep(0.1)
+    return asyncio.run(count_rows(house))
+
+
+async def count_rows(house: FaultHouse) -> int:
+    """Return how many calls the ledger has, however they ended."""
+    connection = await asyncpg.connect(house.postgres.url, timeout=10)
+    try:
+        return int(await connection.fetchval("SELECT count(*) FROM usage_records"))
+    finally:
+        await connection.close()
 
 
 async def drained(house: FaultHouse, have: int, rows: int) -> tuple[tuple[float, int], float]:
