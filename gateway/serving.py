@@ -38,6 +38,7 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
     from gateway.config.file import load_settings
     from gateway.draining import Drain, DrainingServer
     from gateway.http_protocol import HttpProtocol
+    from gateway.huge_pages import gather_memory
     from gateway.reload import Reloader
     from gateway.telemetry.logging import configure_logging
 
@@ -67,6 +68,7 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
         on_hangup=reloader.reload,
     )
     spare_what_stays()
+    gather_memory()
     signal.signal(signal.SIGHUP, server.hang_up)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # held since before the file was read
     server.run(sockets=[listener])
