@@ -1,7 +1,8 @@
-# How our sockets speak HTTP: as uvicorn does, with four things put right. A head has an end: without one, whoever can
+# How our sockets speak HTTP: as uvicorn does, with five things put right. A head has an end: without one, whoever can
 # connect takes memory, and time from everybody, before a key is looked at. Who offers HTTP/2 on the way (Java's own
 # client does, with every request) is answered in HTTP/1.1, its body not lost. What cannot be read is told in the
-# shape of all our errors. And a client of HTTP/1.0, which knows no chunks, gets none.
+# shape of all our errors. A client of HTTP/1.0, which knows no chunks, gets none. And that a client has left is told at
+# once to whoever asked for it, without a task for each call that waits for nothing else (protocol/leaving.py).
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.clock import Clock
 from protocol.errors import BadRequest
+from protocol.leaving import LEAVING
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
@@ -31,6 +33,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     _head = 0  # bytes of a head that has not ended
     _deadline: asyncio.TimerHandle | None = None  # for its end
+    _tell: Callable[[], object] | None = None  # what the call that runs does when its client leaves
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come, and says what for within a minute."""
@@ -41,6 +44,10 @@ class HttpProtocol(HttpToolsProtocol):
         """It has gone."""
         self._has_time()
         super().connection_lost(exc)
+        if self.scope is not None:
+            del self.scope["extensions"]  # who asks from now on waits for ASGI's word, which is there
+        if self._tell is not None:
+            self._tell()
 
     def data_received(self, data: bytes) -> None:
         """Read on: requests, or pieces of them."""
@@ -58,6 +65,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
+        self.scope["extensions"] = {LEAVING: self._tell_when_left}  # type: ignore[dict-item]
         self._head = 1
 
     def on_headers_complete(self) -> None:
@@ -77,6 +85,11 @@ class HttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Say that what came cannot be read, and close."""
         self._refuse(400, BadRequest(msg))
+
+    def _tell_when_left(self, tell: Callable[[], object] | None) -> None:
+        self._tell = tell
+        if tell is not None:
+            self.flow.resume_reading()  # a long body may have stopped it, and who does not read sees nobody leave
 
     def _go_on_in_our_own(self, rest: bytes) -> None:
         """Read a head again as if nothing else had been offered, and ``rest`` after it: the parser would take that for

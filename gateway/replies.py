@@ -56,7 +56,7 @@ class ReplyResponse:
         """Run the call until its last byte is sent, or until its client leaves; with a key, until its end."""
         if self._call.streams:
             scope["state"]["write_error"] = self._write_error
-        async with ended_when_client_leaves(receive) as client:
+        async with ended_when_client_leaves(scope, receive) as client:
             if self._call.idempotency_key is None:
                 await self._run(self._call, self._dialect, send, client)
             else:
