@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 import structlog
 
@@ -62,6 +63,7 @@ class BatchRunner:
         self._giving_way = GivingWay(self.paces, services.clock)
         self._running: dict[str, Claim] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._claiming: asyncio.Task[int] | None = None
         self._room = asyncio.Event()
         self._has_suspects = False  # whether one waits: as soon as nothing else runs here, it does
         self._not_before: dict[str, float] = {}  # monotonic seconds; batches whose team has no room now
@@ -93,6 +95,8 @@ class BatchRunner:
 
     async def finish(self, seconds: float, hurried: asyncio.Event) -> None:
         """Wait for what runs, no longer than ``seconds`` or until ``hurried``; the rest is put back for others."""
+        if self._claiming is not None:
+            await asyncio.wait([self._claiming], timeout=PUT_BACK_WITHIN)
         renewing = asyncio.create_task(self._keep_going(self._renew, RENEW_EVERY))
         hurry = asyncio.create_task(hurried.wait())
         ends = asyncio.create_task(_all_of(self._tasks))
@@ -117,14 +121,25 @@ class BatchRunner:
 
     async def _claim(self) -> None:
         """Fill the room there is, then wait for more of it, or for something to run."""
-        if self._has_suspects:
-            await self._claim_suspect()
+        if self._has_suspects and not self._running:
+            await self._whole(self._claim_suspect())
             return
         free = self.paces.most - len(self._running)
         room = MOST_BYTES - sum(len(claim.body) for claim in self._running.values())
-        if free <= 0 or room <= 0 or self._is_doubtful():
+        if self._has_suspects or free <= 0 or room <= 0 or self._is_doubtful():
             await self._until_room()
             return
+        if await self._whole(self._claim_in_turns(free, room)) < free:
+            await self._until_room(POLL)
+
+    async def _whole(self, claiming: Coroutine[Any, Any, int]) -> int:
+        """Claim and begin, though somebody stops us meanwhile: Postgres may have committed, and who is claimed and
+        not begun would wait for its lease to end."""
+        self._claiming = asyncio.create_task(claiming)
+        return await asyncio.shield(self._claiming)
+
+    async def _claim_in_turns(self, free: int, room: int) -> int:
+        """Claim up to ``free`` items of ``room`` bytes, begin them, and return how many there were."""
         claims: list[tuple[Claim, Waiting]] = []
         now = self._services.clock.monotonic()
         self._not_before = {name: until for name, until in self._not_before.items() if until > now}
@@ -150,22 +165,19 @@ class BatchRunner:
             self._renewed = self._services.clock.monotonic()
         for claim, batch in claims:
             self._begin(claim, batch)
-        if len(claims) < free:
-            await self._until_room(POLL)
+        return len(claims)
 
-    async def _claim_suspect(self) -> None:
+    async def _claim_suspect(self) -> int:
         """Run a suspect, and nothing beside it; when none is left, the others go on."""
-        if self._running:
-            await self._until_room()
-            return
         async with self._database.begin() as connection:
             claim = await claim_suspect(connection, self.owner)
         if claim is None:
             self._has_suspects = False
-            return
+            return 0
         log.warning("batch_item_runs_alone", batch_id=claim.batch_id, position=claim.position, losses=claim.losses)
         self._renewed = self._services.clock.monotonic()
         self._begin(claim)
+        return 1
 
     def _begin(self, claim: Claim, batch: Waiting | None = None) -> None:
         self._running[claim.name] = claim
