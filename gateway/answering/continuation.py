@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import structlog
 from msgspec.structs import replace
 
@@ -21,6 +23,7 @@ from protocol.events import Event, ReplyEnd
 from router.prompt_bounds import prompt_characters
 from router.targets import Route
 
+LOST = ("reset", "timeout", "deadline")  # words for a connection that broke or fell silent, whatever had come by then
 MOST_REPLICAS = 3  # that one reply is given to, each once: one that has ended them all may itself be what ends them
 
 log = structlog.get_logger()
@@ -100,6 +103,9 @@ class Source:
         """Return the first events of another replica that goes on. Raises ``failure`` where there is none."""
         progress, broken = self._progress, self.answering
         if progress is None:
+            if failure.outcome in LOST and broken.events is not None:
+                with suppress(UpstreamFailure):
+                    return broken.events.finish()  # it had said why it ends: every word is here
             raise failure
         await broken.close()
         resume = progress.resume()

@@ -153,8 +153,16 @@ async def _events(
             yield answer.event(chunk)
             await asyncio.Event().wait()
         yield answer.event(chunk)
-    if fault is not Fault.NO_DONE:
-        yield answer.done
+    match fault:
+        case Fault.NO_DONE:
+            return
+        case Fault.LATE_END:
+            await asyncio.Event().wait()
+        case Fault.LOST_END:
+            await asyncio.sleep(0.01)  # or the reset would overtake the bytes
+            connection.reset()
+            raise Ended
+    yield answer.done
 
 
 async def _break(

@@ -20,6 +20,8 @@ class Fault(StrEnum):
     BROKEN = "broken"  # the connection closes after ``after`` tokens, the body has no end
     CUT = "cut"  # the body ends regularly after ``after`` tokens: no finish_reason, no [DONE]
     NO_DONE = "no-done"  # everything but [DONE]
+    LOST_END = "lost-end"  # everything but [DONE], then a TCP reset
+    LATE_END = "late-end"  # everything but [DONE], then silence
     NO_FINISH = "no-finish"  # [DONE] without a finish_reason
     MALFORMED = "malformed"  # half a JSON object after ``after`` tokens
     ERROR_FRAME = "error-frame"  # an error object after ``after`` tokens, then the end

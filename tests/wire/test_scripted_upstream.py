@@ -110,7 +110,7 @@ def test_prepared_answers_are_the_same_bytes() -> None:
 @pytest.mark.parametrize("name", NAMED)
 def test_every_script_can_be_played(upstream: ScriptedUpstream, name: str) -> None:
     """Each ends in an answer, a broken connection or silence, for streamed and for plain calls."""
-    falls_silent = name in (Fault.HANG, Fault.HANG_BEFORE_HEADERS, Fault.ROLE_ONLY, Fault.PINGS_ONLY)
+    falls_silent = name in (Fault.HANG, Fault.HANG_BEFORE_HEADERS, Fault.ROLE_ONLY, Fault.PINGS_ONLY, Fault.LATE_END)
     for body in (HELLO, {**HELLO, "stream": True}):
         upstream.script(name, times=1)
         outcome: object
@@ -132,6 +132,9 @@ def test_every_script_can_be_played(upstream: ScriptedUpstream, name: str) -> No
 
         if "reset" in name or name == Fault.BROKEN:
             assert outcome in (httpx.ReadError, httpx.RemoteProtocolError)
+        elif name in (Fault.LOST_END, Fault.LATE_END):
+            broken = httpx.ReadTimeout if falls_silent else httpx.ReadError
+            assert outcome is broken if "stream" in body else outcome == 200
         elif name == Fault.PINGS_ONLY:
             assert outcome in (200, httpx.ReadTimeout)
         elif falls_silent:
