@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import aiohttp
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.connector import Connection
 
 from gateway.providers.base import UpstreamRequest
 from gateway.providers.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 
 UNREAD = 64 * 1024  # bytes of an answer that may wait here for a slow client; at twice that its upstream waits
-WRITTEN_AT_ONCE = 32 * 1024  # bytes of a request; the half of what a connection takes without waiting
 LONGEST_REPLY = 64 * 1024 * 1024  # bytes of a plain reply that we read
 LONGEST_ERROR = 64 * 1024  # bytes of a failing reply that we read
 
@@ -35,7 +31,6 @@ class UpstreamClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers={"user-agent", "accept"},
             read_bufsize=UNREAD,
-            request_class=_PromptRequest,
         )
 
     async def send(self, request: UpstreamRequest, connect: float, patience: float) -> UpstreamResponse:
@@ -112,27 +107,6 @@ class UpstreamResponse:
         if self._alarm is not None:
             self._alarm.cancel()
         self._response.close()
-
-
-class _PromptRequest(aiohttp.ClientRequest):
-    """Writes a small body at once, as aiohttp itself does from Python 3.12 on: until then a task does, a turn later."""
-
-    def write_bytes(
-        self, writer: AbstractStreamWriter, conn: Connection, content_length: int | None = None
-    ) -> Coroutine[Any, Any, None]:
-        """Return what is left to be done."""
-        writing = super().write_bytes(writer, conn, content_length)
-        is_small = content_length is not None and content_length <= WRITTEN_AT_ONCE
-        if not is_small or conn.transport is None or conn.transport.get_write_buffer_size():
-            return writing
-        try:
-            writing.send(None)
-        except StopIteration:
-            return _nothing()
-        raise AssertionError("a small body had to wait for an empty connection")
-
-
-async def _nothing() -> None: ...
 
 
 async def read_error_body(response: UpstreamResponse) -> bytes:
