@@ -14,7 +14,7 @@ NOT_SPOKEN = {
 # What clients add to a base URL, some of them with the /v1.
 KNOWN = (
     *("/chat/completions", "/completions", "/embeddings", "/moderations", "/models", "/files", "/batches"),
-    *("/messages", "/messages/count_tokens"),
+    *("/messages", "/messages/count_tokens", "/batch", "/usage"),
 )
 
 

@@ -24,7 +24,7 @@ async def live() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@get("/health/ready", guards=[open_guard], summary="Can it take work")
+@get(["/health/ready", "/health"], guards=[open_guard], summary="Can it take work")
 async def ready(request: AnyRequest) -> Response[dict[str, Any]]:
     """Say of each part whether it answers. Known keys are served without Postgres or Redis: degraded is still ready.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
 from billing.auditor import Auditor, Found
 from billing.flusher import Flusher
@@ -15,9 +16,10 @@ from tests.support.house import House
 COUNTED = ("tollgate_hold_exceeded_total", "tollgate_holds_swept_total", "tollgate_redis_refusals_total")
 
 
-def test_a_ready_house_names_its_parts(house: House) -> None:
-    """Quotas and the journal have their say beside Postgres and Redis."""
-    answer = httpx.get(house.url + "/health/ready").json()
+@pytest.mark.parametrize("path", ["/health/ready", "/health"])
+def test_a_ready_house_names_its_parts(house: House, path: str) -> None:
+    """Quotas and the journal have their say beside Postgres and Redis; load generators look at /health."""
+    answer = httpx.get(house.url + path).json()
 
     assert answer["parts"].keys() == {"postgres", "redis", "quotas", "journal"}
     assert answer["parts"]["journal"] == "ok"
