@@ -15,6 +15,9 @@ class Clock(Protocol):
     def now(self) -> float:
         """Return unix seconds."""
 
+    def monotonic(self) -> float:
+        """Return seconds that never go back."""
+
     def today(self) -> date:
         """Return the UTC day."""
 

@@ -80,7 +80,6 @@ class Hold(Struct, frozen=True, kw_only=True):
     """Set aside, until settled or released. Its owner renews the lease while the call runs."""
 
     request: HoldRequest
-    opened_at: float  # unix seconds
     requests: Remaining | None = None  # the tightest per-minute request limit
     tokens: Remaining | None = None  # the tightest per-minute token limit
     standalone: bool = False  # opened against this gateway's own share while Redis is away

@@ -79,7 +79,7 @@ class Quotas(PatientBooks):
         may_be_held = False
         while True:
             if self.is_standalone:
-                await self._standalone.learn(request, self._clock.now())
+                await self._standalone.learn(request, self._clock.monotonic())
                 if self.is_standalone:
                     return self._open_standalone(request, may_be_held=may_be_held)
             answer = await self._open(request)
@@ -107,7 +107,7 @@ class Quotas(PatientBooks):
         known = [ScopeState(*state) for state in states]
         hold = self._held(request, known) if code == 1 else None
         for scope, state in zip(request.scopes, known, strict=False):  # told nothing, it is too late
-            self._standalone.remember(scope, period(request.request_id)[0], state, self._clock.now())
+            self._standalone.remember(scope, period(request.request_id)[0], state, self._clock.monotonic())
         if hold is None:
             return refusal(request, known, refusals)
         if epoch != self.epoch:  # the books that hold it are closed
@@ -115,7 +115,7 @@ class Quotas(PatientBooks):
         return hold
 
     def _open_standalone(self, request: HoldRequest, *, may_be_held: bool) -> Hold | RefusedHold:
-        answer = self._standalone.open(request, self._clock.now())
+        answer = self._standalone.open(request, self._clock.monotonic())
         if isinstance(answer, Hold):
             self._begin(answer)
             self._say_later(enter_hold(request))
@@ -125,7 +125,7 @@ class Quotas(PatientBooks):
 
     def _open_unheard(self, request: HoldRequest) -> Hold | RefusedHold:
         """Hold a call whose counters Redis refuses to touch against our share; its settlement may be refused too."""
-        answer = self._standalone.open(request, self._clock.now())
+        answer = self._standalone.open(request, self._clock.monotonic())
         if isinstance(answer, Hold):
             self._begin(answer)
         return answer
@@ -235,6 +235,6 @@ class Quotas(PatientBooks):
 
     def _held(self, request: HoldRequest, states: Sequence[ScopeState]) -> Hold:
         requests, tokens = remaining(request, states)
-        hold = Hold(request=request, opened_at=self._clock.now(), requests=requests, tokens=tokens)
+        hold = Hold(request=request, requests=requests, tokens=tokens)
         self._begin(hold)
         return hold

@@ -197,9 +197,9 @@ class Restorer:
         """Return why an epoch that seems in order has to be followed by another, or ""."""
         if self._fault:
             return self._fault
-        if self._quotas.is_standalone or self._clock.now() < self._dead_due:
+        if self._quotas.is_standalone or self._clock.monotonic() < self._dead_due:
             return ""
-        self._dead_due = self._clock.now() + ASK_FOR_DEAD_EVERY
+        self._dead_due = self._clock.monotonic() + ASK_FOR_DEAD_EVERY
         try:
             dead = await self._store.dead_with_unsettled()
         except STORES_AWAY:

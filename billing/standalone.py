@@ -129,7 +129,7 @@ class Standalone:
                 self._recent.setdefault(name, Minute()).add(now, request.tokens)
             self._spend(scope, request, request.tokens, request.cost_nanousd)
         self._holds[request.request_id] = request
-        return Hold(request=request, opened_at=now, standalone=True)
+        return Hold(request=request, standalone=True)
 
     def settle(self, request_id: str, used: Settlement | None) -> None:
         """Put what was used in place of the hold; ``None`` gives all of it back."""

@@ -69,7 +69,7 @@ async def _open(services: Services, request: HoldRequest, endpoint: str = "") ->
             request = replace(request, valid_until=services.clock.now() + OPEN_WITHIN)
             hold = await services.quotas.open(request)
     except asyncio.CancelledError:  # the client left; Redis may hold it all the same
-        services.background.spawn(services.quotas.release(Hold(request=request, opened_at=services.clock.now())))
+        services.background.spawn(services.quotas.release(Hold(request=request)))
         raise
     if isinstance(hold, RefusedHold):
         error = refusal_error(hold)

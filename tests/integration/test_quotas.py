@@ -108,6 +108,17 @@ async def test_what_is_aside_counts_so_without_redis(redis: Redis, clock: SetClo
     assert isinstance(await alone.open(ask(clock, team=limits)), RefusedHold)
 
 
+async def test_a_clock_that_is_set_back_keeps_no_minute_for_an_hour(redis: Redis, clock: SetClock) -> None:
+    """What a gateway that stands alone held more than a minute ago has flowed back, whatever the time of day says."""
+    alone = Quotas(Redis(port=1), clock, standalone_share=1.0, uses_server_time=False)
+    limits = Limits(requests_per_minute=2)
+    assert [type(await alone.open(ask(clock, team=limits))) for _ in range(3)] == [Hold, Hold, RefusedHold]
+    clock.set_back(3600)
+    clock.move(61)
+
+    assert isinstance(await alone.open(ask(clock, team=limits)), Hold)
+
+
 async def test_settling_books_what_was_used(quotas: Quotas, clock: SetClock) -> None:
     """After settling, the hold is gone and the real cost stands in every counter, for team and key."""
     hold = await held(quotas, ask(clock))
@@ -157,7 +168,7 @@ async def test_a_renewed_hold_lives_on(quotas: Quotas, clock: SetClock) -> None:
 async def test_an_open_after_its_own_release_is_refused(quotas: Quotas, clock: SetClock) -> None:
     """An open that overslept finds the tombstone of its release and holds nothing."""
     request = ask(clock)
-    await quotas.release(Hold(request=request, opened_at=clock.now()))
+    await quotas.release(Hold(request=request))
 
     assert isinstance(await quotas.open(request), RefusedHold)
 

@@ -12,14 +12,19 @@ class SetClock(Clock):
 
     def __init__(self, now: float = NOON) -> None:
         self.time = now
+        self._behind = 0.0
 
     def now(self) -> float:
         """Return unix seconds."""
-        return self.time
+        return self.time - self._behind
 
     def monotonic(self) -> float:
         """Return seconds that never go back."""
         return self.time
+
+    def set_back(self, seconds: float) -> None:
+        """Set the time of day back, as NTP or a person does; what has passed has passed."""
+        self._behind += seconds
 
     def move(self, seconds: float) -> None:
         """Let time pass, or go back."""

@@ -114,7 +114,7 @@ class Scene:
         target = Target(spec, Endpoint("here", "http://upstream"))
         route = Route("small", (target,), "named")
         holding = HoldRequest(request_id=call.request_id, team_id="a", scopes=(), legs=(), valid_until=0)
-        self.account = Account(Hold(request=holding, opened_at=0), self.journal, cast(Any, self.books))
+        self.account = Account(Hold(request=holding), self.journal, cast(Any, self.books))
         self.account.open(record_for(call, route, target, Status.FAILED))
         provider = ProviderSettings(
             name="upstream",
