@@ -62,7 +62,11 @@ def main() -> None:
     for label, make, rounds in cases:
         texts = [make() for _ in range(rounds)]
         again = 1 if "never seen" in label else 3
-        for name, check in (("rules", _rules), ("classifier", classifier.score), ("both", partial(_both, classifier))):
+        for name, check in (
+            ("rules", _rules),
+            ("classifier", partial(_judge, classifier)),
+            ("both", partial(_both, classifier)),
+        ):
             _measure(label, name, texts if name != "both" or again > 1 else [make() for _ in texts], check, again)
 
 
@@ -76,11 +80,14 @@ def _rules(text: str) -> list[str]:
     return inside
 
 
-def _both(classifier: Classifier, text: str) -> None:
-    """As the guard does it: what the rules have learnt of a text, that it hides nothing, the classifier goes by."""
-    hides = bool(_rules(text))
+def _judge(classifier: Classifier, text: str, *, hides: bool = True) -> None:
     for window in readings(text, hides=hides):
         classifier.logits(window)
+
+
+def _both(classifier: Classifier, text: str) -> None:
+    """As the guard does it: what the rules have learnt of a text, that it hides nothing, the classifier goes by."""
+    _judge(classifier, text, hides=bool(_rules(text)))
 
 
 def _measure(label: str, name: str, texts: list[str], check: Callable[[str], object], rounds: int) -> None:

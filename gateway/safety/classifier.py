@@ -1,8 +1,8 @@
 # What a text is about, as far as the content policy asks: attacks on the model, requests for harm, and the categories
 # of OpenAI's moderation API. Fitted with scikit-learn (training/), served from exported weights with numpy.
 #
-# Texts repeat their words: what the runs of bytes inside a word come to is worked out once, and found again by the hash
-# of what stands between two spaces, so that a text costs one look-up a word and one product.
+# Texts repeat their words: what the runs of bytes inside a word come to is worked out once, and found again by its key.
+# What is new is worked out for all words of a text at once.
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import math
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from operator import add
-from sys import byteorder
 
 import numpy as np
 import numpy.typing as npt
 
 from gateway.safety.features import (
-    BUCKETS,
     LONGEST,
     RUNS_AT_LEAST,
     WORDS_AT_LEAST,
+    Runs,
+    Words,
+    each_once,
     hashes_of,
     read_runs,
     read_words,
     windows,
-    words_in,
+    words_of,
 )
 from gateway.safety.findings import Finding
 from gateway.safety.hidden import hidden, with_letters
@@ -36,9 +37,9 @@ WEIGHTS = "safety.npz"
 MANIFEST = "safety.json"  # {"sha256": of the weights, "format": FORMAT, …}
 FORMAT = 5  # of the weights and of the features that they were fitted on
 FLAGGED = 0.5  # a score from here on is a finding: the operating point that the model card tells of
-REMEMBERED = 1 << 15  # words whose runs are known; at least as many as a window can have
-PLACES = range(BUCKETS, BUCKETS + REMEMBERED)  # where they stand: after the buckets, so that both are counted in one go
-LONG = 64  # bytes: what is longer between two spaces is remembered by its words alone
+PLACE_BITS = 17
+PLACES = 1 << PLACE_BITS  # of remembered words: each has one, by its key, and keeps it until another comes there
+_TO_PLACE = np.array(64 - PLACE_BITS, np.uint64)
 
 # What the columns of the weights stand for. "any": whether a text is of any of the kinds after it.
 OF_WORDS = ("attack", "harm")  # they read words, pairs and triples; the others the runs of bytes inside words
@@ -56,22 +57,19 @@ class Classifier:
     def __init__(self, weights: dict[str, npt.NDArray]) -> None:
         roots = weights["runs"].astype(np.float32)  # of weights, in steps, with their signs
         runs = roots * np.abs(roots) * weights["run_steps"]
-        self._runs = _table(weights["run_idf"], runs)  # (run buckets + 1, heads of runs + 1)
-        # What a word, pair or triple adds to the heads of words, and a word at its place to the heads of runs: with
-        # either a line, one product does for both.
-        self._adds = np.zeros((PLACES.stop, len(HEADS) + 2), np.float32)
-        self._adds[:BUCKETS, : ANY + 1] = _table(weights["idf"], weights["words"])[:-1]
+        self._words = _table(weights["idf"], weights["words"])  # (buckets + 1, heads of words + 1)
+        self._runs = _table(weights["run_idf"], runs[:, :1])  # (run buckets + 1, "any" and 1)
+        self._kind_runs = _table(weights["run_idf"], runs[:, 1:])[:, :-1].copy()  # (run buckets + 1, kinds)
         self._bias: list[float] = weights["bias"].tolist()  # of each head, the operating points taken off
         log = np.log(np.arange(4 * LONGEST, dtype=np.float32).clip(1)) + 1
         self._scales = np.stack((log, log * log))  # by how often a feature comes: of weights, and of squares
-        # The place of each word, and the places of those that are between two spaces, four bytes each. By hashes, since
-        # what was said is not kept; of bytes, since texts of another width may share theirs.
-        self._place: dict[int, bytes] = {}
-        self._free = PLACES.start
-        self._hashes = np.zeros(PLACES.stop, np.uint32)
         self._meaning = Meaning(weights)
-        self._meant = np.zeros((PLACES.stop, self._meaning.columns), np.float32)
-        self._places(weights["common"].tobytes().split())
+        # Of the words that are remembered, by their places. By keys, since what was said is not kept.
+        self._keys = np.zeros(PLACES, np.uint64)
+        self._keys[0] = ~np.uint64(0)  # no word has its place here and this key, nor is there one of 0 elsewhere
+        self._hashes = np.zeros(PLACES, np.uint32)
+        self._sums = np.zeros((PLACES, self._runs.shape[1]), np.float32)
+        self._meant = np.zeros(PLACES, np.int32)
 
     @classmethod
     def load(cls, folder: Traversable | None = None) -> Classifier:
@@ -86,65 +84,59 @@ class Classifier:
 
     def score(self, text: str) -> dict[str, float]:
         """Return the score of every category, 0..1: the highest that any window of the text has."""
-        found = [self.logits(window) for window in readings(text)]
-        return scores_of(found[0] if len(found) == 1 else np.max(found, axis=0))
+        return scores_of(np.max([self.logits(window, fully=True) for window in readings(text)], axis=0))
 
-    def logits(self, window: str) -> Floats:
-        """Return the logit of every head for one of a text's ``readings``: above 0 is a finding."""
-        places = self._places(window.encode("utf-8", "replace").split())
-        hits, counts = read_words(self._hashes.take(places), places)
+    def logits(self, window: str, *, fully: bool = False) -> Floats:
+        """Return the logit of every head for one of a text's ``readings``: above 0 is a finding. Unless asked for
+        ``fully``, a kind has that of "any" where that is none; it can have no higher one."""
+        words = words_of(window)
+        firsts, counts, which = each_once(words.keys)
         scales = self._scales.take(counts, axis=1)
-        sums, squares = scales.dot(self._adds.take(hits, axis=0)).tolist()
-        sums = [
-            *_weighed(sums[: ANY + 1], squares[ANY], WORDS_AT_LEAST),
-            *_weighed(sums[ANY + 1 :], squares[-1], RUNS_AT_LEAST),
-        ]
-        found = list(map(add, sums, self._bias))
-        first = hits.searchsorted(BUCKETS)  # from here on they are places of words
-        meant = self._meaning.logits(scales[0, first:].dot(self._meant.take(hits[first:], axis=0)))
-        found[HARM:] = map(add, found[HARM:], meant)
-        # "any" knows whether there is something, and the kinds, fitted on nothing but texts that break the policy, what
-        # it is: the likeliest in any case, and every other that is likely of itself.
-        is_any, kinds = found[ANY], found[ANY + 1 :]
-        likeliest = kinds.index(max(kinds))
-        kinds = [min(is_any, kind) for kind in kinds]
-        kinds[likeliest] = is_any
-        return np.array(found[: ANY + 1] + kinds, np.float32)
+        hashes, known, meant = self._known(words, firsts)
+        hits, counts = read_words(hashes.take(which))
+        sums, squares = self._scales.take(counts, axis=1).dot(self._words.take(hits, axis=0)).tolist()
+        shorter = _shorter(squares, WORDS_AT_LEAST)
+        attack, harm = shorter * sums[0], shorter * sums[1]
+        sums, squares = scales.dot(known).tolist()
+        shorter = _shorter(squares, RUNS_AT_LEAST)
+        meanings = self._meaning.logits(meant, scales[0])
+        found = list(map(add, self._bias, (attack, harm + meanings[0], shorter * sums[0] + meanings[1])))
+        is_any = found[ANY]
+        kinds = [is_any] * len(KINDS)
+        if is_any > 0 or fully:
+            # "any" knows whether there is something, and the kinds, fitted on nothing but texts that break the policy,
+            # what it is: the likeliest in any case, and every other that is likely of itself.
+            likely = list(map(add, self._bias[ANY + 1 :], meanings[2:]))
+            if len(firsts):
+                of_runs = scales[0].dot(_sums_of(read_runs(words.take(firsts), hashes), self._kind_runs))
+                likely = list(map(add, likely, (shorter * of_runs).tolist()))
+            kinds = [min(is_any, kind) for kind in likely]
+            kinds[likely.index(max(likely))] = is_any
+        return np.array(found + kinds, np.float32)
 
-    def _places(self, pieces: list[bytes]) -> npt.NDArray[np.uint32]:
-        """Return the place of each word of a text that was split at its spaces."""
-        place = self._place
-        try:
-            places = b"".join(map(place.__getitem__, map(hash, pieces)))
-        except KeyError:
-            pieces = [part for piece in pieces for part in ((piece,) if len(piece) <= LONG else words_in(piece))]
-            self._learn(pieces)
-            places = b"".join(map(place.__getitem__, map(hash, pieces)))
-        return np.frombuffer(places, np.uint32)
+    def _known(
+        self, words: Words, firsts: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.uint32], Floats, npt.NDArray[np.int32]]:
+        """Return what different words count as, what their runs come to for "any" (``_table``), and the places of
+        their meanings."""
+        keys = words.keys.take(firsts)
+        places = (keys >> _TO_PLACE).astype(np.int64)
+        hashes, sums, meant = self._hashes.take(places), self._sums.take(places, axis=0), self._meant.take(places)
+        if len(fresh := (self._keys.take(places) != keys).nonzero()[0]):
+            unheard = words.take(firsts.take(fresh))
+            hashes[fresh] = theirs = hashes_of(unheard.said())
+            sums[fresh] = heard = _sums_of(read_runs(unheard, theirs), self._runs)
+            meant[fresh] = means = self._meaning.places_of(theirs)
+            # Of two that have the same place the later one is remembered, and both are right here.
+            at = places.take(fresh)
+            self._keys[at], self._hashes[at], self._sums[at], self._meant[at] = unheard.keys, theirs, heard, means
+        return hashes, sums, meant
 
-    def _learn(self, pieces: list[bytes]) -> None:
-        place, first = self._place, self._free
-        fresh = {key: piece for key, piece in zip(map(hash, pieces), pieces, strict=True) if key not in place}
-        words = words_in(b" ".join(fresh.values()))
-        unheard = {key: word for key, word in zip(map(hash, words), words, strict=True) if key not in place}
-        end = first + len(unheard)
-        if first > PLACES.start and (end > PLACES.stop or len(place) + len(fresh) > 2 * REMEMBERED):
-            place.clear()
-            self._free = PLACES.start
-            self._learn(pieces)
-            return
-        if unheard:
-            words = list(unheard.values())
-            runs = read_runs(words)
-            known = self._runs.take(runs.buckets, axis=0).sum(axis=0)  # (places, heads of runs + 1)
-            self._adds[first:end, ANY + 1 :] = np.add.reduceat(known, runs.starts, axis=0)
-            self._hashes[first:end] = hashes_of(words)
-            self._meant[first:end] = self._meaning.rows_of(self._hashes[first:end])
-            for at, key in enumerate(unheard, first):
-                place[key] = at.to_bytes(4, byteorder)
-            self._free = end
-        for key in fresh.keys() - unheard.keys():
-            place[key] = b"".join([place[hash(word)] for word in words_in(fresh[key])])
+
+def _sums_of(runs: Runs, table: Floats) -> Floats:
+    """Return (words, columns): what the runs of each word come to in a ``_table``."""
+    sums: Floats = np.add.reduceat(table.take(runs.buckets, axis=0).sum(axis=0), runs.starts, axis=0)
+    return sums
 
 
 def _table(idf: npt.NDArray, weights: npt.NDArray) -> Floats:
@@ -157,11 +149,9 @@ def _table(idf: npt.NDArray, weights: npt.NDArray) -> Floats:
     return table
 
 
-def _weighed(sums: list[float], square: float, at_least: float) -> list[float]:
-    """Return the heads' sums divided by the reading's length, of which ``square`` is the square; it comes last in
-    ``sums``, where it means nothing."""
-    shorter = 1 / math.sqrt(at_least * at_least + square)
-    return [shorter * one for one in sums[:-1]]
+def _shorter(squares: list[float], at_least: float) -> float:
+    """Return what a reading is multiplied by: 1 by its length, the square of which comes last in ``squares``."""
+    return 1 / math.sqrt(at_least * at_least + squares[-1])
 
 
 def readings(text: str, *, hides: bool = True) -> list[str]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -153,7 +153,7 @@ class Guard:
 
     async def judge(self, texts: Iterable[str]) -> list[Finding]:
         """Return the categories that the classifier finds in texts."""
-        worst = [await self._worst_logits(text) for text in texts]
+        worst = [await self._worst_logits(text, self.logits) for text in texts]
         return findings_of(np.max(worst, axis=0)) if worst else []
 
     async def judge_told(self, texts: Iterable[str]) -> list[Finding]:
@@ -168,14 +168,14 @@ class Guard:
 
     async def score(self, text: str) -> dict[str, float]:
         """Return the score of every category for a text."""
-        return scores_of(await self._worst_logits(text))
+        return scores_of(await self._worst_logits(text, partial(self._classifier.logits, fully=True)))
 
-    async def _worst_logits(self, text: str) -> Floats:
+    async def _worst_logits(self, text: str, judge: Callable[[str], Floats]) -> Floats:
         """Return the highest logits of any window of a text; others have their turn between windows."""
         worst: Floats | None = None
         async for piece in _slices(text):
             for window in readings(piece, hides=_key_of(piece) not in self._open):
-                logits = self.logits(window)
+                logits = judge(window)
                 if worst is None:
                     worst = logits
                 else:

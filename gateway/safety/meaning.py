@@ -21,27 +21,30 @@ class Meaning:
 
     def __init__(self, weights: dict[str, npt.NDArray]) -> None:
         self._hashes = weights["meant_words"].cumsum(dtype=np.uint32)  # (words,), rising
-        self._rows = weights["meant_rows"]  # (words, hidden), whole numbers of a step
-        self._steps = weights["meant_steps"]  # (hidden,)
+        words, hidden = weights["meant_rows"].shape
+        # Whole numbers of a step, and 1, by which words are counted; the last row is of words without a vector.
+        self._rows = np.zeros((words + 1, hidden + 1), np.int8)
+        self._rows[:-1, :-1], self._rows[:, -1] = weights["meant_rows"], 1
+        self._steps = np.append(weights["meant_steps"], np.float32(1))
         # A hidden unit is 0 or what the words come to divided by how many they are, its bias added: the same as when
         # every word brings the bias along, and what is left above 0 is divided in the end.
-        self._bias = np.append(weights["hidden_bias"], np.float32(1))
-        self._at_least = self._bias * np.float32(MEANT_AT_LEAST)
+        self._bias = np.append(weights["hidden_bias"], np.float32(0))
         self._said = np.vstack((weights["hidden_said"], np.zeros(len(MEANT), np.float32)))
-        self.columns = len(self._bias)
 
-    def rows_of(self, hashes: npt.NDArray[np.uint32]) -> Floats:
-        """Return (words, columns): what each word adds to the hidden units, and 1; a word without a vector means
-        nothing, and adds the bias alone."""
+    def places_of(self, hashes: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+        """Return the place of each word here; those without a vector share one, and mean nothing."""
         places = self._hashes.searchsorted(hashes)
-        meant = (self._hashes.take(places, mode="clip") == hashes).nonzero()[0]
-        rows = np.tile(self._bias, (len(hashes), 1))
-        rows[meant, :-1] += self._rows.take(places[meant], axis=0) * self._steps
-        return rows
+        is_other = self._hashes.take(places, mode="clip") != hashes
+        np.putmask(places, is_other, len(self._hashes))
+        return places
 
-    def logits(self, sums: Floats) -> list[float]:
-        """Return what the rows of a text's words, summed up, add to each head that is ``MEANT``."""
-        hidden = sums + self._at_least
+    def logits(self, places: npt.NDArray[np.int32], often: Floats) -> list[float]:
+        """Return what a text's words add to each head that is ``MEANT``; ``often``: how much each word counts."""
+        hidden = often.dot(self._rows.take(places, axis=0).astype(np.float32))
+        hidden *= self._steps
+        count = float(hidden[-1]) + MEANT_AT_LEAST
+        hidden += self._bias * np.float32(count)
         np.maximum(hidden, 0, out=hidden)
-        scale = 1 / float(hidden[-1])
-        return [scale * said for said in hidden.dot(self._said).tolist()]
+        hidden /= np.float32(count)
+        said: list[float] = hidden.dot(self._said).tolist()
+        return said

@@ -35,7 +35,6 @@ OURS_COUNT_OF_KIND = 0.3  # and a text of ours where kinds are told apart, among
 # Times which a head's logit is served: a text is as bad as its worst category, so of a text to moderate that is neither
 # of these, they have to say so firmly. What is above 0 stays so.
 FIRMNESS = {"attack": 4.0, "harm": 4.0}
-COMMON = 4000  # words that serving knows from its start on
 MOST_WINDOWS = 4  # of one text, in the fit: a long text has no more to say than a short one
 
 # What a head is to find, and what it is to let pass; rows of other tasks are not shown to it.
@@ -68,7 +67,6 @@ class FittedSafety:
         self.points = np.zeros(len(HEADS))  # logits from which a head's finding counts
         self._words = TfidfTransformer(sublinear_tf=True, norm=None)
         self._run_idf: Floats = np.zeros(0)
-        self._common: list[bytes] = []  # the words that most texts share
         self._vectors = vectors
         self._nets = folded(vectors, {})
 
@@ -78,8 +76,6 @@ class FittedSafety:
             raise ValueError("the licence of some rows does not allow to fit on them")
         windows = windows.first(MOST_WINDOWS)
         words = _shortened(self._words.fit_transform(windows.words), WORDS_AT_LEAST)
-        spread = np.asarray((windows.lexis > 0).sum(axis=0)).ravel()
-        self._common = [windows.lexicon[word] for word in np.argsort(-spread, kind="stable")[:COMMON]]
         moderating = windows.lexis[~np.isin(examples.source, OURS)[windows.owner]]
         said = ((moderating @ windows.runs) > 0).sum(axis=0)
         self._run_idf = np.log((1 + moderating.shape[0]) / (1 + np.asarray(said).ravel())) + 1
@@ -154,7 +150,6 @@ class FittedSafety:
             "meant_steps": self._nets.steps,
             "hidden_bias": self._nets.bias,
             "hidden_said": self._nets.out,
-            "common": np.frombuffer(b" ".join(self._common), np.uint8),
             "bias": (np.array([self.heads[name].bias for name in HEADS]) - self.points).astype(np.float32),
         }
 

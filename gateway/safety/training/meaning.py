@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 
-from gateway.safety.features import hashes_of, words_in
+from gateway.safety.features import hashes_of, is_word
 from gateway.safety.meaning import KINDS, MEANT, MEANT_AT_LEAST
 
 MOST_WORDS = 90_000  # that are served: those that say most
@@ -78,7 +78,7 @@ def _read(path: Path) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
     else:
         lines = [line.split() for line in path.read_bytes().splitlines()]
         words, numbers = [line[0] for line in lines], np.array([line[1:] for line in lines], np.float32)
-    kept = [row for row, word in enumerate(words) if words_in(word) == [word]]
+    kept = [row for row, word in enumerate(words) if is_word(word)]
     hashes, first = np.unique(hashes_of([words[row] for row in kept]), return_index=True)
     rows = numbers[np.array(kept)[first]].astype(np.float32)
     return hashes, rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-6)

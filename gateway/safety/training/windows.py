@@ -7,10 +7,19 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+from scipy.sparse import csr_matrix, vstack  # type: ignore[import-untyped]
 
 from gateway.safety.classifier import readings
-from gateway.safety.features import BUCKETS, NO_RUN, RUN_BUCKETS, hashes_of, read_runs, read_words, words_of
+from gateway.safety.features import (
+    BUCKETS,
+    NO_RUN,
+    RUN_BUCKETS,
+    hashes_of,
+    joined,
+    read_runs,
+    read_words,
+    words_of,
+)
 
 
 class Windows(Struct, frozen=True):
@@ -39,7 +48,7 @@ class Windows(Struct, frozen=True):
 def windows_of(texts: list[str]) -> Windows:
     """Read all windows of texts."""
     found = [readings(text) for text in texts]
-    windows = [words_of(window) for some in found for window in some]
+    windows = [words_of(window).said() for some in found for window in some]
     owner = np.repeat(np.arange(len(texts)), list(map(len, found)))
     hits = [read_words(hashes_of(words)) for words in windows]
     words = _rows([reading.buckets for reading in hits], [reading.counts for reading in hits], BUCKETS)
@@ -51,11 +60,15 @@ def windows_of(texts: list[str]) -> Windows:
 
 
 def _runs_of(lexicon: list[bytes]) -> csr_matrix:
-    runs = read_runs(lexicon)
-    _, places = np.nonzero(runs.buckets != NO_RUN)
-    owner = np.searchsorted(runs.starts, places, side="right") - 1
-    ones = np.ones(len(owner))
-    return csr_matrix((ones, (owner, runs.buckets[runs.buckets != NO_RUN])), shape=(len(lexicon), RUN_BUCKETS))
+    """Return (lexicon, run buckets): how often each run comes in each word."""
+    found = []
+    for words in joined(lexicon):
+        runs = read_runs(words, hashes_of(words.said()))
+        _, places = np.nonzero(runs.buckets != NO_RUN)
+        owner = np.searchsorted(runs.starts, places, side="right") - 1
+        hit = runs.buckets[runs.buckets != NO_RUN]
+        found.append(csr_matrix((np.ones(len(owner)), (owner, hit)), shape=(len(words.starts), RUN_BUCKETS)))
+    return vstack(found, format="csr")
 
 
 def _rows(columns: list[npt.NDArray], counts: list[npt.NDArray], width: int) -> csr_matrix:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from gateway.safety.classifier import FORMAT, HEADS, MANIFEST, REMEMBERED, WEIGHTS, Classifier, readings
+from gateway.safety.classifier import FORMAT, HEADS, MANIFEST, PLACES, WEIGHTS, Classifier, readings
 from gateway.safety.meaning import KINDS
 from gateway.safety.moderate_cli import main
 from gateway.safety.training.ordinary import ordinary_prompts
@@ -80,7 +80,7 @@ def test_a_text_has_its_score_whatever_was_read_before(shipped: Classifier) -> N
     """Words are remembered, and forgotten when there are too many."""
     text = "I will write a letter to the garden of the school."
     before = shipped.logits(text)
-    for start in range(0, REMEMBERED, 300):
+    for start in range(0, PLACES, 300):
         shipped.logits(" ".join(str(number).translate(LETTERS) for number in range(start, start + 300)))
 
     assert shipped.logits(text) == pytest.approx(before, abs=1e-6)
