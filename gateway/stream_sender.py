@@ -41,7 +41,7 @@ class StreamSender:
 
     async def say(self, body: bytes, *, is_last: bool = False) -> None:
         """Send bytes; wait while the client has too much unread."""
-        if self._comment is not None:
+        while self._comment is not None:  # another may begin in the moment in which one ends
             await self._comment
         self._has_ended = is_last
         self._said_at = self._loop.time()
@@ -62,6 +62,8 @@ class StreamSender:
     def _ring(self) -> None:
         silence = self._silence if self.has_begun else BEFORE_FIRST * self._silence
         now = self._loop.time()
+        if self._has_ended:
+            return
         if self._said_at + silence <= now and self._comment is None:
             self._said_at = now
             self._comment = self._loop.create_task(self._say_comment())

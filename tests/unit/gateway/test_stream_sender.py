@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from gateway.stream_sender import COMMENT, StreamSender
@@ -86,6 +87,29 @@ def test_a_client_that_takes_nothing_gets_one_comment_at_the_most() -> None:
         sender.close()
 
         assert heard.bodies == [COMMENT, b"1"]
+
+    asyncio.run(scene())
+
+
+def test_no_comment_comes_after_the_end() -> None:
+    """Though one is due in the very moment in which the client takes the one before, and the end waits for that."""
+
+    async def scene() -> None:
+        heard = Heard()
+        sender = StreamSender(heard.send, SILENCE)
+        await sender.begin([])
+        heard.may_go_on.clear()
+        while sender._comment is None:
+            await asyncio.sleep(SILENCE)
+        saying = asyncio.create_task(sender.say(b"1", is_last=True))
+        await asyncio.sleep(0)
+        heard.may_go_on.set()
+        time.sleep(2 * SILENCE)  # the loop stands still, and then everything is due
+        await saying
+        await asyncio.sleep(5 * SILENCE)
+        sender.close()
+
+        assert heard.bodies[-1] == b"1" and heard.bodies.count(b"1") == 1
 
     asyncio.run(scene())
 
