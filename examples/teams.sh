@@ -1,6 +1,7 @@
 #!/bin/sh
 # Sets ten example teams up, each with limits that fit its work, and makes one key for each. A key is printed once: hand
-# it over, or keep the output somewhere safe. Needs tollgate on the PATH and the house's configuration:
+# it over, or keep the output somewhere safe. Needs tollgate on the PATH and a house with the models of the example
+# tollgate.yaml (not `tollgate dev`, which has its own):
 #
 #   TOLLGATE_CONFIG=tollgate.yaml sh examples/teams.sh
 #

@@ -22,6 +22,9 @@ from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.sse import DONE, encode_event
 from protocol.usage import Usage
 
+# As many as our own engine takes; OpenAI's models take four, and say so themselves.
+MOST_STOPS = 16
+
 
 @post(
     "/v1/chat/completions",
@@ -79,7 +82,7 @@ def check_sampling(request: Any) -> None:
     are_ids = all(token.isascii() and token.isdigit() and len(token) < 10 for token in tokens)
     require(are_ids, "logit_bias", "'logit_bias' names token ids.")
     if isinstance(request.stop, tuple):
-        require(len(request.stop) <= 4, "stop", "'stop' may hold at most 4 sequences.")
+        require(len(request.stop) <= MOST_STOPS, "stop", f"'stop' may hold at most {MOST_STOPS} sequences.")
     require(
         request.stream_options is None or bool(request.stream), "stream_options", "'stream_options' needs 'stream'."
     )

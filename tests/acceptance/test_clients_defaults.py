@@ -123,6 +123,17 @@ def test_a_part_that_no_model_takes_is_told_with_those_that_do(house: House, par
     assert error["param"] == "messages[0].content[0].type" and error["message"].endswith(words)
 
 
+def test_many_stops_are_for_the_model_to_take(house: House) -> None:
+    """Editors complete code with a dozen of them; four is a limit of OpenAI's alone."""
+    stops = [f"<stop_{number}>" for number in range(17)]
+    asked = {"model": "claude", "messages": [USER], "max_tokens": 5}
+    fine = post(house, "/v1/chat/completions", asked | {"stop": stops[:16]})
+    more = post(house, "/v1/chat/completions", asked | {"stop": stops})
+
+    assert (fine.status_code, more.status_code) == (200, 400)
+    assert "at most 16" in more.json()["error"]["message"]
+
+
 def test_models_are_listed_in_the_callers_dialect(house: House) -> None:
     """Anthropic's package reads names, dates and limits of them; a name that is unknown is its own error."""
     import anthropic
