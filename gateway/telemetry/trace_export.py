@@ -18,6 +18,7 @@ from opentelemetry.trace import Tracer
 EVERY = 1.0  # seconds between two sendings
 MOST_WAITING = 16_384  # spans
 SEND_WITHIN = 5.0  # seconds
+CLOSE_WITHIN = 2.0  # seconds until what has not been taken is given up
 
 
 class TraceExport:
@@ -45,7 +46,7 @@ class TraceExport:
 
     async def close(self) -> None:
         """Send what is left, as far as it goes in a few seconds."""
-        giving_up = asyncio.get_running_loop().call_later(SEND_WITHIN, self._exporter.shutdown)
+        giving_up = asyncio.get_running_loop().call_later(CLOSE_WITHIN, self._exporter.shutdown)
         try:
             await asyncio.to_thread(self._provider.shutdown)
         finally:
