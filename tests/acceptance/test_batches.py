@@ -23,6 +23,7 @@ import pytest
 
 from billing.ledger import insert_records
 from billing.records import Attempt, Status
+from gateway.batch.claims import LEASE
 from gateway.batch.giving_way import LEAST_CALLS
 from gateway.database import Database
 from tests.support.clock import SetClock
@@ -30,6 +31,7 @@ from tests.support.factories import make_record
 from tests.support.fault_house import ADMIN_KEY, FaultHouse, running_fault_house
 from tests.support.fault_service import TOLLGATE
 from tests.support.receiver import Receiver, receiving
+from tests.support.waiting import until
 
 TEAM = "batch-team"
 
@@ -73,15 +75,15 @@ def chat(text: str, model: str = "instant", **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 48, **more}
 
 
-def ended(client: httpx.Client, batch_id: str, within: float = 60.0) -> dict[str, Any]:
+def seen(client: httpx.Client, batch_id: str) -> dict[str, Any]:
+    """Return a batch as its team sees it."""
+    return client.get(f"/v1/batch/{batch_id}").raise_for_status().json()
+
+
+def ended(client: httpx.Client, batch_id: str) -> dict[str, Any]:
     """Wait until a batch has ended."""
-    deadline = time.monotonic() + within
-    while True:
-        batch: dict[str, Any] = client.get(f"/v1/batch/{batch_id}").raise_for_status().json()
-        if batch["ended_at"] is not None:
-            return batch
-        assert time.monotonic() < deadline, batch
-        time.sleep(0.1)
+    until(lambda: seen(client, batch_id)["ended_at"], within=60)
+    return seen(client, batch_id)
 
 
 TODAY = datetime.now(UTC).date().isoformat()
@@ -132,11 +134,8 @@ def test_the_openai_package_runs_a_batch_from_upload_to_output(house: FaultHouse
     batch = client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"for": "a test"}
     )
-    deadline = time.monotonic() + 60
-    while batch.status not in ("completed", "failed"):
-        assert time.monotonic() < deadline, batch
-        time.sleep(0.2)
-        batch = client.batches.retrieve(batch.id)
+    until(lambda: client.batches.retrieve(batch.id).status in ("completed", "failed"), within=60)
+    batch = client.batches.retrieve(batch.id)
 
     assert batch.status == "completed" and batch.metadata == {"for": "a test"}
     assert batch.request_counts is not None and batch.request_counts.completed == 10
@@ -388,7 +387,7 @@ def test_a_model_that_answers_503_holds_up_nobody_else(house: FaultHouse, team_o
     client, neighbour = team_of(), team_of()
     broken = submitted(client, *(f"Question {n}" for n in range(300)), model="broken")
     assert house.upstream is not None
-    house.upstream.wait_until(lambda: any("503" in str(seen.raw) for seen in house.upstream.requests), 30.0)  # type: ignore[union-attr]
+    until(lambda: any("503" in str(seen.raw) for seen in house.upstream.requests))  # type: ignore[union-attr]
 
     same = submitted(client, *(f"Question {n}" for n in range(60)))
     other = submitted(neighbour, *(f"Question {n}" for n in range(60)))
@@ -400,10 +399,7 @@ def test_a_model_that_answers_503_holds_up_nobody_else(house: FaultHouse, team_o
     client.post(f"/v1/batch/{broken}/cancel").raise_for_status()
     bodies = [chat(f"Question {n}", "broken") for n in range(60)] + [chat(f"Question {n}") for n in range(60)]
     mixed = neighbour.post("/v1/batch", json={"requests": bodies}).raise_for_status().json()["batch_id"]
-    deadline = time.monotonic() + 60
-    while (found := neighbour.get(f"/v1/batch/{mixed}").json()["request_counts"])["completed"] < 60:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
+    until(lambda: seen(neighbour, mixed)["request_counts"]["completed"] >= 60, within=60)
     neighbour.post(f"/v1/batch/{mixed}/cancel").raise_for_status()
 
 
@@ -420,8 +416,7 @@ def test_a_batch_gives_way_to_people(house: FaultHouse, team_of: Callable[..., h
         lines = house.worker.log.read_text().splitlines()
         return [json.loads(line) for line in lines if "batch_gives_way" in line]
 
-    while not client.get(f"/v1/batch/{batch_id}").json()["request_counts"]["completed"]:
-        time.sleep(0.2)
+    until(lambda: seen(client, batch_id)["request_counts"]["completed"])
     with ThreadPoolExecutor(LEAST_CALLS) as people:
         while not told():
             asking = [people.submit(client.post, "/v1/chat/completions", json=ASKED) for _ in range(LEAST_CALLS)]
@@ -441,14 +436,15 @@ def test_a_worker_asked_twice_to_end_lets_go(house: FaultHouse, team_of: Callabl
     house.upstream.script("latency=60", model="gpt-4o:tokens=8,pace=0.02,cached_tokens=2", times=1)
     batch_id = submitted(client, "Take your time.", model="steady")
     mark = b"Take your time."
-    house.upstream.wait_until(lambda: any(mark in seen.raw for seen in house.upstream.requests), 30.0)  # type: ignore[union-attr]
+    until(lambda: any(mark in seen.raw for seen in house.upstream.requests))  # type: ignore[union-attr]
 
     os.kill(house.worker.pid, signal.SIGTERM)
     time.sleep(0.2)
     os.kill(house.worker.pid, signal.SIGTERM)
     status = house.worker.end()
     house.worker.start()
-    batch = ended(client, batch_id, within=25.0)
+    until(lambda: seen(client, batch_id)["ended_at"], within=LEASE - 5)
+    batch = seen(client, batch_id)
 
     told = [line for line in house.worker.log.read_text().splitlines() if "drain_over" in line]
     assert status == 0 and '"asked_twice":true' in told[-1].replace(" ", "")
@@ -482,7 +478,7 @@ def test_a_request_that_kills_its_workers_ends_and_takes_nobody_with_it(
         return sorted(json.loads(seen.raw)["messages"][0]["content"] for seen in asked)
 
     for together, more in zip(deaths, forgotten, strict=True):
-        upstream.wait_until(lambda together=together: at_work() == together, 30.0)  # type: ignore[misc]
+        until(lambda together=together: at_work() == together)  # type: ignore[misc]
         house.worker.kill()
         asyncio.run(end_leases(house, more))
         house.worker.start()

@@ -16,6 +16,7 @@ from gateway.database import Database
 from tests.support.house import House
 from tests.support.leaving import ask_and_leave
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.waiting import until
 
 ASK: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Say something."}]}
 
@@ -114,7 +115,7 @@ def test_a_client_that_leaves_closes_its_upstream(
                 left = time.monotonic()
         else:
             left = ask_and_leave(house, path, body, lambda: upstream.requests)
-        upstream.wait_until(lambda: upstream.requests[0].closed_at)
+        until(lambda: upstream.requests[0].closed_at)
         closed = upstream.requests[0].closed_at
         if closed is not None and closed - left < 0.2:
             break
@@ -131,8 +132,8 @@ def test_a_plain_call_that_is_left_costs_nothing(house: House, upstream: Scripte
     upstream.script("tokens=100,pace=0.02")
     who = f"leaves {ASK['model']}"
     ask_and_leave(house, "/v1/chat/completions", {**ASK, "user": who}, lambda: upstream.requests)
-    upstream.wait_until(lambda: upstream.requests[0].closed_at)
-    upstream.wait_until(lambda: rows_of(house, who))
+    until(lambda: upstream.requests[0].closed_at)
+    until(lambda: rows_of(house, who))
     (row,) = rows_of(house, who)
 
     assert (row.status, row.cost_nanousd) == ("failed", 0)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from gateway.held_back.comparer import Comparer
 from gateway.routes import HANDLERS
 from tests.support.fault_house import ADMIN_KEY, FaultHouse, running_fault_house
 from tests.support.upstream_scripts import Script
+from tests.support.waiting import until, until_found
 
 # Each is found by a rule, so that the whole way of a finding is walked too.
 SAID = "AKIAQ7X2M5N3CANARYQZ"
@@ -72,13 +72,14 @@ def test_what_was_said_stands_nowhere_but_in_batches(house: FaultHouse) -> None:
         said.check(client.get("/openapi.json").json())
         knock_everywhere(client)
     asyncio.run(compare(house))
-    admin = house.ask_admin(house.gateways[0], "/admin/audit-log", limit="1000").text
     metrics = [house.ask_admin(gateway, "/metrics").text for gateway in house.gateways]
-    deadline = time.monotonic() + 20
-    while "aws_key" not in admin or "github_token" not in admin:  # outcomes are written behind the calls
-        assert time.monotonic() < deadline, admin
-        time.sleep(0.1)
-        admin = house.ask_admin(house.gateways[0], "/admin/audit-log", limit="1000").text
+
+    def audit_log() -> str:
+        return house.ask_admin(house.gateways[0], "/admin/audit-log", limit="1000").text
+
+    for kind in ("aws_key", "github_token"):  # outcomes are written behind the calls
+        until(lambda kind=kind: kind in audit_log())
+    admin = audit_log()
     tables = asyncio.run(read_tables(house.postgres.url))
     logs = [house.postgres.log, house.redis.log, *(service.log for service in house.services)]
     written = {
@@ -131,15 +132,15 @@ class Routes:
 async def compare(house: FaultHouse) -> None:
     """Have what was held back asked of the large model, and judged: then nobody keeps it."""
     async with open_services(load_settings(house.config), Clock(), Drain()) as services:
-        comparer, deadline = Comparer(services), time.monotonic() + 30
-        while True:
+        comparer = Comparer(services)
+
+        async def compared() -> list[asyncpg.Record]:
             await comparer.ask()
             await comparer.compare()
-            found = await rows_of(house, "SELECT status, reason FROM held_back")
-            if len(found) == HELD_BACK and all(row["status"] in ("compared", "dropped") for row in found):
-                break
-            assert time.monotonic() < deadline, found
-            await asyncio.sleep(0.1)
+            found = await rows_of(house, "SELECT reason FROM held_back WHERE status IN ('compared', 'dropped')")
+            return found if len(found) == HELD_BACK else []
+
+        found = await until_found(compared)
     assert {row["reason"] for row in found} == {"unclear"}  # asked, and judged by a model that says anything
 
 
@@ -225,11 +226,8 @@ def send_batches(client: httpx.Client, talk: dict[str, Any]) -> None:
     file = client.post("/v1/files", files=upload, data={"purpose": "batch"}).raise_for_status().json()
     wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     theirs = client.post("/v1/batches", json=wanted).raise_for_status().json()
-    deadline = time.monotonic() + 60
     for batch in (ours["batch_id"], theirs["id"]):
-        while client.get(f"/v1/batch/{batch}").json()["ended_at"] is None:
-            assert time.monotonic() < deadline, "the batch does not end"
-            time.sleep(0.1)
+        until(lambda batch=batch: client.get(f"/v1/batch/{batch}").json()["ended_at"], within=60)
         assert ANSWERED in client.get(f"/v1/batch/{batch}/results").text
 
 

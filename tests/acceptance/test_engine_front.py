@@ -9,8 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tokenizers import pre_tokenizers
 
 from tests.support.engine_server import EngineServer, running_engine_server, start_engine_server
 from tests.support.tiny_model import TinyModel, write_tiny_model
+from tests.support.waiting import until
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is a toll gate?"}]
 
@@ -48,13 +48,6 @@ def ask(client: OpenAI, **more: Any) -> Any:
     extra = {"return_token_ids": True, **more.pop("extra_body", {})}
     asked = {"model": "tiny", "messages": QUESTION, "temperature": 0, "max_tokens": 40, **more}
     return client.chat.completions.create(**asked, extra_body=extra)
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_a_stream_says_what_a_plain_answer_says(client: OpenAI) -> None:
@@ -296,7 +289,7 @@ def test_a_client_that_leaves_frees_its_blocks(client: OpenAI, server: EngineSer
         load = server.load()
         return load["running"] == load["queue_depth"] == 0 and load["free_blocks"] == load["total_blocks"]
 
-    wait_until(is_free, seconds=10)
+    until(is_free)
 
 
 def test_errors_are_the_packages_own(client: OpenAI) -> None:
@@ -330,7 +323,7 @@ def test_a_killed_engine_is_replaced_and_goes_on_with_its_replies(client: OpenAI
     chunks = [next(stream)]
     with ThreadPoolExecutor() as pool:
         others = [pool.submit(ask, client, n=4, **long)]
-        wait_until(lambda: server.load()["running"] >= 2, seconds=10)
+        until(lambda: server.load()["running"] >= 2)
         server.engine().send_signal(signal.SIGKILL)
         chunks += stream
         answers = [other.result() for other in others]
@@ -376,12 +369,12 @@ def test_sigterm_lets_running_replies_end(client: OpenAI, server: EngineServer) 
 def test_nothing_is_left_of_a_server_that_was_killed(model: Path) -> None:
     """The engine's process ends with its front, however that went."""
     server = start_engine_server(model)
-    wait_until(lambda: bool(psutil.Process(server.process.pid).children()), seconds=30)
+    until(psutil.Process(server.process.pid).children)
     engine = server.engine()
     server.process.kill()
     server.process.wait()
 
-    wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, seconds=5)
+    until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_server_ends_with_its_parent_if_asked(model: Path) -> None:
@@ -397,13 +390,13 @@ def test_a_server_ends_with_its_parent_if_asked(model: Path) -> None:
     )
     assert starter.stdout is not None
     front = psutil.Process(int(starter.stdout.readline()))
-    wait_until(lambda: bool(front.children()), seconds=30)
+    until(front.children)
     processes = [front, *front.children()]
     starter.kill()
     starter.wait()
     starter.stdout.close()
 
-    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes), seconds=10)
+    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from gateway.team_inputs import LimitsInput
 from tests.support.house import House, make_team, serving
 from tests.support.leaving import ask_and_leave
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.waiting import until
 
 CHAT: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Say something."}]}
 TEXT: dict[str, Any] = {"model": "small", "prompt": "Once"}
@@ -81,21 +82,9 @@ def sql(house: House, query: str, *values: Any) -> list[asyncpg.Record]:
 def rows_of(house: House, key: str) -> list[tuple[str, str, int]]:
     """Return request id, status and cost of the calls under ``key``, once the journal is empty."""
     with house.client() as client:
-        deadline = time.monotonic() + 20
-        while client.get("/health/ready").json()["journal_backlog"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: not client.get("/health/ready").json()["journal_backlog"])
     query = "SELECT request_id::text, status, cost_nanousd FROM usage_records WHERE user_tag = $1 ORDER BY created_at"
     return [tuple(row) for row in sql(house, query, key)]
-
-
-def eventually(holds: Callable[[], Any], within: float = 10.0) -> Any:
-    """Return what ``holds()`` returns as soon as it is true."""
-    deadline = time.monotonic() + within
-    while not (result := holds()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return result
 
 
 ENDPOINTS = {
@@ -136,9 +125,7 @@ def test_a_replayed_stream_is_a_stream_to_the_package(openai: OpenAI, key: str) 
     """The chunks that it makes of a replay are those of the first time, to the last."""
 
     def chunks() -> list[Any]:
-        return list(
-            openai.chat.completions.create(**CHAT, **STREAMED, extra_headers={"Idempotency-Key": key}, timeout=20)
-        )
+        return list(openai.chat.completions.create(**CHAT, **STREAMED, extra_headers={"Idempotency-Key": key}))
 
     first = chunks()
 
@@ -276,7 +263,7 @@ def test_without_a_key_a_client_that_leaves_still_frees_its_upstream(house: Hous
         with client.stream("POST", CHAT_URL, json=CHAT | STREAMED) as answer:
             next(answer.iter_bytes())
 
-    upstream.wait_until(lambda: upstream.requests[0].closed_at)
+    until(lambda: upstream.requests[0].closed_at)
     assert upstream.requests[0].tokens_sent < 50
 
 
@@ -285,7 +272,7 @@ def test_who_waits_for_a_call_that_fails_runs_it(house: House, upstream: Scripte
     upstream.script("500,latency=0.4", times=1)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask, house, key)
-        upstream.wait_until(lambda: upstream.requests)
+        until(lambda: upstream.requests)
         second = pool.submit(ask, house, key)
 
     assert (first.result().status, second.result().status) == (502, 200)
@@ -314,13 +301,13 @@ def test_a_broken_stream_is_not_stored_and_owes_nothing(house: House, upstream: 
     assert rows[0][2] == 0 < rows[1][2]
 
 
-def forget_answer(house: House, key: str, lease: float, request_id: str = "of another gateway") -> None:
+def forget_answer(house: House, key: str, lease: float) -> None:
     """Make it look as if another gateway ran the call, last heard of so that its lease ends in ``lease`` seconds."""
     query = (
         "UPDATE idempotency SET status = NULL, answer = NULL, owner = 'another', request_id = $3,"
         " lease_until = clock_timestamp() + make_interval(secs => $2) WHERE key = $1"
     )
-    sql(house, query, key, lease, request_id)
+    sql(house, query, key, lease, "of another gateway")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
@@ -358,7 +345,7 @@ def test_the_answer_of_a_gateway_that_was_believed_dead_does_not_count(
     upstream.script("tokens=10,pace=0.05")
     with ThreadPoolExecutor(1) as pool:
         got = pool.submit(ask, house, key, stream=stream)
-        upstream.wait_until(lambda: upstream.requests)
+        until(lambda: upstream.requests)
         forget_answer(house, key, lease=0)
         late = got.result()
     again = ask(house, key, stream=stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -17,6 +17,7 @@ from openai import APIStatusError, AuthenticationError, OpenAI, PermissionDenied
 from gateway.team_inputs import LimitsInput
 from tests.support.house import House, make_team
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.waiting import until
 
 ASK: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
 
@@ -152,7 +153,7 @@ def test_an_sdk_waits_for_a_place_and_gets_it(house: House, upstream: ScriptedUp
             next(iter(running))
             began = time.monotonic()
             waiting = elsewhere.submit(client.chat.completions.with_raw_response.create, **ASK)
-            _until(lambda: _refusals(house, "queueing") > 0)
+            until(lambda: _refusals(house, "queueing") > 0)
         answer = waiting.result()
         waited = time.monotonic() - began
 
@@ -186,7 +187,7 @@ def test_a_refused_call_uses_nothing_up_and_has_no_row(house: House, upstream: S
             client.chat.completions.create(**{**ASK, "max_tokens": 900})
     answers = [client.chat.completions.with_raw_response.create(**ASK) for _ in range(2)]
     with house.client(house.admin_key) as admin:
-        _until(lambda: _requests_of(admin, "vain") == 2)
+        until(lambda: _requests_of(admin, "vain") == 2)
 
     assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["4", "3"]
     assert len(upstream.requests) == 2
@@ -206,11 +207,11 @@ def test_an_upstream_that_bills_beyond_its_limits_is_charged_in_full(
         usage = last.usage
     else:
         usage = client.chat.completions.create(**ASK).usage
-    _until(lambda: _exceeded(house) == before + 1)
+    until(lambda: _exceeded(house) == before + 1)
     with pytest.raises(RateLimitError) as caught:
         client.chat.completions.create(**ASK)
     with house.client(house.admin_key) as admin:
-        _until(lambda: _requests_of(admin, team) == 1)
+        until(lambda: _requests_of(admin, team) == 1)
         charged = admin.get("/v1/usage", params={"team_id": team}).json()
 
     assert usage is not None and usage.completion_tokens == 50_010
@@ -231,7 +232,7 @@ def test_absurd_counts_of_an_upstream_never_corrupt_money(
     for _ in range(3):
         client.chat.completions.create(**ASK)
     with house.client(house.admin_key) as admin:
-        _until(lambda: _requests_of(admin, team) == 3)
+        until(lambda: _requests_of(admin, team) == 3)
         charged = admin.get("/v1/usage", params={"team_id": team}).json()
 
     assert 0 < charged["cost_usd"] < 0.001
@@ -244,11 +245,11 @@ def test_a_suspended_team_and_a_revoked_key_are_no_matter_of_limits(house: House
     client.chat.completions.create(**ASK)
     with house.client(house.admin_key) as admin:
         admin.patch("/admin/teams/naughty", json={"suspended": True}).raise_for_status()
-        _until(lambda: isinstance(_refused(client), PermissionDeniedError))
+        until(lambda: isinstance(_refused(client), PermissionDeniedError))
         suspended = _refused(client)
         [key] = admin.get("/admin/keys", params={"team_id": "naughty"}).json()["data"]
         admin.delete(f"/admin/keys/{key['key_id']}").raise_for_status()
-        _until(lambda: isinstance(_refused(client), AuthenticationError))
+        until(lambda: isinstance(_refused(client), AuthenticationError))
         revoked = _refused(client)
 
     assert (suspended.code, revoked.code) == ("team_suspended", "invalid_api_key")
@@ -299,10 +300,3 @@ def _refusals(house: House, team: str) -> float:
         lines = admin.get("/metrics").raise_for_status().text.splitlines()
     mine = [line for line in lines if line.startswith("tollgate_refused_total{") and f'team="{team}"' in line]
     return sum(float(line.rsplit(" ", 1)[1]) for line in mine)
-
-
-def _until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)

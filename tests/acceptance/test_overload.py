@@ -25,6 +25,7 @@ from router.targets import Endpoint
 from tests.support.house import NEVER_OPENS, ONCE, House, make_team, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
+from tests.support.waiting import until
 
 SLOTS = 2
 QUEUE = QueueSettings(per_team=3, wait=2.0)
@@ -86,13 +87,6 @@ def ask(house: House, key: str | None = None, timeout: float = 30.0, **more: Any
         return client.post("/v1/chat/completions", json={"model": "tight", **ASK, **more}, timeout=timeout)
 
 
-def until(holds: Any) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def gauges(house: House, name: str) -> dict[str, float]:
     with house.client(house.admin_key) as admin:
         lines = admin.get("/metrics").text.splitlines()
@@ -104,13 +98,13 @@ def waiting(house: House) -> float:
 
 
 @contextmanager
-def all_slots_held(house: House, upstream: ScriptedUpstream, key: str | None = None) -> Iterator[threading.Event]:
+def all_slots_held(house: House, upstream: ScriptedUpstream) -> Iterator[threading.Event]:
     """Hold every slot of "tight" until the event that is given is set, or the block ends."""
     let_go = threading.Event()
 
     def hold() -> None:
         with (
-            house.client(key) as client,
+            house.client() as client,
             client.stream("POST", "/v1/chat/completions", json={"model": "tight", **ASK}) as answer,
         ):
             assert answer.status_code == 200

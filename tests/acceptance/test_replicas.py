@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -21,17 +20,10 @@ from router.targets import Endpoint
 from tests.support.fake_engine import FakeEngine, silent, speaking
 from tests.support.front import running_front, write_small_files
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
+from tests.support.waiting import until
 
 REPLICAS, CROWD = 3, 24
 TOKENS = [70, 71, 72]
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for something that is sure to come."""
-    deadline = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @dataclass(frozen=True)

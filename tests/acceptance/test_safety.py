@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.support.moderator import Moderator, moderating
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
 from tests.support.upstream_scripts import Fault, Script, Told
+from tests.support.waiting import until
 
 SECRET = "AKIAIOSFODNN7EXAMPLE"
 ATTACK = (
@@ -88,12 +88,9 @@ def strict(
 
 def row_of(house: House, request_id: str) -> dict[str, Any]:
     """Return the ledger's row of a call, once it is there."""
-    deadline = time.monotonic() + 20
     with house.client(house.admin_key) as admin:
-        while (answer := admin.get(f"/admin/usage-records/{request_id}")).status_code == 404:
-            assert time.monotonic() < deadline, "the row did not come"
-            time.sleep(0.05)
-        return answer.json()
+        until(lambda: admin.get(f"/admin/usage-records/{request_id}").status_code != 404)
+        return admin.get(f"/admin/usage-records/{request_id}").json()
 
 
 @pytest.mark.parametrize(("path", "body"), CALLS, ids=[path for path, _ in CALLS])
@@ -220,7 +217,7 @@ def test_a_client_that_leaves_while_an_answer_is_held_back_owes_what_was_made(
         request_id = answer.headers["x-request-id"]
     row = row_of(strict, request_id)
 
-    upstream.wait_until(lambda: upstream.requests[0].closed_at)
+    until(lambda: upstream.requests[0].closed_at)
     assert row["status"] == "interrupted" and row["output_tokens"] > 0 and float(row["cost_usd"]) > 0
 
 
@@ -287,15 +284,14 @@ def test_moderations_speak_openais_shape(strict: House) -> None:
 def test_outcomes_are_in_the_audit_log_and_the_text_nowhere(strict: House) -> None:
     """What was found by the tests above stands there by name; neither logs of the house, nor its journal, metrics or
     tables of calls hold the secret."""
-    deadline = time.monotonic() + 20
     with strict.client() as client, strict.client(strict.admin_key) as admin:
         request_id = client.post(CALLS[0][0], json=CALLS[0][1]).headers["x-request-id"]
-        while True:
-            acts = admin.get("/admin/audit-log?limit=1000").json()["data"]
-            mine = [act for act in acts if act["request_id"] == request_id]
-            if mine or time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
+
+        def acts() -> list[dict[str, Any]]:
+            found = admin.get("/admin/audit-log?limit=1000").json()["data"]
+            return [act for act in found if act["request_id"] == request_id]
+
+        mine = until(acts)
         metrics = admin.get("/metrics").text
         row = str(row_of(strict, request_id))
 
@@ -355,7 +351,7 @@ def test_a_verdict_before_the_answer_ends_the_call_at_its_upstream(
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "content_policy_violation")
     assert "checker:house_rules" in answer.text and moderator.texts[-1] == "What is the capital of Peru?"
-    upstream.wait_until(lambda: upstream.requests[0].closed_at)
+    until(lambda: upstream.requests[0].closed_at)
     row = row_of(strict, answer.headers["x-request-id"])
     assert (row["status"], float(row["cost_usd"])) == ("blocked", 0)
 

@@ -22,6 +22,7 @@ from tests.support.house import House, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
 from tests.support.upstream_scripts import Script
+from tests.support.waiting import until
 
 ASK: dict[str, Any] = {"model": "small", "stream": True, "messages": [{"role": "user", "content": "Say something."}]}
 SILENCE = 0.1  # seconds until a stream of this house says a comment
@@ -129,7 +130,7 @@ def test_a_slow_reader_slows_its_own_upstream_and_nobody_else(slow_house: House,
         slow_house.client(transport=small_window) as client,
         client.stream("POST", "/v1/chat/completions", json=long) as slow,
     ):
-        upstream.wait_until(lambda: upstream.requests and upstream.requests[0].tokens_sent > 0)
+        until(lambda: upstream.requests and upstream.requests[0].tokens_sent > 0)
         with ThreadPoolExecutor(4) as pool:
             others = list(pool.map(lambda _: stream_of(slow_house), range(4)))
         time.sleep(1.2)  # longer than an upstream may be silent
@@ -150,9 +151,9 @@ def test_a_client_that_never_reads_loses_its_place(slow_house: House, upstream: 
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     with socket.create_connection((place.hostname, place.port)) as client:
         client.sendall(head.encode() + body)
-        upstream.wait_until(lambda: upstream.requests and upstream.requests[0].tokens_sent >= 1)
+        until(lambda: upstream.requests and upstream.requests[0].tokens_sent >= 1)
         began = time.monotonic()
-        upstream.wait_until(lambda: in_flight(slow_house) == 0, timeout=20)
+        until(lambda: in_flight(slow_house) == 0)
 
     assert time.monotonic() - began >= 0.5  # it was waited for
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, timedelta
@@ -31,6 +30,7 @@ from tests.support.house import House, model, running_house, settings_for
 from tests.support.leaving import ask_and_leave
 from tests.support.servers import database_of_its_own
 from tests.support.tiny_model import TinyModel, write_tiny_model
+from tests.support.waiting import until
 
 PRICE = 3_500_000_000  # nano-dollars an hour
 ASK: Any = [{"role": "user", "content": "What does a toll gate cost?"}]
@@ -78,7 +78,7 @@ def test_who_leaves_a_plain_call_pays_what_was_produced(own_house: House, engine
     """Our engine streams to the gateway, so that is known; the engine is free again, and its time is on the books."""
     asked = {"model": "llama", "messages": ASK, "max_tokens": 3000, "ignore_eos": True}
     ask_and_leave(own_house, "/v1/chat/completions", asked, lambda: max(map(blocks_in_use, engines)) > 8)
-    wait_until(lambda: all(engine.load()["running"] == 0 for engine in engines) and len(rows(own_house)) == 1)
+    until(lambda: all(engine.load()["running"] == 0 for engine in engines) and len(rows(own_house)) == 1)
     (row,) = rows(own_house)
 
     assert row.status == "interrupted"
@@ -93,13 +93,13 @@ def test_calls_and_idle_time_make_instance_hours_times_the_price(own_house: Hous
         with ThreadPoolExecutor(4) as pool:
             for done in [pool.submit(kind, client) for kind in (plain, streamed, left, embedded) for _ in range(3)]:
                 done.result()
-        wait_until(lambda: len(rows(own_house)) == 12 and has_told_all(own_house, first))
-        wait_until(lambda: f"local {first.url}/v1" in look(own_house))
+        until(lambda: len(rows(own_house)) == 12 and has_told_all(own_house, first))
+        until(lambda: f"local {first.url}/v1" in look(own_house))
         first.process.kill()
         for kind in (plain, left):
             kind(client)
-        wait_until(lambda: len(rows(own_house)) == 14 and has_told_all(own_house, second))
-    wait_until(lambda: f"local {second.url}/v1" in look(own_house))
+        until(lambda: len(rows(own_house)) == 14 and has_told_all(own_house, second))
+    until(lambda: f"local {second.url}/v1" in look(own_house))
     booked, lines = rows(own_house), {line.endpoint: line for line in costs(own_house)}
     with own_house.client(own_house.admin_key) as admin:
         shown = {one["endpoint"]: one for one in admin.get("/admin/instances").json()["instances"]}
@@ -149,14 +149,6 @@ def has_told_all(house: House, engine: EngineServer) -> bool:
     load = engine.load()
     told = sum(row.gpu_cost_nanousd for row in rows(house) if row.provider_endpoint == f"local {engine.url}/v1")
     return load["running"] == 0 and price_of_time(round(load["busy_seconds"] * 1e6), 1, PRICE) >= told
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = 30) -> None:
-    """Wait for something that comes by itself."""
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def blocks_in_use(engine: EngineServer) -> float:

@@ -37,7 +37,7 @@ def today() -> str:
 
 
 def test_report_adds_up_exactly_the_answers(team: PayingTeam) -> None:
-    """Tokens and dollars are the sums of what each answer said, to the last nano-dollar, within two seconds."""
+    """Tokens and dollars are the sums of what each answer said, to the last nano-dollar."""
     for model in ("small", "large", "small"):
         team.ask(model)
 

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -19,6 +19,7 @@ import pytest
 
 from gateway.processes import free_port, is_running
 from tests.support.dev_house import TOLLGATE, DevHouse
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("wait", [0.1, 1.0])
@@ -130,9 +131,9 @@ def test_a_hangup_reads_the_config_file_again(house: DevHouse) -> None:
     pids = house.pids()
     config.write_text(CONFIG.replace("aliases: {house:", "aliases: {two:"))
     house.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: "two" in model_names(house))
+    until(lambda: "two" in model_names(house))
     worker_log = house.data_dir / "logs" / "worker.log"
-    wait_until(lambda: b"config_reloaded" in worker_log.read_bytes())
+    until(lambda: b"config_reloaded" in worker_log.read_bytes())
     config.write_text("aliases: {three: nobody}\n")
     house.process.send_signal(signal.SIGHUP)
     assert house.process.stderr is not None
@@ -152,13 +153,6 @@ def test_a_hangup_reads_the_config_file_again(house: DevHouse) -> None:
 def model_names(house: DevHouse) -> list[str]:
     answer = httpx.get(f"{house.facts['url']}/v1/models", headers=house.team, timeout=10)
     return [model["id"] for model in answer.json()["data"]]
-
-
-def wait_until(holds: Callable[[], bool], within: float = 60.0) -> None:
-    deadline = time.monotonic() + within
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.mark.timeout(240)
@@ -182,10 +176,7 @@ def test_whatever_ends_it_nothing_runs_on_and_nothing_is_lost(house: DevHouse) -
         assert status == (-signal.SIGKILL if number == signal.SIGKILL else 0)
 
         assert house.start()["team_key"] == team_key and secrets.read_bytes() == made
-        deadline = time.monotonic() + 10  # what the dead left is carried by the next
-        while house.usage()["requests"] != house.answered and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert house.usage()["requests"] == house.answered
+        until(lambda: house.usage()["requests"] == house.answered)  # what the dead left is carried by the next
 
 
 def is_group_alive(group: int) -> bool:
@@ -202,33 +193,23 @@ def test_a_child_that_dies_is_started_again(house: DevHouse) -> None:
     for role in ("gateway", "worker", "engine", "redis", "postgres"):
         old = house.pids()[role]
         os.kill(old[0], signal.SIGKILL)
-        new = wait_for_other_pids(house, role, old)
+        new = until(lambda role=role, old=old: other_pids(house, role, old))
 
         assert all(map(is_running, new))
         assert not any(map(is_running, old))
-        assert answers_again(house), f"no answer after the {role} was killed"
+        until(lambda: answers(house))
 
 
-def wait_for_other_pids(house: DevHouse, role: str, old: list[int], within: float = 20.0) -> list[int]:
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        new = house.pids()[role]
-        if len(new) == len(old) and not set(new) & set(old):
-            return new
-        time.sleep(0.05)
-    raise AssertionError(f"the {role} was not started again: {house.pids()}")
+def other_pids(house: DevHouse, role: str, old: list[int]) -> list[int]:
+    new = house.pids()[role]
+    return new if len(new) == len(old) and not set(new) & set(old) else []
 
 
-def answers_again(house: DevHouse, within: float = 30.0) -> bool:
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        try:
-            if house.ask(timeout=10.0).status_code == 200:
-                return True
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.1)
-    return False
+def answers(house: DevHouse) -> bool:
+    try:
+        return house.ask(timeout=10.0).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def test_a_faulty_config_file_is_refused_with_its_lines(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from tests.support.fault_service import Service
 from tests.support.house import make_team
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
+from tests.support.waiting import until
 
 ADMIN_KEY = "tgadmin-" + "r" * 43
 TOKENS, PACE = 20, 0.1
@@ -46,11 +46,7 @@ class Reloadable:
         self.config.write_text(text)
         told = len(self.log_lines("config_reloaded", "config_refused"))
         os.kill(self.service.pid, SIGHUP)
-        deadline = time.monotonic() + 30
-        while len(lines := self.log_lines("config_reloaded", "config_refused")) == told:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        return lines[-1]
+        return until(lambda: self.log_lines("config_reloaded", "config_refused")[told:])[-1]
 
     def begin(self, text: str) -> None:
         """Forget what an earlier test made of it."""
@@ -184,7 +180,7 @@ def test_a_running_call_keeps_what_it_began_with(
     with ScriptedUpstream() as elsewhere, ThreadPoolExecutor() as clients:
         elsewhere.script("tokens=20")
         stream = clients.submit(gateway.stream)
-        upstream.wait_until(lambda: upstream.requests and upstream.requests[0].tokens_sent > 3)
+        until(lambda: upstream.requests and upstream.requests[0].tokens_sent > 3)
         line = gateway.reload(
             text(
                 endpoint=elsewhere.url,
@@ -270,16 +266,11 @@ def test_a_signal_during_the_start_is_heard(gateway: Reloadable, text: Callable[
     """Whoever changes the file while a gateway starts neither kills it nor is missed."""
     assert gateway.service.end() == 0
     gateway.service.launch()
-    deadline = time.monotonic() + 60
-    while not is_held(gateway.service.pid, SIGHUP):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: is_held(gateway.service.pid, SIGHUP))
     gateway.config.write_text(text(price="{input: 9, output: 9}"))
     os.kill(gateway.service.pid, SIGHUP)
     gateway.service.wait_until_ready()
-    while not gateway.log_lines("config_reloaded"):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: gateway.log_lines("config_reloaded"))
 
     assert cost_at(gateway.ask()["usage"], 9, 9)
 
@@ -292,14 +283,9 @@ def is_held(pid: int, number: int) -> bool:
 
 def test_every_worker_reloads(two: Reloadable, text: Callable[..., str]) -> None:
     """The parent passes SIGHUP on; afterwards no worker knows the old price."""
-    deadline = time.monotonic() + 60
-    while len(descendants_of(two.service.pid)) < 2 or len(two.log_lines("quotas_in_redis")) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: len(descendants_of(two.service.pid)) == len(two.log_lines("quotas_in_redis")) == 2)
     two.reload(text(more="  large: {provider: upstream, upstream_model: gpt-4o, price: {input: 3, output: 4}}"))
-    while len(two.log_lines("config_reloaded")) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: len(two.log_lines("config_reloaded")) >= 2)
     seen = set()
     for _ in range(20):
         answer = httpx.get(f"{two.service.url}/v1/models", headers=two.client.headers, timeout=10)
@@ -342,12 +328,9 @@ def test_twenty_reloads_under_load_drop_nothing_and_leak_nothing(
         is_over = True
         calls = sum(each.result(60) for each in running)
         both = (len(upstream.requests), len(elsewhere.requests))
-    deadline = time.monotonic() + 10
-    while open_files(gateway.service.pid) > before + 10 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: open_files(gateway.service.pid) <= before + 10)  # connections to two upstreams in place of one
 
     assert calls > 16 and min(both) > 0
-    assert open_files(gateway.service.pid) <= before + 10  # connections to two upstreams in place of one
     assert gateway.models() == ["small", "model-19"]
     assert gateway.log_lines("loop_failed", "background_work_failed", "reply_failed", "unexpected_error") == []
 

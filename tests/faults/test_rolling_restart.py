@@ -6,9 +6,7 @@ import asyncio
 import os
 import subprocess
 import threading
-import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +22,7 @@ from tests.support.config_text import write_config
 from tests.support.fault_service import TOLLGATE, Service
 from tests.support.house import make_team
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.waiting import until
 
 CLIENTS = 12
 TOKENS, PACE = 8, 0.03  # a call of a quarter of a second
@@ -94,11 +93,11 @@ def test_a_rolling_restart_loses_no_request(tmp_path: Path, database_url: str, r
             for gateway in gateways:
                 gateway.start()
             with Balancer([gateway.url for gateway in gateways]) as balancer, Load(balancer.url, key) as load:
-                wait_until(lambda: len(load.ids) > 3 * CLIENTS)
+                until(lambda: len(load.ids) > 3 * CLIENTS)
                 statuses = [restart(gateway, balancer) for gateway in gateways]
-                wait_until(lambda: all(balancer.is_ready.values()))
+                until(lambda: all(balancer.is_ready.values()))
                 calls = len(load.ids)
-                wait_until(lambda: len(load.ids) > calls + 3 * CLIENTS)
+                until(lambda: len(load.ids) > calls + 3 * CLIENTS)
         finally:
             for gateway in gateways:
                 gateway.end()
@@ -119,19 +118,12 @@ def gateway_on(port: int, workers: int, config: Path, log: Path) -> Service:
 
 def restart(gateway: Service, balancer: Balancer) -> int:
     """End a gateway while calls run there, and start it again; return its exit status."""
-    wait_until(lambda: balancer.running[gateway.url] >= 3)
+    until(lambda: balancer.running[gateway.url] >= 3)
     status = gateway.end(patience=60)
     assert not balancer.is_ready[gateway.url]
     gateway.start()
-    wait_until(lambda: balancer.is_ready[gateway.url])
+    until(lambda: balancer.is_ready[gateway.url])
     return status
-
-
-def wait_until(holds: Callable[[], bool], within: float = 60.0) -> None:
-    deadline = time.monotonic() + within
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 async def read_rows(url: str) -> list[asyncpg.Record]:

@@ -28,6 +28,7 @@ from gateway.processes import descendants_of, free_port, is_running
 from tests.support.config_text import write_config
 from tests.support.house import make_team
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.waiting import until
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
 TOKENS, PACE = 20, 0.1  # a stream of two seconds
@@ -98,10 +99,7 @@ def lay_down_net_admin() -> None:
 
 def wait_until_asked(upstream: ScriptedUpstream, times: int) -> None:
     """Wait until so many calls are on their way there, and what it says on its way back."""
-    deadline = time.monotonic() + 10
-    while len(upstream.requests) < times:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: len(upstream.requests) >= times)
     time.sleep(3 * PACE)
 
 
@@ -125,10 +123,8 @@ def serve(
         process = subprocess.Popen(command, start_new_session=True, preexec_fn=lay_down_net_admin)
         gateway = Gateway(process, f"http://127.0.0.1:{port}", key)
         started.append(gateway)
-        deadline = time.monotonic() + 60
-        while not (gateway.is_alive() and len(gateway.workers) == workers):
-            assert gateway.process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: (gateway.is_alive() and len(gateway.workers) == workers) or gateway.process.poll() is not None)
+        assert gateway.process.poll() is None
         return gateway
 
     yield start
@@ -236,19 +232,13 @@ def test_a_worker_that_dies_is_replaced_and_all_die_with_their_parent(serve: Cal
     victim = gateway.workers[0]
     os.kill(victim, signal.SIGKILL)
     answered = all(gateway.is_alive() for _ in range(5))
-    deadline = time.monotonic() + 20
-    while (victim in gateway.workers or len(gateway.workers) < 2) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: victim not in gateway.workers and len(gateway.workers) == 2)
     pids = gateway.workers
     gateway.process.kill()
     gateway.process.wait()
-    deadline = time.monotonic() + 10
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: not any(map(is_running, pids)))
 
     assert answered
-    assert len(pids) == 2 and victim not in pids
-    assert not any(map(is_running, pids))
 
 
 @pytest.mark.usefixtures("serve")  # for its configuration

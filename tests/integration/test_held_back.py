@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from router.recalibration import LEAST_OUTCOMES
 from tests.support.house import House, make_team, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import Script
+from tests.support.waiting import until_found
 
 JUDGED = AutoRoute(
     small=("small",), large=("large",), quality=0.0, held_back=HeldBack(share=1.0, budget_nanousd=10**9, judge="judge")
@@ -89,12 +89,13 @@ async def rows(house: House, query: str) -> list[dict[str, Any]]:
 
 
 async def until(condition: Callable[[], Any], act: Callable[[], Any] | None = None) -> None:
-    deadline = time.monotonic() + 30
-    while not await condition():
-        assert time.monotonic() < deadline
-        if act is not None:
+    async def look() -> bool:
+        is_so: bool = await condition()
+        if act is not None and not is_so:
             await act()
-        await asyncio.sleep(0.1)
+        return is_so
+
+    await until_found(look)
 
 
 async def test_answers_are_compared_and_give_a_curve(

@@ -23,6 +23,7 @@ from gateway.database import Database
 from gateway.embedded import temporary_postgres
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
+from tests.support.waiting import until_found
 
 TODAY = date(2026, 4, 5)
 SUMS = "calls, input_tokens, cached_input_tokens, output_tokens, cost_nanousd"
@@ -293,8 +294,8 @@ async def answer_calls(journal: Journal, clock: Clock, number: int) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that takes a moment."""
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("it did not happen within five seconds")
+
+    async def look() -> bool:
+        return condition()
+
+    await until_found(look)

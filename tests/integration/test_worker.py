@@ -6,7 +6,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from billing.records import Status
 from gateway.clock import Clock
 from gateway.processes import free_port
 from tests.support.config_text import write_config
+from tests.support.waiting import until
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
 ROOT = Path(__file__).parents[2]
@@ -88,10 +88,8 @@ def test_a_worker_shows_what_it_does_and_what_waits(
     port = str(free_port())
     rows(database_url, "INSERT INTO teams (id, name, limits) VALUES ('a', 'A', '{\"tokens_per_day\": 100}')")
     process = worker("--metrics-port", port)
-    deadline = time.monotonic() + 30
-    while (told := scrape(port)) is None or "tollgate_budget_used_ratio{" not in told:  # once they were looked at
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: "tollgate_budget_used_ratio{" in (scrape(port) or ""))  # once they were looked at
+    told = scrape(port) or ""
 
     assert 'tollgate_batch_requests_left{priority="normal"} 0.0' in told
     assert 'tollgate_callbacks_waiting{state="failed"} 0.0' in told
@@ -120,9 +118,8 @@ def test_a_worker_books_what_the_dead_left_and_ends_when_asked(
     closed, running = leave_journal_of_the_dead(config)
     process = worker()
     query = "SELECT request_id::text, status, cost_nanousd FROM usage_records ORDER BY cost_nanousd DESC"
-    deadline = time.monotonic() + 30
-    while len(found := rows(database_url, query)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: len(rows(database_url, query)) >= 2)
+    found = rows(database_url, query)
 
     assert found == [(closed, Status.ANSWERED.value, 400_000), (running, Status.INTERRUPTED.value, 90)]
     process.send_signal(signal.SIGTERM)

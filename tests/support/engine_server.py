@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import httpx
 import psutil
 
 from gateway.processes import free_port
+from tests.support.waiting import until
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,15 @@ class EngineServer:
         """Return what /load says."""
         return httpx.get(self.url + "/load").json()
 
-    def wait_until_ready(self, seconds: float = 60) -> None:
+    def wait_until_ready(self) -> None:
         """Wait until /health is well."""
-        deadline = time.monotonic() + seconds
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(self.url + "/health").status_code == 200:
-                    return
-            assert self.process.poll() is None, f"the server ended with status {self.process.returncode}"
-            assert time.monotonic() < deadline, "the server did not become ready"
-            time.sleep(0.05)
+        until(self._is_ready, within=60)
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, f"the server ended with status {self.process.returncode}"
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(self.url + "/health").status_code == 200
+        return False
 
 
 def start_engine_server(model: Path, *flags: str, port: int = 0, **environment: str) -> EngineServer:

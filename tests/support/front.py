@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from gpu_backend.server.engine_client import EngineClient, EngineState
 from gpu_backend.server.front import build_front
 from gpu_backend.server.settings import FrontSettings
 from tests.support.fake_engine import FakeEngine
+from tests.support.waiting import until
 
 ALPHABET = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 END = 256  # the token that ends a reply; the others are bytes, in the order of the byte-level alphabet
@@ -68,10 +68,9 @@ def running_front(
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 20
-        while not server.started or (engine.is_ready and client.state is EngineState.STARTING):
-            assert thread.is_alive() and time.monotonic() < deadline, "the front did not start"
-            time.sleep(0.005)
+        until(lambda: server.started or not thread.is_alive())
+        assert server.started, "the front did not start"
+        until(lambda: not engine.is_ready or client.state is not EngineState.STARTING)
         try:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:

@@ -29,6 +29,7 @@ from gateway.team_keys import create_key
 from gateway.teams import create_team
 from router.catalog import AutoRoute
 from router.targets import Ability, Endpoint, ModelSpec
+from tests.support.waiting import until
 
 ADMIN_KEY = "tgadmin-" + "a" * 43
 PEPPER = "pepper of the tests"
@@ -55,14 +56,10 @@ class House:
 
     def record_of(self, answer: httpx.Response) -> dict[str, Any]:
         """Return the usage record of a call as the admin route shows it; it is there soon after the answer."""
-        deadline = time.monotonic() + 10
+        path = f"/admin/usage-records/{answer.headers['x-request-id']}"
         with self.client(self.admin_key) as admin:
-            while True:
-                found = admin.get(f"/admin/usage-records/{answer.headers['x-request-id']}")
-                if found.status_code == 200:
-                    return dict(found.json())
-                assert time.monotonic() < deadline, found.text
-                time.sleep(0.02)
+            until(lambda: admin.get(path).status_code == 200)
+            return dict(admin.get(path).json())
 
     def reset_breakers(self) -> None:
         """Forget what upstreams did: close every breaker, and use every key again."""
@@ -143,11 +140,8 @@ def serving(settings: Settings, unread: float = UNREAD) -> Iterator[str]:
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 20
-        while not server.started:
-            if not thread.is_alive() or time.monotonic() > deadline:
-                raise RuntimeError("the gateway did not start")
-            time.sleep(0.01)
+        until(lambda: server.started or not thread.is_alive())
+        assert server.started, "the gateway did not start"
         try:
             yield f"http://127.0.0.1:{port}"
         finally:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.support.waiting import until
+
 
 @dataclass
 class Moderator:
@@ -39,9 +41,7 @@ def moderating() -> Iterator[Moderator]:
             body = self.rfile.read(int(self.headers["content-length"]))
             moderator.texts.append(json.loads(body)["input"])
             flags, status = moderator.flags, moderator.status
-            deadline = time.monotonic() + 10
-            while not moderator.waits_for() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            until(moderator.waits_for)
             time.sleep(moderator.delay)
             result = {"flagged": flags, "categories": {"house rules": flags}}
             answer = json.dumps({"results": [result]}).encode()

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from tests.support.house import House
+from tests.support.waiting import until
 
 
 class PayingTeam:
@@ -36,13 +37,9 @@ class PayingTeam:
             return client.get("/v1/usage", params=query)
 
     def settled(self) -> dict[str, Any]:
-        """Return today's report once every call shows in it, which takes at most two seconds on a quiet machine."""
-        deadline = time.monotonic() + 20
-        while True:
-            report = self.usage().raise_for_status().json()
-            if report["requests"] >= len(self.said) or time.monotonic() > deadline:
-                return report  # type: ignore[no-any-return]
-            time.sleep(0.05)
+        """Return today's report once every call shows in it."""
+        until(lambda: self.usage().raise_for_status().json()["requests"] >= len(self.said))
+        return self.usage().json()  # type: ignore[no-any-return]
 
     @property
     def cost(self) -> Decimal:

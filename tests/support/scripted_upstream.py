@@ -136,13 +136,6 @@ class ScriptedUpstream:
         """Drop the records, the violations and every ordered script."""
         self.requests, self.violations, self._orders = [], [], []
 
-    def wait_until(self, holds: Callable[[], object], timeout: float = 5.0) -> None:
-        """Wait until ``holds()`` is true (``lambda: upstream.requests[0].closed_at``); fail after ``timeout``."""
-        deadline = time.monotonic() + timeout
-        while not holds():
-            assert time.monotonic() < deadline, f"nothing of the kind happened upstream within {timeout} s"
-            time.sleep(0.002)
-
     def start(self) -> Self:
         """Listen; return once requests can come."""
         self._thread = threading.Thread(target=self._run_thread, name="scripted-upstream", daemon=True)

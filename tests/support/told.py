@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from sqlalchemy import text
 from gateway.audit_cli import run_audit
 from gateway.database import Database
 from gateway.settings import Settings
+from tests.support.waiting import until
 
 
 class Told:
@@ -59,10 +59,8 @@ def rows_of(settings: Settings, request_ids: Sequence[str]) -> list[Any]:
         finally:
             await database.close()
 
-    deadline = time.monotonic() + 20
-    while len(rows := asyncio.run(read())) < len(request_ids):
-        assert time.monotonic() < deadline, f"{len(rows)} of {len(request_ids)} calls are on the books"
-        time.sleep(0.1)
+    until(lambda: len(asyncio.run(read())) >= len(request_ids))
+    rows = asyncio.run(read())
     by_id = {str(row.request_id): row for row in rows}
     assert (len(rows), by_id.keys()) == (len(request_ids), set(request_ids))
     assert run_audit(settings, None) == 0

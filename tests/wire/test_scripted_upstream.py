@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import NAMED, Fault, Script, parse_script
+from tests.support.waiting import until
 
 HELLO: dict[str, Any] = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hello"}]}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
@@ -154,7 +155,7 @@ def test_a_client_that_leaves_is_noticed(upstream: ScriptedUpstream) -> None:
             headers={"authorization": "Bearer sk-upstream"},
             timeout=0.2,
         )
-    upstream.wait_until(lambda: upstream.requests[0].closed_at)
+    until(lambda: upstream.requests[0].closed_at)
 
     assert 0.15 < (upstream.requests[0].closed_after or 0) < 2
     assert upstream.requests[0].tokens_sent == 1

@@ -16,6 +16,7 @@ import pytest
 
 from gateway.processes import descendants_of, free_port, is_running, spawn
 from gateway.supervisor import Child, StopRequested, Supervisor, restart_delay
+from tests.support.waiting import until
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
@@ -42,10 +43,7 @@ def launcher(log: Path, code: str = SLEEPER) -> Callable[[], subprocess.Popen[by
 
 
 def wait_for(log: Path, words: str = "up", times: int = 1) -> None:
-    deadline = time.monotonic() + 20
-    while not log.exists() or log.read_text().count(words) < times:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: log.exists() and log.read_text().count(words) >= times)
 
 
 def test_a_child_that_dies_young_waits_longer_each_time() -> None:
@@ -136,12 +134,9 @@ def test_a_child_dies_with_its_parent_and_so_do_its_own(tmp_path: Path) -> None:
     family = descendants_of(parent.pid)
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
-    while any(map(is_running, family)) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: not any(map(is_running, family)))
 
     assert len(family) == 2
-    assert not any(map(is_running, family))
 
 
 def test_a_free_port_is_the_preferred_one_unless_it_is_taken() -> None:
