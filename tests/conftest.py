@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from gateway.database import Database
 from tests.support import servers
+from tests.support.clock import SetClock
 from tests.support.databases import Databases
 from tests.support.rewriting import compile_share
 from tests.support.soak_table import pytest_runtest_logreport, pytest_sessionfinish, pytest_sessionstart
@@ -48,6 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the folders whose files take longest, so that two processes end at about the same time."""
     ranks = {path: LONGEST_FIRST.get(path.relative_to(ROOT).parts[0], 4) for path in {item.path for item in items}}
     items.sort(key=lambda item: ranks[item.path])
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Async tests run on asyncio, as the house does, whatever else is installed."""
+    return "asyncio"
 
 
 @pytest.fixture(scope="session")
@@ -101,3 +108,9 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
     await client.flushall()
     yield client
     await client.aclose()
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    """A clock that stands at noon until the test moves it."""
+    return SetClock()

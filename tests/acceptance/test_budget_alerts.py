@@ -28,12 +28,6 @@ ASK: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """Run on asyncio, as the house does."""
-    return "asyncio"
-
-
-@pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
     """The team's own server."""
     async with receiving() as receiver:

@@ -13,11 +13,6 @@ from tests.support.clock import SetClock
 POLICY = AbuseSettings(blocks=4, window=60.0, pause=30.0)
 
 
-@pytest.fixture
-def clock() -> SetClock:
-    return SetClock()
-
-
 def watch_of(redis: Redis, clock: SetClock) -> tuple[AbuseWatch, Background]:
     background = Background()
     watch = AbuseWatch(redis, clock, background)

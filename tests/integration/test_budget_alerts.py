@@ -30,18 +30,6 @@ URL = "https://hooks.example.com/budget"
 TEN_DOLLARS = LimitsInput(usd_per_day=Decimal(10))
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Run on asyncio, as the house does."""
-    return "asyncio"
-
-
-@pytest.fixture
-def clock() -> SetClock:
-    """Noon of 5 April 2026, until a test moves it."""
-    return SetClock()
-
-
 class Books:
     """A team that spends, and whoever watches it."""
 

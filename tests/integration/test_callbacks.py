@@ -52,12 +52,6 @@ SEALER = Sealer("pepper", PURPOSE)
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """Run on asyncio, as the house does."""
-    return "asyncio"
-
-
-@pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
     """Somebody who listens."""
     async with receiving() as receiver:

@@ -23,12 +23,6 @@ NOW = 1_775_390_400.0
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """Run on asyncio, as the house does."""
-    return "asyncio"
-
-
-@pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
     """Somebody who listens."""
     async with receiving() as receiver:

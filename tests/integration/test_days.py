@@ -24,12 +24,6 @@ DAY, HOUR = 86_400.0, 3600.0
 
 
 @pytest.fixture
-def clock() -> SetClock:
-    """Noon, until the test moves it."""
-    return SetClock()
-
-
-@pytest.fixture
 def sweeper(database: Database, clock: SetClock) -> Sweeper:
     """A sweeper that keeps rows for 400 days; none of its chores needs Redis."""
     return Sweeper(cast(Quotas, None), database, clock, uses_server_time=False)

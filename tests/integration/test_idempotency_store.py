@@ -24,12 +24,6 @@ ANSWER = StoredAnswer(200, ((b"content-type", b"text/plain"),), b"the secret ans
 
 
 @pytest.fixture
-def clock() -> SetClock:
-    """Noon, until the test moves it. Leases go by Postgres' own clock."""
-    return SetClock()
-
-
-@pytest.fixture
 async def store(database: Database, clock: SetClock) -> IdempotencyStore:
     """The store of one gateway, in a house with two teams."""
     async with database.begin() as connection:

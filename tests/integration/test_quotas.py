@@ -24,18 +24,6 @@ TEAM = "team_a"
 UNLIMITED = Limits()
 
 
-@pytest.fixture
-def clock() -> SetClock:
-    """Noon, until the test moves it."""
-    return SetClock()
-
-
-@pytest.fixture
-def quotas(redis: Redis, clock: SetClock) -> Quotas:
-    """Quotas whose time the test decides."""
-    return Quotas(redis, clock, uses_server_time=False, deadline=5.0)
-
-
 @pytest.mark.parametrize(
     ("limits", "limit", "fits"),
     [

@@ -39,18 +39,6 @@ every_limit = pytest.mark.parametrize("limit", LimitName)
 every_scope = pytest.mark.parametrize("kind", ["team", "key"])
 
 
-@pytest.fixture
-def clock() -> SetClock:
-    """Noon, until the test moves it."""
-    return SetClock()
-
-
-@pytest.fixture
-def quotas(redis: Redis, clock: SetClock) -> Quotas:
-    """Quotas whose time the test decides."""
-    return Quotas(redis, clock, uses_server_time=False, deadline=5.0)
-
-
 @every_limit
 @every_scope
 async def test_room_held_by_running_calls_is_worth_a_retry(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import date, timedelta
 
 import pytest
-from redis.asyncio import Redis
 from sqlalchemy import text
 
 from billing import sweep
@@ -29,18 +28,6 @@ NOTHING = Settlement(Usage(), 0)
 def database_url(new_database_url: str) -> str:
     """A database that nobody has prepared for any day."""
     return new_database_url
-
-
-@pytest.fixture
-def clock() -> SetClock:
-    """Noon, until the test moves it."""
-    return SetClock()
-
-
-@pytest.fixture
-def quotas(redis: Redis, clock: SetClock) -> Quotas:
-    """Quotas whose time the test decides."""
-    return Quotas(redis, clock, uses_server_time=False, deadline=5.0)
 
 
 @pytest.fixture

@@ -33,12 +33,6 @@ NOW = time.time()
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Run the tests of this file on asyncio, as the gateway does."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def database_url(postgres_url: str) -> Iterator[str]:
     """Give a database with our tables in it."""
     with database_of_its_own(postgres_url) as url:

@@ -27,12 +27,6 @@ SMALL = 64 * 1024
 
 
 @pytest.fixture
-def clock() -> SetClock:
-    """Noon."""
-    return SetClock()
-
-
-@pytest.fixture
 def journal(tmp_path: Path, clock: SetClock) -> Journal:
     """A journal with small segments."""
     return Journal.open(tmp_path / "journal", clock=clock, segment_bytes=SMALL)

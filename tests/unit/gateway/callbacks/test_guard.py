@@ -17,12 +17,6 @@ from protocol.errors import BadRequest
 INSIDE = (ip_network("10.20.0.0/16"),)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Run on asyncio, as the house does."""
-    return "asyncio"
-
-
 class Names:
     """A scripted resolver: its answers in turn, the last one for ever."""
 
