@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.support.house import House
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -38,11 +39,8 @@ def chat(house: House, key: str) -> httpx.Response:
 
 
 def chat_until(house: House, key: str, status: int) -> httpx.Response:
-    """Ask again until the answer has this status, for as long as a busy machine may take to hear of a change."""
-    deadline = time.monotonic() + 10
-    while (answer := chat(house, key)).status_code != status and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return answer
+    """Ask again until the answer has this status: all have heard of the change."""
+    return until(lambda: (answer := chat(house, key)).status_code == status and answer)
 
 
 def test_team_is_shown_as_it_was_made(admin: httpx.Client) -> None:

@@ -3,19 +3,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from redis.asyncio import Redis
 
-from billing.audit import Difference, audit
-from billing.quotas import Quotas
-from gateway.clock import Clock
-from gateway.database import Database
+from tests.support.audits import lasting_differences
 from tests.support.house import House, running_house, settings_for
 from tests.support.paying_team import PayingTeam
 from tests.support.postgres_proxy import PostgresProxy, postgres_proxy
@@ -47,18 +41,4 @@ def test_a_correction_is_counted_though_nobody_heard_that_it_was_booked(house: H
 
     assert (way.lost, unheard.status_code, again.status_code) == (1, 503, 201)
     assert team.usage().json()["corrections"]["entries"] == 1
-    assert asyncio.run(differences(house)) == []
-
-
-async def differences(house: House) -> list[Difference]:
-    """Return what `tollgate audit` would say of today, once it says nothing or half a minute has passed."""
-    clock, redis = Clock(), Redis.from_url(house.settings.redis_url, socket_timeout=5)
-    database = Database(house.settings.database_url, pool_size=1)
-    quotas, deadline = Quotas(redis, clock, deadline=5.0), time.monotonic() + 30
-    try:
-        while (found := await audit(database, quotas, clock.today())) and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
-        return found
-    finally:
-        await database.close()
-        await redis.aclose()
+    assert lasting_differences(house.settings.database_url, house.settings.redis_url) == []

@@ -9,19 +9,13 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import httpx
 import pytest
-from redis.asyncio import Redis
 
-from billing.audit import audit
-from billing.quotas import Quotas
-from gateway.clock import Clock
-from gateway.database import Database
+from tests.support.audits import lasting_differences
 from tests.support.fault_house import FaultHouse, running_fault_house
 from tests.support.waiting import until_found
 
@@ -86,19 +80,6 @@ async def rows_of(database_url: str, prefix: str, expected: int) -> dict[str, li
     return found
 
 
-async def books_differ(house: FaultHouse) -> list[Any]:
-    """Return where ledger, statements and counters differ, once the holds of the dead are swept."""
-    database = Database(house.postgres.url)
-    redis: Redis = Redis.from_url(house.redis.url, socket_timeout=2.0)
-    quotas = Quotas(redis, Clock(), deadline=5.0)
-    deadline = time.monotonic() + 60
-    while (differences := await audit(database, quotas, datetime.now(UTC).date())) and time.monotonic() < deadline:
-        await asyncio.sleep(1.0)
-    await database.close()
-    await redis.aclose()
-    return differences
-
-
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_key_is_paid_once_whoever_is_killed(house: FaultHouse, seed: int) -> None:
@@ -132,6 +113,6 @@ def test_every_key_is_paid_once_whoever_is_killed(house: FaultHouse, seed: int) 
         charged = [row for row in rows[key] if row["cost_nanousd"]]
         assert [(row["request_id"], row["status"]) for row in charged] == [(answers[0][0], "answered")]
         assert {row["status"] for row in rows[key] if not row["cost_nanousd"]} <= {"failed", "superseded"}
-    assert asyncio.run(books_differ(house)) == []
+    assert lasting_differences(house.postgres.url, house.redis.url, within=60) == []
     ill = ("Traceback", "unexpected_error", "reply_failed", "background_work_failed", "stored_answer_unreadable")
     assert [line for line in house.new_log_lines() if any(word in line for word in ill)] == []

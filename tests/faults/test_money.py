@@ -19,11 +19,8 @@ import httpx
 import pytest
 from redis.asyncio import Redis as AsyncRedis
 
-from billing.audit import audit
-from billing.quotas import Quotas
-from gateway.clock import Clock
-from gateway.database import Database
 from tests.support import books
+from tests.support.audits import differences
 from tests.support.cap_watch import CapWatch
 from tests.support.fault_house import ILL_WORDS, FaultHouse, running_fault_house
 from tests.support.fault_load import Attempt, Load, Member, Seen
@@ -186,7 +183,8 @@ async def read_books(
         complaints += await books.compare_counters(redis, rows, teams)
         complaints += await books.check_journals(connection, house.data_dir / "journal")
         if not complaints:
-            complaints += [*told_otherwise(house, teams, rows), *await audited(house, redis)]
+            complaints += told_otherwise(house, teams, rows)
+            complaints += map(repr, await differences(house.postgres.url, house.redis.url))
         return rows, complaints
     finally:
         await connection.close()
@@ -212,17 +210,6 @@ def told_otherwise(house: FaultHouse, teams: Sequence[str], rows: Sequence[books
             yield f"the usage report of {team} says {told}, the ledger has {len(mine)} rows"
         if round(told["cost_usd"] * 10**9) != owed:
             yield f"the usage report of {team} says {told['cost_usd']}, the ledger {owed}"
-
-
-async def audited(house: FaultHouse, redis: AsyncRedis) -> list[str]:
-    """Return what `tollgate audit` would print of today and yesterday."""
-    clock = Clock()
-    database = Database(house.postgres.url, pool_size=1)
-    try:
-        days = (clock.today() - timedelta(days=1), clock.today())
-        return [repr(one) for day in days for one in await audit(database, Quotas(redis, clock, deadline=5.0), day)]
-    finally:
-        await database.close()
 
 
 def unfair_refusals(house: FaultHouse, attempts: Sequence[Attempt], outages: Sequence[Outage]) -> Iterator[str]:

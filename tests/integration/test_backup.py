@@ -12,12 +12,8 @@ import pytest
 from redis import Redis
 from sqlalchemy import make_url
 
-from billing.audit import audit
-from billing.quotas import Quotas
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.redis_client import open_redis
 from gateway.settings import Settings
+from tests.support.audits import differences
 from tests.support.house import ADMIN_KEY, House, make_team, serving, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import execute, text_of
@@ -39,15 +35,6 @@ def requests_of_today(client: httpx.Client) -> int:
     today = datetime.now(UTC).date().isoformat()
     report = client.get("/v1/usage", params={"team_id": "team_a", "date": today})
     return int(report.raise_for_status().json()["requests"])
-
-
-async def differences(settings: Settings) -> list[object]:
-    database, redis = Database(settings.database_url), open_redis(settings.redis_url, timeout=2.0)
-    try:
-        return list(await audit(database, Quotas(redis, Clock(), deadline=5.0), Clock().today()))
-    finally:
-        await redis.aclose()
-        await database.close()
 
 
 @pytest.fixture
@@ -74,7 +61,7 @@ def test_a_house_goes_on_from_its_backup(
     restored = settings_for(backup, redis_url, upstream.url, tmp_path)
     try:
         requests = answer_calls(restored, key, 1)
-        differ = asyncio.run(differences(restored))
+        differ = asyncio.run(differences(restored.database_url, restored.redis_url))
     finally:
         asyncio.run(execute(postgres_url, "DROP DATABASE backup WITH (FORCE)"))
 

@@ -68,7 +68,6 @@ class Attempt:
     request_id: str | None = None
     tokens: int = 0  # pieces of text that arrived
     usage: dict[str, Any] | None = None
-    is_replay: bool = False
     error: str = ""
     seen: Seen = Seen.HUNG
 
@@ -177,7 +176,6 @@ class Load:
         url = self.urls[attempt.gateway] + "/v1/chat/completions"
         async with session.post(url, json=body, headers=headers) as answer:
             attempt.status, attempt.request_id = answer.status, answer.headers.get("x-request-id")
-            attempt.is_replay = "idempotent-replayed" in answer.headers
             if answer.status != 200:
                 attempt.error = await answer.text()
                 attempt.seen = Seen.FAILED if answer.status in (502, 504) else Seen.REFUSED

@@ -31,6 +31,7 @@ from router.catalog import AutoRoute
 from router.targets import Ability, Endpoint, ModelSpec
 from tests.support.waiting import until
 
+TEAM = "team_a"
 ADMIN_KEY = "tgadmin-" + "a" * 43
 PEPPER = "pepper of the tests"
 
@@ -121,12 +122,12 @@ def settings_for(postgres_url: str, redis_url: str, upstream_url: str, data_dir:
 
 
 @contextlib.contextmanager
-def running_house(settings: Settings, team: str = "team_a", unread: float = UNREAD) -> Iterator[House]:
+def running_house(settings: Settings, unread: float = UNREAD) -> Iterator[House]:
     """Migrate, create a team with a key, and run the gateway until the end of the block."""
     migrations.upgrade(settings.database_url)
-    key = asyncio.run(make_team(settings, team))
+    key = asyncio.run(make_team(settings, TEAM))
     with serving(settings, unread) as url:
-        yield House(url, team, key, ADMIN_KEY, settings)
+        yield House(url, TEAM, key, ADMIN_KEY, settings)
 
 
 @contextlib.contextmanager

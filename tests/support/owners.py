@@ -114,18 +114,14 @@ async def open_owner(
     data_dir: Path,
     database: Database,
     redis_url: str,
-    *,
-    clock: Clock | None = None,
-    share: float = 0.25,
-    still: float = 10.0,
 ) -> Owner:
     """Start an owner, as app.py does."""
-    clock = clock or Clock()
+    clock = Clock()
     redis: Redis = Redis.from_url(redis_url, socket_timeout=0.25, socket_connect_timeout=0.25)
     journal = Journal.open(data_dir / "journal", clock=clock)
-    quotas = Quotas(redis, clock, standalone_share=share)
+    quotas = Quotas(redis, clock)
     flusher = Flusher(journal, database, clock, book_adopted=quotas.book_adopted)
-    restorer = Restorer(quotas, journal, flusher, PostgresStore(database, clock), redis, clock, still=still)
+    restorer = Restorer(quotas, journal, flusher, PostgresStore(database, clock), redis, clock)
     await restorer.start()
     owner = Owner(clock, redis, quotas, journal, flusher, restorer)
     owner.flushing = asyncio.create_task(flusher.run())

@@ -120,11 +120,6 @@ class ScriptedUpstream:
         """The port it listens on; known once started."""
         return self._port
 
-    @property
-    def open_connections(self) -> int:
-        """How many connections clients hold."""
-        return len(self._connections)
-
     def script(
         self, script: Script | str, *, model: str | None = None, api_key: str | None = None, times: int | None = None
     ) -> None:

@@ -38,8 +38,8 @@ def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, index:
     return event({**frame, "usage": None, "obfuscation": "x7Kq", **more})
 
 
-def text_chunk(text: str, finish: str | None = None, index: int = 0) -> bytes:
-    choice = {"text": text, "index": index, "logprobs": None, "finish_reason": finish}
+def text_chunk(text: str, finish: str | None = None) -> bytes:
+    choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": finish}
     return event({"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m", "choices": [choice]})
 
 

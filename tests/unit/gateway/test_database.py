@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from typing import NoReturn
 
 import asyncpg
 import pytest
@@ -19,11 +17,9 @@ class LosingEngine:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[Any]:
+    def begin(self) -> NoReturn:
         """Fail."""
         raise self._error
-        yield
 
 
 @pytest.mark.parametrize(

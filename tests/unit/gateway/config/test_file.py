@@ -668,9 +668,6 @@ def test_base_lies_under_the_file(tmp_path: Path) -> None:
     assert (joined.drain, joined.key_pepper) == (9.0, "12345")
 
 
-CLAUDES = ("claude-haiku", "claude-sonnet", "claude-opus")
-
-
 def test_the_example_is_fine() -> None:
     """The tollgate.yaml in the repository loads with its variables set, and says which it needs without them."""
     file = Path(__file__).parents[4] / "tollgate.yaml"
