@@ -249,7 +249,7 @@ def test_keys_endpoints_timeouts_and_breakers_follow(
     gateway: Reloadable, upstream: ScriptedUpstream, text: Callable[..., str]
 ) -> None:
     """The next call has the new key, and loses patience when the file says so; what is gone is watched no more."""
-    gateway.reload(text(key="sk-other", timeouts="{first_token: 100ms}"))
+    gateway.reload(text(key="sk-other", timeouts="{first_token: 500ms}"))
     upstream.script("hang-before-headers")
     silent = gateway.client.post("/v1/chat/completions", json={"model": "small", "messages": PROMPT, "stream": True})
     gateway.reload(text(endpoint="http://127.0.0.1:9/v1"))
