@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.support.house import House
+from tests.support.waiting import until
 
 
 def ask_and_leave(house: House, path: str, body: dict[str, Any], when: Callable[[], object], **headers: str) -> float:
@@ -18,10 +19,7 @@ def ask_and_leave(house: House, path: str, body: dict[str, Any], when: Callable[
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=30)
     said = {"authorization": f"Bearer {house.team_key}", "content-type": "application/json"}
     connection.request("POST", path, json.dumps(body), said | headers)
-    deadline = time.monotonic() + 30
-    while not when():
-        assert time.monotonic() < deadline, "the moment to leave never came"
-        time.sleep(0.01)
+    until(when)
     left = time.monotonic()
     connection.close()
     return left
