@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, pairwise
@@ -26,6 +25,7 @@ from tests.support.front import END, TEMPLATE, running_front, token_ids, write_s
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
 from tests.support.servers import database_of_its_own
 from tests.support.told import Told, rows_of
+from tests.support.waiting import until
 
 SAID = "Zürich 🚪 STOne 中文 \U0001f469\u200d\U0001f680"  # a token a byte, and most characters are several
 CALLS = 'Ok.<tool_call>{"name": "pay", "arguments": {"toll": 3}}</tool_call>'
@@ -78,7 +78,7 @@ def _event(command: Generate, index: int, tokens: list[int], begin: int, at: int
 
 @dataclass(frozen=True)
 class Scene:
-    """A house with models behind a replica that dies, and after it: nobody, one that drains, one that is well."""
+    """A house with models behind a replica that dies, and after it: nobody, or one that drains, is full, or is well."""
 
     house: House
     dying: CutReplica
@@ -106,12 +106,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterat
             stack.enter_context(running_front(checkpoint, FakeEngine(speak, max_model_len=512))) for _ in range(2)
         )
         httpx.post(tired + "/drain").raise_for_status()
+        crowded = stack.enter_context(running_front(checkpoint, FakeEngine(speak, max_model_len=512), max_waiting=0))
         dying = stack.enter_context(CutReplica(well))
         places = {
             "llama": (dying.url, well),
             "lone": (dying.url,),
             "tired": (dying.url, tired),
             "third": (dying.url, tired, well),
+            "fourth": (dying.url, crowded, well),
             "brisk": (dying.url, well),
         }
         providers = {
@@ -244,11 +246,8 @@ def test_a_replica_that_falls_silent_is_left(scene: Scene) -> None:
 def test_a_replica_that_drains_is_passed_by(scene: Scene) -> None:
     """It says that it takes nothing, so the next one goes on with the reply."""
     ask = {"model": "third", "messages": [{"role": "user", "content": "hi"}]}
-    deadline = time.monotonic() + 20
     with scene.house.client() as client:
-        while all(target["is_available"] for target in client.post("/v1/route", json=ask).json()["targets"]):
-            assert time.monotonic() < deadline, "nobody has asked it"
-            time.sleep(0.02)
+        until(lambda: not all(one["is_available"] for one in client.post("/v1/route", json=ask).json()["targets"]))
     scene.dying.cut = 1500
     told = scene.ask("chat/completions", "third")
     [row] = scene.rows(told)
@@ -256,6 +255,16 @@ def test_a_replica_that_drains_is_passed_by(scene: Scene) -> None:
     assert (told.text, told.is_whole) == (SAID + "STO", True)
     assert [attempt["outcome"] for attempt in row.attempts] == ["reset", "ok"]
     assert row.provider_endpoint.startswith("r2 ")
+
+
+def test_a_replica_that_is_full_is_passed_by(scene: Scene) -> None:
+    """It says so only when it is asked to go on with the reply; the next one does."""
+    scene.dying.cut = 1500
+    told = scene.ask("chat/completions", "fourth")
+    [row] = scene.rows(told)
+
+    assert (told.text, told.is_whole) == (SAID + "STO", True)
+    assert [attempt["outcome"] for attempt in row.attempts] == ["reset", "full", "ok"]
 
 
 @pytest.mark.parametrize(("model", "n"), [("lone", 1), ("tired", 1), ("llama", 2)])

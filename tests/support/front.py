@@ -23,7 +23,6 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.waiting import until
 
 ALPHABET = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-MAX_WAITING = 64  # requests
 END = 256  # the token that ends a reply; the others are bytes, in the order of the byte-level alphabet
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -50,16 +49,17 @@ def write_small_files(folder: Path, chat_template: str | None = TEMPLATE) -> Pat
 
 
 @contextlib.contextmanager
-def running_front(folder: Path, engine: FakeEngine, api_key: str | None = None, port: int = 0) -> Iterator[str]:
+def running_front(
+    folder: Path, engine: FakeEngine, api_key: str | None = None, max_waiting: int = 64, port: int = 0
+) -> Iterator[str]:
     """Serve the model "tiny" with ``engine`` behind it and give the URL; the engine is ready, if it is to be."""
     settings = FrontSettings(
         engine=EngineConfig(model=str(folder)),
         served_model_name="tiny",
         instance_id="front-1",
         api_key=api_key,
-        max_waiting=MAX_WAITING,
     )
-    client = EngineClient(settings.engine, MAX_WAITING, start_process=engine.start)
+    client = EngineClient(settings.engine, max_waiting, start_process=engine.start)
     app = create_app(build_front(settings, load_checkpoint(folder), client))
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
