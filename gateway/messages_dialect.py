@@ -70,7 +70,7 @@ class MessagesDialect:
         if not self._is_begun:
             self._is_begun = True
             # What the prompt counts for is known at the end; until then, what the books believe.
-            begun = self._message(reply) | {"usage": usage_object(reply.used().usage)}
+            begun = self._message(reply) | {"usage": usage_object(reply.meter.so_far().usage)}
             out.append(_event({"type": "message_start", "message": begun}))
         for event in events:
             match event:

@@ -6,18 +6,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from msgspec.structs import replace
-
-from billing.holds import Settlement
-from billing.prices import cost_of
 from billing.records import CHARGED, Status, UsageRecord
 from gateway.answering.account import Account
 from gateway.answering.attempt import Answering, AttemptLog
 from gateway.answering.call import Call, record_for
 from gateway.answering.collect import Collector
 from gateway.answering.continuation import Source
-from gateway.answering.estimate import probable_prompt_tokens, probable_usage, tokens_of
 from gateway.answering.hooks import HookMaker, ReplyHook
+from gateway.answering.meter import Meter
 from gateway.errors import ContentPolicyViolation
 from gateway.providers.base import WholeReply, choices_asked
 from gateway.providers.errors import UpstreamFailure, UpstreamFiltered
@@ -25,8 +21,7 @@ from gateway.services import Services
 from protocol.chat import FinishReason
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.usage import Usage
-from router.bounds import output_tokens_most
-from router.targets import Route, Target, Tier
+from router.targets import Route, Target
 
 # How a whole reply ends: the last events of a stream, all of it, or (an item of a batch) why it may not go out.
 Ending = list[Event] | tuple[WholeReply, Usage] | ContentPolicyViolation
@@ -55,19 +50,15 @@ class Reply:
         self.call = call
         self.route = route
         self.account = account
-        account.count = self.used
         self.log = log
         self.keep_ending: KeepEnding | None = None
         self.first_token_seconds = services.clock.monotonic() - call.started
         self._services = services
         self._source = Source(services, call, route, answering, log)
+        self.meter = Meter(call, self._source)
+        account.count = self.meter.so_far
         self._hooks = [make(call, answering.target) for make in hook_makers]
         self._delta_hooks = [hook for hook in self._hooks if type(hook).delta is not ReplyHook.delta]
-        self._usage = answering.usage
-        self._output_seen = 0  # tokens, by what went past
-        self._prompt_seen: int | None = None
-        self._most = 0  # output tokens that the hold covers; known with the prompt
-        self._gpu_seconds: dict[int, float] = {}  # by choice: what our own engine told as it went
         self._choices = choices_asked(call.request)
         self._finished: set[int] = set()  # choices that have said why they ended
         self._has_grown = True  # whether a token has come since events were last waited for
@@ -107,7 +98,7 @@ class Reply:
         """
         self.account.owes_parts = False  # nothing of it is sent before it is whole
         if (whole := self._source.answering.whole) is not None:
-            self._usage = self._usage or probable_usage(self.call.request, whole, self._output_most())
+            self.meter.take_whole(whole)
             await self._show_whole(whole)
         else:
             collector = Collector(self.call.request)
@@ -119,7 +110,7 @@ class Reply:
         if self._violation is not None:
             await self._conclude(self._violation)
             raise self._violation
-        usage = self._final_usage()
+        usage = self.meter.whole()
         await self._conclude((whole, usage))
         return whole, usage
 
@@ -131,7 +122,7 @@ class Reply:
             if out:
                 yield out
             if is_whole:
-                yield [*held, UsageReport(self._final_usage()), ReplyEnd()]
+                yield [*held, UsageReport(self.meter.whole()), ReplyEnd()]
                 return
             try:
                 fresh = await self._source.next_events(has_grown=self._has_grown)
@@ -142,7 +133,7 @@ class Reply:
                 else:
                     rest, is_forbidden = self._held_by_hooks()
                     if is_forbidden:
-                        yield [*rest, UsageReport(self._final_usage()), ReplyEnd()]
+                        yield [*rest, UsageReport(self.meter.whole()), ReplyEnd()]
                         return
                     if rest:
                         yield rest
@@ -159,13 +150,13 @@ class Reply:
 
     def abandon(self) -> None:
         """The client left by itself: it owes what was produced for it until now, sent or not. Then ``close()``."""
-        if self._output_seen and not self.account.is_closed:
+        if self.meter.output_seen and not self.account.is_closed:
             self._end(Status.INTERRUPTED)
 
     def block(self) -> None:
         """Nothing of it may go out: what was used is owed. Then ``close()``."""
         if (whole := self._source.answering.whole) is not None:
-            self._usage = self._usage or probable_usage(self.call.request, whole, self._output_most())
+            self.meter.take_whole(whole)
         self._end(Status.BLOCKED)
 
     async def _let_go(self) -> None:
@@ -178,9 +169,7 @@ class Reply:
         for event in fresh:
             match event:
                 case Delta():
-                    self._output_seen += tokens_of(event)
-                    if event.gpu_seconds:
-                        self._gpu_seconds[event.index] = event.gpu_seconds
+                    self.meter.take(event)
                     if event.has_content:
                         self._has_grown = True
                     if event.finish_reason is not None:
@@ -193,7 +182,7 @@ class Reply:
                         return out, True
                     (held if len(self._finished) >= self._choices else out).extend(passed)
                 case UsageReport(usage):
-                    self._usage = usage
+                    self.meter.told = usage
                 case ReplyEnd():
                     return out, True
         return out, False
@@ -218,7 +207,7 @@ class Reply:
     def _withhold(self, violation: ContentPolicyViolation) -> list[Delta]:
         """End the reply here; return how its open choices end."""
         self._violation = violation
-        self._usage = self.used().usage  # an earlier count may be less than what went past
+        self.meter.settle_on_seen()
         still_open = [index for index in range(self._choices) if index not in self._finished]
         return [Delta(index, finish_reason=FinishReason.CONTENT_FILTER) for index in still_open]
 
@@ -228,29 +217,6 @@ class Reply:
                 await hook.whole(whole)
         except ContentPolicyViolation as exc:
             self._violation = exc
-
-    def used(self) -> Settlement:
-        """Return what was used so far, and what it costs."""
-        if self._prompt_seen is None:
-            self._prompt_seen = probable_prompt_tokens(self.call.request)
-            self._most = self._output_most()
-        seen = self._source.tokens_made or self._output_seen
-        seen = min(seen, self._most)  # what is only estimated never exceeds the hold
-        usage = self._usage or Usage(
-            input_tokens=self._prompt_seen,
-            output_tokens=seen,
-            gpu_seconds=sum(self._gpu_seconds.values()),
-        )
-        if usage.output_tokens < seen:  # told at the beginning of a reply that has gone on since
-            usage = replace(usage, output_tokens=seen)
-        return Settlement(usage, self._cost(usage))
-
-    def _output_most(self) -> int:
-        return output_tokens_most(self.call.request, self.target.model)
-
-    def _cost(self, usage: Usage) -> int:
-        batch = self.call.wish.tier is Tier.BATCH
-        return cost_of(usage, self.target.model.price, batch=batch, at=self.call.created_at)
 
     @property
     def _broken(self) -> Status:
@@ -274,17 +240,10 @@ class Reply:
                 raise
         self._end(status)
 
-    def _final_usage(self) -> Usage:
-        if self._usage is None:
-            self._usage = self.used().usage
-        return self._usage
-
     def _final_record(self, status: Status) -> UsageRecord:
-        if status is Status.ANSWERED:
-            usage = self._final_usage()
-        else:  # what was told, if anything, may be less than what went past
-            usage = self.used().usage
-        return _usage_record(self, status, usage, self._cost(usage), self._services.clock.monotonic())
+        # What was told of a reply that is not whole, if anything, may be less than what went past.
+        usage = self.meter.whole() if status is Status.ANSWERED else self.meter.so_far().usage
+        return _usage_record(self, status, usage, self.meter.cost_of(usage), self._services.clock.monotonic())
 
     def _end(self, status: Status) -> None:
         if self.account.is_closed:
