@@ -63,14 +63,18 @@ local function numbers(key, ...)
   return found
 end
 
--- The last 60 seconds of a scope: leave out what is older, return {requests, tokens, second}.
+-- The last 60 seconds of a scope: leave out what is older, return {requests, tokens, second, of these in that second:
+-- requests, tokens}.
 local function window(scope)
   local key, second = base .. ':w:' .. scope, math.floor(now)
-  local at, r, t = unpack(numbers(key, 'at', 'r', 't'))
-  if second < at and at - second < WINDOW then second = at end
+  local at, r, t, r_now, t_now = unpack(numbers(key, 'at', 'r', 't', 'r' .. second, 't' .. second))
+  if second < at and at - second < WINDOW then
+    second = at
+    r_now, t_now = unpack(numbers(key, 'r' .. second, 't' .. second))
+  end
   if at == 0 or second - at >= WINDOW or second < at then
     redis.call('DEL', key)
-    return {0, 0, second}
+    return {0, 0, second, 0, 0}
   end
   if second > at then
     local old = {}
@@ -86,7 +90,7 @@ local function window(scope)
     redis.call('HDEL', key, unpack(old))
     redis.call('HSET', key, 'at', second, 'r', r, 't', t)
   end
-  return {r, t, second}
+  return {r, t, second, r_now, t_now}
 end
 
 -- Seconds until the window has room again: when enough of its oldest buckets have left it.
@@ -101,12 +105,110 @@ local function wait(scope, kind, surplus, second)
   return WINDOW
 end
 
+local function day_key(scope, day) return base .. ':d:' .. scope .. ':' .. day end
+local function month_key(scope, month) return base .. ':m:' .. scope .. ':' .. month end
+
+local function hold_of(which)
+  local packed = redis.call('HGET', holds, which)
+  return packed and cmsgpack.unpack(packed)
+end
+
+local function put(which, hold, lease)
+  redis.call('HSET', holds, which, cmsgpack.pack(hold))
+  redis.call('ZADD', leases, lease, which)
+end
+
+-- What is used and held in a scope: {requests/min, tokens/min, live, day tokens, held, day cost, held, month cost, held}
+local function state(scope, day, month, is_windowed)
+  local w = is_windowed and window(scope) or {0, 0}
+  local d = numbers(day_key(scope, day), 't', 'ht', 'c', 'hc')
+  local m = numbers(month_key(scope, month), 'c', 'hc')
+  local n = tonumber(redis.call('HGET', live, scope)) or 0
+  return {w[1], w[2], n, d[1], d[2], d[3], d[4], m[1], m[2]}, w
+end
+
+-- What a state comes to with one more call. A correction may leave less than nothing settled: that is no headroom.
+local function with(s, tokens, cost)
+  local most = math.max
+  return {
+    s[1] + 1, s[2] + tokens, s[3] + 1,
+    most(0, s[4]) + s[5] + tokens, most(0, s[6]) + s[7] + cost, most(0, s[8]) + s[9] + cost,
+  }
+end
+
+-- ARGV: valid until, lease (seconds), tokens, cost, day, month, 1 if it is aside, then for each scope: name and six
+-- limits ("" for none).
+-- Returns {1 held | 0 refused | -1 too late | UNKNOWN | STALE, time in ms, states, refusals}; a refusal is
+-- {scope, limit, wait in ms or -1}.
+local function open()
+  local time = math.floor(now * 1000)
+  if believed ~= marker then return {marker and STALE or UNKNOWN, time, {}, {}} end
+  local valid_until, lease = tonumber(ARGV[5]), tonumber(ARGV[6])
+  local tokens, cost, day, month = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9], ARGV[10]
+  local is_aside = ARGV[11] == '1'
+  if redis.call('EXISTS', tombstone .. id) == 1 or now > valid_until then return {-1, time, {}, {}} end
+  local known = hold_of(id) -- the caller asks again because it did not hear our answer
+  local names, states, windows, refusals = {}, {}, {}, {}
+  for i = 12, #ARGV, 7 do
+    local scope, caps, n = ARGV[i], {}, #names + 1
+    for limit = is_aside and 4 or 1, 6 do caps[limit] = tonumber(ARGV[i + limit]) end
+    names[n] = scope
+    states[n], windows[n] = state(scope, day, month, caps[1] or caps[2])
+    local after = with(states[n], tokens, cost)
+    for limit = 1, 6 do
+      if caps[limit] and after[limit] > caps[limit] and not known then
+        local pause = -1
+        if limit <= 2 then
+          local kind = limit == 1 and 'r' or 't'
+          pause = math.ceil(1000 * wait(scope, kind, after[limit] - caps[limit], windows[n][3]))
+        end
+        refusals[#refusals + 1] = {n, limit, pause}
+      end
+    end
+  end
+  if #refusals > 0 then return {0, time, states, refusals} end
+  if known then
+    redis.call('ZADD', leases, now + lease, id)
+    return {1, time, states, {}}
+  end
+  local second = is_aside and ASIDE or math.floor(now)
+  for n, scope in ipairs(names) do -- what was just read is written with the call in it: every command takes its time
+    local s, w = states[n], windows[n]
+    states[n] = {
+      s[1] + 1, s[2] + tokens, s[3] + (is_aside and 0 or 1),
+      s[4], s[5] + tokens, s[6], s[7] + cost, s[8], s[9] + cost,
+    }
+    if w[3] then
+      local key = base .. ':w:' .. scope
+      second = w[3]
+      redis.call('HSET', key, 'at', second, 'r', w[1] + 1, 't', w[2] + tokens, 'r' .. second, w[4] + 1,
+        't' .. second, w[5] + tokens)
+      if w[4] == 0 then redis.call('EXPIRE', key, KEEP_WINDOW) end
+    end
+    if not is_aside then redis.call('HINCRBY', live, scope, 1) end
+    if tokens ~= 0 or cost ~= 0 then
+      local of_day, of_month = day_key(scope, day), month_key(scope, month)
+      redis.call('HSET', of_day, 'ht', s[5] + tokens, 'hc', s[7] + cost)
+      redis.call('HSET', of_month, 'hc', s[9] + cost)
+      -- Those may be new; of others, whoever ends the hold says again how long they stay.
+      if s[4] + s[5] == 0 then redis.call('EXPIRE', of_day, KEEP_DAY) end
+      if s[8] + s[9] == 0 then redis.call('EXPIRE', of_month, KEEP_MONTH) end
+    end
+  end
+  put(id, {tokens, cost, second, day, month, names, 0, 0}, now + lease)
+  return {1, time, states, {}}
+end
+
+if verb == 'open' then return open() end
+
 local function add_to_window(scope, second, requests, tokens)
   local key = base .. ':w:' .. scope
-  redis.call('HINCRBY', key, 'r', requests)
-  redis.call('HINCRBY', key, 't', tokens)
-  redis.call('HINCRBY', key, 'r' .. second, requests)
-  redis.call('HINCRBY', key, 't' .. second, tokens)
+  for kind, change in pairs({r = requests, t = tokens}) do
+    if change ~= 0 then
+      redis.call('HINCRBY', key, kind, change)
+      redis.call('HINCRBY', key, kind .. second, change)
+    end
+  end
 end
 
 -- A refund goes to the bucket it was held in, if that is still counted.
@@ -135,9 +237,6 @@ local function add(key, keep, ...)
   redis.call('EXPIRE', key, keep)
 end
 
-local function day_key(scope, day) return base .. ':d:' .. scope .. ':' .. day end
-local function month_key(scope, month) return base .. ':m:' .. scope .. ':' .. month end
-
 -- Unix milliseconds inside a UUIDv7.
 local function time_of(which) return tonumber(which:sub(1, 8) .. which:sub(10, 13), 16) end
 
@@ -156,26 +255,6 @@ local function book(which, scopes, day, month, tokens, cost)
   end
 end
 
-local function hold_of(which)
-  local packed = redis.call('HGET', holds, which)
-  return packed and cmsgpack.unpack(packed)
-end
-
-local function put(which, hold, lease)
-  redis.call('HSET', holds, which, cmsgpack.pack(hold))
-  redis.call('ZADD', leases, lease, which)
-end
-
-local function take_in(which, hold, lease)
-  local tokens, cost, second, day, month, scopes = unpack(hold)
-  put(which, hold, lease)
-  for _, scope in ipairs(scopes) do
-    if second ~= ASIDE then redis.call('HINCRBY', live, scope, 1) end
-    add(day_key(scope, day), KEEP_DAY, 'ht', tokens, 'hc', cost)
-    add(month_key(scope, month), KEEP_MONTH, 'hc', cost)
-  end
-end
-
 local function drop(which, hold)
   local tokens, cost, second, day, month, scopes = unpack(hold)
   redis.call('HDEL', holds, which)
@@ -189,6 +268,44 @@ end
 
 local function bury(which, how) redis.call('SET', tombstone .. which, how, 'EX', KEEP_TOMBSTONE) end
 
+-- ARGV: used tokens, used cost, day, month, scopes…
+-- Returns 1 in place of its hold, 2 settled before, 3 without a hold, UNKNOWN, STALE.
+--
+-- A call that was closed in an older epoch is in the sums that this one began with, or was put back into it. Only its
+-- hold can tell that it was still running then.
+local function settle()
+  if not marker then return UNKNOWN end
+  local hold = hold_of(id)
+  if believed ~= marker and not hold then return STALE end
+  local tokens, cost, day, month = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8]
+  local grave = redis.call('GET', tombstone .. id)
+  if grave == 'settled' then return 2 end
+  local scopes = hold and hold[6] or {unpack(ARGV, 9)}
+  if hold then
+    drop(id, hold)
+    day, month = hold[4], hold[5]
+    for _, scope in ipairs(scopes) do correct_window(scope, hold[3], 0, tokens - hold[1]) end
+  elseif not grave then
+    for _, scope in ipairs(scopes) do restore_window(scope, math.floor(time_of(id) / 1000), 1, tokens) end
+  end
+  book(id, scopes, day, month, tokens, cost)
+  bury(id, 'settled')
+  redis.call('ZREM', reaped, id)
+  return hold and 1 or 3
+end
+
+if verb == 'settle' then return settle() end
+
+local function take_in(which, hold, lease)
+  local tokens, cost, second, day, month, scopes = unpack(hold)
+  put(which, hold, lease)
+  for _, scope in ipairs(scopes) do
+    if second ~= ASIDE then redis.call('HINCRBY', live, scope, 1) end
+    add(day_key(scope, day), KEEP_DAY, 'ht', tokens, 'hc', cost)
+    add(month_key(scope, month), KEEP_MONTH, 'hc', cost)
+  end
+end
+
 -- Free holds whose lease has ended: their owners are dead, or have forgotten them. Returns their ids.
 local function reap(most)
   local expired = redis.call('ZRANGEBYSCORE', leases, '-inf', string.format('%.3f', now), 'LIMIT', 0, most)
@@ -200,76 +317,6 @@ local function reap(most)
   end
   if #expired > 0 then redis.call('EXPIRE', reaped, 2 * KEEP_REAPED) end
   return expired
-end
-
--- What is used and held in a scope: {requests/min, tokens/min, live, day tokens, held, day cost, held, month cost, held}
-local function state(scope, day, month, is_windowed)
-  local w = is_windowed and window(scope) or {0, 0, math.floor(now)}
-  local d = numbers(day_key(scope, day), 't', 'ht', 'c', 'hc')
-  local m = numbers(month_key(scope, month), 'c', 'hc')
-  local n = tonumber(redis.call('HGET', live, scope)) or 0
-  return {w[1], w[2], n, d[1], d[2], d[3], d[4], m[1], m[2]}, w[3]
-end
-
--- What a state comes to with one more call. A correction may leave less than nothing settled: that is no headroom.
-local function with(s, tokens, cost)
-  local most = math.max
-  return {
-    s[1] + 1, s[2] + tokens, s[3] + 1,
-    most(0, s[4]) + s[5] + tokens, most(0, s[6]) + s[7] + cost, most(0, s[8]) + s[9] + cost,
-  }
-end
-
--- ARGV: valid until, lease (seconds), tokens, cost, day, month, 1 if it is aside, then for each scope: name and six
--- limits ("" for none).
--- Returns {1 held | 0 refused | -1 too late | UNKNOWN | STALE, time in ms, states, refusals}; a refusal is
--- {scope, limit, wait in ms or -1}.
-local function open()
-  local time = math.floor(now * 1000)
-  if believed ~= marker then return {marker and STALE or UNKNOWN, time, {}, {}} end
-  local valid_until, lease = tonumber(ARGV[5]), tonumber(ARGV[6])
-  local tokens, cost, day, month = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9], ARGV[10]
-  local is_aside = ARGV[11] == '1'
-  if redis.call('EXISTS', tombstone .. id) == 1 or now > valid_until then return {-1, time, {}, {}} end
-  local known = hold_of(id) -- the caller asks again because it did not hear our answer
-  local names, states, seconds, windowed, refusals = {}, {}, {}, {}, {}
-  for i = 12, #ARGV, 7 do
-    local scope, caps, n = ARGV[i], {}, #names + 1
-    for limit = is_aside and 4 or 1, 6 do caps[limit] = tonumber(ARGV[i + limit]) end
-    windowed[n] = caps[1] ~= nil or caps[2] ~= nil
-    names[n] = scope
-    states[n], seconds[n] = state(scope, day, month, windowed[n])
-    local after = with(states[n], tokens, cost)
-    for limit = 1, 6 do
-      if caps[limit] and after[limit] > caps[limit] and not known then
-        local pause = -1
-        if limit <= 2 then
-          local kind = limit == 1 and 'r' or 't'
-          pause = math.ceil(1000 * wait(scope, kind, after[limit] - caps[limit], seconds[n]))
-        end
-        refusals[#refusals + 1] = {n, limit, pause}
-      end
-    end
-  end
-  if #refusals > 0 then return {0, time, states, refusals} end
-  if known then
-    redis.call('ZADD', leases, now + lease, id)
-    return {1, time, states, {}}
-  end
-  local second = is_aside and ASIDE or math.floor(now)
-  for n, scope in ipairs(names) do
-    if windowed[n] then
-      second = seconds[n]
-      add_to_window(scope, second, 1, tokens)
-      redis.call('HSET', base .. ':w:' .. scope, 'at', second)
-      redis.call('EXPIRE', base .. ':w:' .. scope, KEEP_WINDOW)
-    end
-    local s = states[n]
-    local live_now = is_aside and s[3] or s[3] + 1
-    states[n] = {s[1] + 1, s[2] + tokens, live_now, s[4], s[5] + tokens, s[6], s[7] + cost, s[8], s[9] + cost}
-  end
-  take_in(id, {tokens, cost, second, day, month, names, 0, 0}, now + lease)
-  return {1, time, states, {}}
 end
 
 -- ARGV: lease, used tokens, used cost, tokens, cost, day, month, then scopes and limits; from "tokens" on as it was
@@ -329,32 +376,6 @@ end
 local function enter()
   if believed ~= marker then return marker and STALE or UNKNOWN end
   return force(id, {tonumber(ARGV[6]), tonumber(ARGV[7]), 0, ARGV[8], ARGV[9], {unpack(ARGV, 10)}, 0, 0}, now + ARGV[5])
-end
-
--- ARGV: used tokens, used cost, day, month, scopes…
--- Returns 1 in place of its hold, 2 settled before, 3 without a hold, UNKNOWN, STALE.
---
--- A call that was closed in an older epoch is in the sums that this one began with, or was put back into it. Only its
--- hold can tell that it was still running then.
-local function settle()
-  if not marker then return UNKNOWN end
-  local hold = hold_of(id)
-  if believed ~= marker and not hold then return STALE end
-  local tokens, cost, day, month = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8]
-  local grave = redis.call('GET', tombstone .. id)
-  if grave == 'settled' then return 2 end
-  local scopes = hold and hold[6] or {unpack(ARGV, 9)}
-  if hold then
-    drop(id, hold)
-    day, month = hold[4], hold[5]
-    for _, scope in ipairs(scopes) do correct_window(scope, hold[3], 0, tokens - hold[1]) end
-  elseif not grave then
-    for _, scope in ipairs(scopes) do restore_window(scope, math.floor(time_of(id) / 1000), 1, tokens) end
-  end
-  book(id, scopes, day, month, tokens, cost)
-  bury(id, 'settled')
-  redis.call('ZREM', reaped, id)
-  return hold and 1 or 3
 end
 
 -- Returns 1 when there was a hold to give back, 0 when there was none, UNKNOWN.
@@ -465,10 +486,8 @@ local function sweep()
   return {expired, redis.call('ZRANGE', reaped, 0, tonumber(ARGV[5]))}
 end
 
-if verb == 'open' then return open() end
 if verb == 'renew' then return renew() end
 if verb == 'enter' then return enter() end
-if verb == 'settle' then return settle() end
 if verb == 'release' then return release() end
 if verb == 'correct' then return correct() end
 if verb == 'sweep' then return sweep() end
