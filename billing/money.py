@@ -15,8 +15,7 @@ def to_nano(dollars: Decimal | str | int | float) -> NanoDollars:
 
     A float is read as the decimal that it prints as (0.1 is a tenth), so that prices in YAML mean what they say.
     """
-    exact = Decimal(str(dollars)) if isinstance(dollars, float) else Decimal(dollars)
-    return NanoDollars(int((exact * NANO).to_integral_value(rounding=ROUND_HALF_EVEN)))
+    return NanoDollars(int((Decimal(str(dollars)) * NANO).to_integral_value(rounding=ROUND_HALF_EVEN)))
 
 
 def to_decimal(nano: int) -> Decimal:

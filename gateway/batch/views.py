@@ -96,7 +96,7 @@ def counts_of(batch: Batch) -> dict[str, int]:
 def completion_of(batch: Batch, now: float) -> datetime | None:
     """Return when a batch was done, or will be: by its own rate once it has one, before that as it was estimated."""
     done, begun = batch.completed + batch.failed, batch.in_progress_at
-    if ended_at(batch) is not None or batch.status != "in_progress" or begun is None or done < LEAST_SEEN:
+    if batch.status != "in_progress" or begun is None or done < LEAST_SEEN:
         return ended_at(batch) or batch.estimated_completion
     since = max(now - begun.timestamp(), 0.0)
     return begun + timedelta(seconds=since * batch.total / done)

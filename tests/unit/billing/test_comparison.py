@@ -45,11 +45,12 @@ def test_uses_hold_what_came_late_and_what_people_booked() -> None:
 
 def test_tokens_given_back_are_given_back_at_the_other_price() -> None:
     """A correction that leaves fewer tokens than none lowers the comparison, and does not count as free."""
-    given_back = Totals(input_tokens=-1_000_000, output_tokens=500_000, entries=1)
+    input_back = Totals(input_tokens=-1_000_000, output_tokens=500_000, entries=1)
+    output_back = Totals(input_tokens=1_000_000, output_tokens=-500_000, entries=1)
 
-    [use] = uses_of([line(None, None, Totals(), given_back)], GPT_4O)
+    uses = uses_of([line("a", None, Totals(), input_back), line("b", None, Totals(), output_back)], GPT_4O)
 
-    assert use.compared_nanousd == to_nano(5) - to_nano("2.50")
+    assert [use.compared_nanousd for use in uses] == [to_nano("2.50"), to_nano("-2.50")]
 
 
 def test_without_a_price_nothing_is_compared() -> None:
@@ -85,6 +86,16 @@ def test_a_price_for_each_call_counts_every_call() -> None:
     price = Price(input=to_nano(1), output=to_nano(1), request=to_nano("0.001"))
 
     assert cost_at(Usage(), 1000, price_on(price, DAY), "interactive") == to_nano(1)
+
+
+def test_calls_whose_answers_were_blocked_cost_their_fee_too() -> None:
+    """Somebody answered them. Tokens given back bring no fee back."""
+    price = Price(input=to_nano(1), output=to_nano(1), request=to_nano("0.001"))
+    calls = Totals(requests=3, blocked=2, input_tokens=-1_000_000)
+
+    [use] = uses_of([line("a", "interactive", calls)], price)
+
+    assert use.compared_nanousd == to_nano("0.005") - to_nano(1)
 
 
 def test_dollars_per_million_tokens() -> None:

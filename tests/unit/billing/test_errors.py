@@ -31,7 +31,24 @@ def test_room_held_by_running_calls_is_worth_a_retry() -> None:
     assert isinstance(error, RateLimited)
     assert (error.status, error.type, error.code) == (429, "rate_limit_error", "rate_limit_exceeded")
     assert error.headers == {"retry-after": "1"}
-    assert "$1.00 per day" in error.message and "$0.50 held" in error.message
+    assert "$1.00 per day (UTC) of team team_a" in error.message and "$0.50 held" in error.message
+    assert error.limit == "team.usd_per_day"
+
+
+def test_a_limit_of_a_key_is_told_as_such() -> None:
+    """Its id is no secret, but the caller knows it by its text."""
+    error = refusal_error(refused(scope=Scope("key", "key_1", Limits())))
+
+    assert "$1.00 per day (UTC) of this key" in error.message
+    assert error.limit == "key.usd_per_day"
+
+
+def test_a_hold_that_came_too_late_hit_no_limit() -> None:
+    """503, and worth a retry: nothing was run."""
+    error = refusal_error(refused(is_late=True))
+
+    assert (error.status, error.code, error.limit) == (503, "overloaded", "")
+    assert error.headers == {"retry-after": "1"}
 
 
 def test_a_used_up_quota_is_not() -> None:
@@ -39,7 +56,8 @@ def test_a_used_up_quota_is_not() -> None:
     error = refusal_error(refused(used=900_000_000, is_settled=True, retry_after=None))
 
     assert isinstance(error, QuotaExhausted)
-    assert (error.type, error.code, error.headers) == (
+    assert (error.status, error.type, error.code, error.headers) == (
+        429,
         "insufficient_quota",
         "insufficient_quota",
         {"x-should-retry": "false"},
@@ -51,6 +69,7 @@ def test_a_request_too_large_for_the_limit_names_max_tokens() -> None:
     error = refusal_error(refused(wanted=2_000_000_000, alone_exceeds=True, retry_after=None))
 
     assert isinstance(error, ExceedsLimit)
+    assert (error.status, error.code) == (429, "rate_limit_exceeded")
     assert error.param == "max_tokens" and "max_tokens" in error.message
     assert error.headers == {"x-should-retry": "false"}
 

@@ -28,6 +28,7 @@ def test_dollars_round_to_the_nearest_nano(dollars: Decimal) -> None:
 def test_a_float_means_what_it_prints() -> None:
     """Prices in YAML arrive as floats: a tenth is a tenth."""
     assert to_nano(0.1) == 100_000_000
+    assert to_nano(1.5e-9) == 2  # the nearest float is a little less
     assert to_nano(2.5) == 2_500_000_000
 
 

@@ -126,6 +126,11 @@ def test_a_step_prices_the_whole_call(prompt: int, dollars: str) -> None:
     assert cost_of(Usage(prompt, output_tokens=1_000), STEPPED) == to_nano(dollars)
 
 
+def test_a_batch_costs_the_same_where_no_discount_is_said() -> None:
+    """Not every provider gives one."""
+    assert cost_of(Usage(1_000), STEPPED, batch=True) == cost_of(Usage(1_000), STEPPED)
+
+
 def test_a_bound_at_a_step_is_held_below_it() -> None:
     """A prompt of so many tokens at the most cannot pass the step; one more can."""
     most = [most_cost(Usage(prompt, output_tokens=1_000), STEPPED) for prompt in (200_000, 200_001, 600_000)]

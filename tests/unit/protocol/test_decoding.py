@@ -46,7 +46,7 @@ def test_unknown_fields_are_returned_beside_the_request() -> None:
         (', "reasoning_effort": "huge"', "reasoning_effort", "invalid_value", "'huge'"),
         (', "tools": [{"function": {}}]', "tools[0].function.name", "missing_required_parameter", "Missing required"),
         (', "model": "n"', "model", "duplicate_key", "twice"),
-        (', "a": {"b": [{"c": 1, "\\u0063": 2}]}', "c", "duplicate_key", "twice"),
+        (', "a": {"b": [{"x": 0, "c": 1, "\\u0063": 2}]}', "c", "duplicate_key", "twice"),
         (', "a": NaN', None, "invalid_json", "NaN"),
         (', "a": -Infinity', None, "invalid_json", "-Infinity"),
         (', "a": 1e999', None, "invalid_value", "too large"),

@@ -72,7 +72,8 @@ def test_an_event_leaves_with_the_byte_that_ends_it() -> None:
     reader = EventReader()
 
     assert reader.feed(b"data: now\r\r") == [ServerEvent(b"", b"now")]
-    assert reader.feed(b"\ndata: then\n\n") == [ServerEvent(b"", b"then")]
+    assert reader.feed(b"\ndata: then\n") == []
+    assert reader.feed(b"\n") == [ServerEvent(b"", b"then")]
 
 
 def test_a_byte_order_mark_counts_only_at_the_start() -> None:

@@ -74,6 +74,9 @@ def test_failures_in_a_row_lower_a_pace_and_a_single_one_does_not() -> None:
         pace.went_well()
         clock.move(1)
     assert pace.limit == 16
+    pace.failed()
+    pace.failed()
+    assert pace.limit == 11
     for _ in range(20):
         pace.failed()
         clock.move(1)

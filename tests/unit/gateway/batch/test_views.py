@@ -64,6 +64,9 @@ def test_a_batch_that_is_too_slow_is_warned_of() -> None:
 
 def test_openai_sees_whole_seconds_and_no_word_of_ours() -> None:
     """Its package knows these fields."""
-    view = openai_view(RUNNING)
+    view = openai_view(replace(RUNNING, input_tokens=30, output_tokens=4))
+    faulty = openai_view(replace(RUNNING, errors=[{"line": 1}]))
 
     assert (view["created_at"], view["object"], "warning" in view) == (int(at(0)), "batch", False)
+    assert (view["usage"]["total_tokens"], view["errors"]) == (34, None)
+    assert faulty["errors"] == {"object": "list", "data": [{"line": 1}]}
