@@ -17,7 +17,7 @@ from router.form import FORM_LIMIT
 
 WEIGHTS = "complexity.npz"
 MANIFEST = "complexity.json"  # {"sha256": of the weights, "format": FORMAT, …}
-FORMAT = 5  # of the weights and of the features that they were fitted on
+FORMAT = 6  # of the weights and of the features that they were fitted on
 MOST_KNOWN = 8192  # scores that are remembered, some 100 bytes each
 _ONES = np.ones(2 * (HEAD + TAIL), np.float32)  # a sum by ``dot`` is the quickest; for as many as a text has buckets
 WARM_UP = ("Warm up, please.", "Which of the following is 12?\nA. ten\nB. 12\nAnswer:")
@@ -44,6 +44,7 @@ class Complexity:
         self._trees = Trees(weights)
         self._known: dict[int, float] = {}  # scores by the hash of the text: no word of it is kept
         self._joint = [float(value) for value in weights["joint"]]  # as ``score`` names it
+        self._unread = float(weights["base"])  # how often a small model sufficed over all that was fitted
 
     @classmethod
     def load(cls, folder: Traversable | None = None) -> Complexity:
@@ -61,8 +62,11 @@ class Complexity:
         """Return the probability, 0..1, that a large model would not answer the request better than a small one.
 
         The newest scores are remembered, because a thread that wavers has its earlier turns judged with every turn.
+        Where nothing can be read (images alone, token ids) it is what is known without a prompt.
         """
         text = text_of(request)
+        if not text or text.isspace():
+            return self._unread
         name = hash((text, len(text)))  # one of another width may have the same bytes, and so the same hash
         score = self._known.get(name)
         if score is None:

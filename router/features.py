@@ -13,6 +13,7 @@ from protocol.chat import ChatRequest, Message, TextPart
 from protocol.completions import CompletionRequest
 from router.abilities import InferenceRequest
 from router.form import form_of, words_of
+from router.plain import plain_bytes
 
 BUCKETS = 1 << 14  # of hashed words and pairs of words
 HEAD = TAIL = 1000  # characters looked at from either end: what a decision costs does not grow with the prompt
@@ -56,10 +57,12 @@ class Reading(NamedTuple):
 
 def read_text(text: str) -> Reading:
     """Return the words of a text in their buckets and the numbers of its form."""
-    data = text.encode("utf-8", "replace")
+    data = plain_bytes(text)
     lower = data.lower()
     words = words_of(lower)
-    return Reading(*_hits(words), form_of(data, lower, words))
+    # Words in other letters were not fitted, and would be taken for those that share their buckets.
+    known = words if data.isascii() else [word for word in words if word.isascii()]
+    return Reading(*_hits(known), form_of(data, lower, words))
 
 
 def _hits(words: list[bytes]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:

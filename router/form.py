@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from router import lexicon
+from router.plain import WORD_MARKS
 
 FORM_LIMIT = 4.0  # standard deviations: beyond, a number says no more, so that odd texts get no absurd scores
 
 _FOREIGN = bytes(range(128, 256))  # bytes of UTF-8 beyond ASCII; they count as letters
 # In lower case, whatever is neither letter nor digit parts words.
-_WORDS = bytes(byte if byte in (ascii_lowercase + digits).encode() + _FOREIGN else 32 for byte in range(256))
+_LETTERS = set((ascii_lowercase + digits).encode() + _FOREIGN).difference(WORD_MARKS)
+_WORDS = bytes(byte if byte in _LETTERS else 32 for byte in range(256))
 # Every expression here takes time in proportion to the text: none can begin at one place and fail at many.
 _OPTION = re.compile(rb"\n[ \t]{0,8}\(?[a-j][.):]([^\n]*)")
 

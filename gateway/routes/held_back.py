@@ -29,15 +29,16 @@ STEPS = tuple(round(place / 50, 2) for place in range(1, 50))  # qualities that 
 async def get_curve(request: AnyRequest) -> Response[bytes]:
     """Show how often the small models of a route sufficed by measurement, what another quality would bring, and which.
 
-    ``route``: its name; default ``auto``. An admin adds ``team_id``.
+    ``route``: its name, or an alias of it; default ``auto``. An admin adds ``team_id``.
     """
     services = services_of(request)
     query = read_parameters(request)
     caller = whoever_calls(request)
     team_id = team_in_question(caller, query.get("team_id"))
-    name = query.get("route", "auto")
+    asked = query.get("route", "auto")
+    name = services.catalog.meaning(asked)
     if (route := services.catalog.auto.get(name)) is None:
-        raise NotFound(f"There is no route '{name[:100]}'.", param="route", code="route_not_found")
+        raise NotFound(f"There is no route '{asked[:100]}'.", param="route", code="route_not_found")
     async with services.database.begin() as connection:
         if isinstance(caller, Admin):
             await get_team(connection, team_id)

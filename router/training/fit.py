@@ -76,6 +76,7 @@ class FittedComplexity:
             signals[test] = self._signals(outcomes.take(test))
         self.blend.fit(signals, sample_weight=weight)
         weight = _weights(outcomes, OTHER_PAIRS_CALIBRATED)
+        self.base = float(np.average(outcomes.suffices, weights=weight))
         self.calibration.fit(self._blended(signals), outcomes.suffices, sample_weight=weight)
         self._fit_parts(outcomes)
         return self
@@ -99,6 +100,7 @@ class FittedComplexity:
             "bias": np.concatenate([self.strong.intercept_, self.weak.intercept_]),
             "tree_leaf": leaf,
             "joint": np.append(joint, intercept + joint[1] * start),
+            "base": np.array(self.base),
         }
         exact = {"tree_feature": feature, "tree_threshold": threshold}
         return {name: np.asarray(array, np.float32) for name, array in arrays.items()} | exact

@@ -67,7 +67,8 @@ def house(
     routes = {"auto": JUDGED, "poor": poor, "off": replace(JUDGED, held_back=None), "own": close}
     routes["both"] = replace(JUDGED, held_back=both)
     models = settings.models | {"judge": model("judge")}
-    with running_house(replace(settings, auto=routes, models=models)) as house:
+    aliases = settings.aliases | {"modest": "poor"}
+    with running_house(replace(settings, auto=routes, models=models, aliases=aliases)) as house:
         yield house
 
 
@@ -234,6 +235,7 @@ async def test_a_budget_is_never_exceeded_and_off_is_off(house: House) -> None:
 
         await until(is_noted)
         curve = (await client.get("/v1/route/curve", params={"route": "poor"})).json()
+        by_alias = (await client.get("/v1/route/curve", params={"route": "modest"})).json()
 
     assert [row["route"] for row in await rows(house, "SELECT route FROM held_back")] == ["auto"]
     assert (curve["calls"], curve["small_suffices"], curve["curve"]) == (
@@ -241,6 +243,7 @@ async def test_a_budget_is_never_exceeded_and_off_is_off(house: House) -> None:
         None,
         [],
     )
+    assert by_alias == curve
 
 
 async def test_a_budget_is_kept_by_many_at_once(house: House, worker: Services) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from protocol.chat import ChatRequest, Message, TextPart
+from protocol.chat import ChatRequest, ImagePart, ImageUrl, Message, TextPart
+from protocol.completions import CompletionRequest
 from router.complexity import MANIFEST, WEIGHTS, Complexity, _in_float64
 from router.complexity_cli import main
 from router.errors import ArtifactMismatch
@@ -59,7 +60,7 @@ def test_served_weights_score_as_the_fitted_model(outcomes: Outcomes, fitted: Fi
 
     export(fitted, tmp_path, {})
     served = Complexity.load(tmp_path)
-    odd = ["", "\n", "größer 字 😀 \ud800", "x" * 50_000, "word " * 20_000, "Which?\nA. one\n B) two\nAnswer:"]
+    odd = ["?", "größer 字 😀 \ud800", "x" * 50_000, "word " * 20_000, "Which?\nA. one\n B) two\nAnswer:"]
     prompts = [*outcomes.prompts, *odd]
     zeros, words = np.zeros(len(prompts)), np.array([""] * len(prompts))
 
@@ -67,6 +68,21 @@ def test_served_weights_score_as_the_fitted_model(outcomes: Outcomes, fitted: Fi
 
     assert np.allclose(scores, fitted.scores(outcomes_of(prompts, words, words, zeros, zeros, words)), atol=1e-5)
     assert min(scores) < 0.5 < max(scores)
+
+
+def test_what_cannot_be_read_is_as_likely_as_anything(outcomes: Outcomes, fitted: FittedComplexity) -> None:
+    """Of a picture, token ids or nothing the model says how often a small one suffices at all, and no more."""
+    served = Complexity({name: np.asarray(array) for name, array in fitted.weights().items()})
+    picture = ImagePart(ImageUrl(url="data:image/png;base64,AAAA"))
+    unread = (
+        chat(text=""),
+        chat(text=" \n"),
+        ChatRequest(model="auto", messages=(Message(role="user", content=(picture,)),)),
+        CompletionRequest(model="auto", prompt=[1, 2, 3]),
+        CompletionRequest(model="auto", prompt=[[1], [2]]),
+    )
+
+    assert {round(served(request), 6) for request in unread} == {round(float(outcomes.suffices.mean()), 6)}
 
 
 def test_a_threshold_parts_numbers_as_their_float32_does() -> None:
