@@ -227,7 +227,8 @@ async def test_no_answer_waits_to_be_looked_at_where_nothing_can_be_blocked(is_s
         await hook.whole(ChatReply(choices=(Choice(index=0, message=message, finish_reason=FinishReason.STOP),)))
 
     assert not guarding.outcomes._waiting
-    await asyncio.sleep(0.01)
+    while not guarding.outcomes._waiting:
+        await asyncio.sleep(0.005)
     assert [row["action"] for row in guarding.outcomes._waiting] == ["safety.output_flagged"]
     await guarding.close()
 
