@@ -54,8 +54,8 @@ async def _book_nothing(_: Sequence[UsageRecord]) -> None: ...
 class Flusher:
     """Writes what the journal has closed into Postgres, in batches, each record once.
 
-    ``book_adopted`` is told which rows of dead processes were new: their holds were never settled, so the counters
-    learn of them here.
+    ``book_adopted`` is told which rows of dead processes were new, or may have been when a try to write them broke off:
+    their holds were never settled, so the counters learn of them here.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Flusher:
         self._book_adopted = book_adopted
         self._one_at_a_time = asyncio.Lock()
         self._batch = BATCH
+        self._unheard: set[str] = set()  # adopted calls that may have been written, though nobody heard of it
         self._gathered = 0  # rows that the last wait brought
         self._wake = asyncio.Event()
         self._writing = 0  # rows that others are writing at this moment
@@ -141,16 +142,19 @@ class Flusher:
             taken = self._journal.take_closed(self._batch)
             if not taken:
                 return 0
+            adopted = {closed.record.request_id: closed.record for closed in taken if closed.is_adopted}
             try:
                 new = await self._write([closed.record for closed in taken])
             except Exception:
                 self._batch = max(LEAST_BATCH, self._batch // 2)
+                self._unheard |= adopted.keys()
                 raise
             self._batch = min(BATCH, 2 * self._batch)
-            adopted = {closed.record.request_id for closed in taken if closed.is_adopted}
             self._journal.mark_flushed(taken)
             if adopted:
-                await self._book_adopted([record for record in new if record.request_id in adopted])
+                unbooked = adopted.keys() & (self._unheard | {record.request_id for record in new})
+                self._unheard -= adopted.keys()
+                await self._book_adopted([adopted[request_id] for request_id in sorted(unbooked)])
         return len(taken)
 
     @asynccontextmanager

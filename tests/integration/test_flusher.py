@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import date
 from pathlib import Path
@@ -25,6 +25,7 @@ from billing.money import to_nano
 from billing.prices import Price, cost_of
 from billing.records import Status, UsageRecord
 from billing.statements import GroupBy, period
+from billing.store_errors import POSTGRES_AWAY
 from gateway.background import stop_all
 from gateway.clock import Clock
 from gateway.database import Database
@@ -33,6 +34,7 @@ from gateway.embedded.postgres import EmbeddedPostgres
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
+from tests.support.postgres_proxy import postgres_proxy
 
 TODAY = date(2026, 4, 5)
 
@@ -117,6 +119,33 @@ async def test_connections_ended_in_mid_transaction_lose_and_double_nothing(data
     await other.close()
 
     assert await count(database) == (9000, 9000)
+
+
+async def test_adopted_calls_are_counted_though_nobody_heard_that_they_were_written(
+    database: Database, tmp_path: Path
+) -> None:
+    """Written again they are not new; the counters are told of them all the same, once."""
+    dead, booked = Journal.open(tmp_path, clock=Clock()), list[UsageRecord]()
+    close_calls(dead, 3)
+    dead.close()
+    journal = Journal.open(tmp_path, clock=Clock())
+    sum(journal.adopt_each())
+
+    async def book(records: Sequence[UsageRecord]) -> None:
+        booked.extend(records)
+
+    with postgres_proxy(database.url) as way:
+        by_it = Database(way.url)
+        flusher = Flusher(journal, by_it, Clock(), book_adopted=book)
+        way.lose_commit_of("INSERT INTO usage_records")
+        with pytest.raises(POSTGRES_AWAY):
+            await flusher.flush_once()
+        written = await count(database)
+        assert await flusher.flush_once() == 3
+        await by_it.close()
+
+    assert (way.lost, written, await count(database)) == (1, (3, 3), (3, 3))
+    assert len(booked) == len({record.request_id for record in booked}) == 3
 
 
 @pytest.mark.parametrize("state", ["40001", "40P01", "55P03", "57014"])
