@@ -89,6 +89,33 @@ def test_what_parsers_could_read_in_two_ways_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("ftp://hooks.example.com", "must begin with https://"),
+        ("https://user@hooks.example.com/", "user name"),
+        ("https://münchen.example/", "xn--"),
+        ("https://hooks.example.com/#x", "fragment"),
+        ("https://hooks.example.com/a\\b", "backslash"),
+        ("https://hooks.example.com./", "ends in a dot"),
+        ("https://hooks.example.com.:443/", "ends in a dot"),
+        ("https://hooks..example.com/", "not a plain URL"),
+        ("https://hooks.example.com/a@b. c.", "not a plain URL"),  # that is its path
+        ("https://hooks.example.com:0/", "port that does not exist"),
+        ("https://a/" + "b" * 2039, "longer than 2048"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong(text: str, why: str) -> None:
+    """Whoever wrote the URL can mend it."""
+    with pytest.raises(BadUrl, match=why):
+        read_url(text)
+
+
+def test_the_longest_url_is_read() -> None:
+    """All of 2,048 characters."""
+    assert len(read_url("https://a/" + "b" * 2038).text) == 2048
+
+
+@pytest.mark.parametrize(
     "host", ["2130706433", "0x7f000001", "0x7f.1", "017700000001", "127.1", "127.0.1", "0177.0.0.1", "1.2.3.4.5", "0x"]
 )
 def test_an_address_in_disguise_is_refused(host: str) -> None:
