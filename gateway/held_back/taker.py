@@ -74,21 +74,20 @@ class Taker:
         assert route.held_back is not None
         if target.model.name not in route.small and not (route.held_back.explore and target.model.name in route.large):
             return NOT_TAKEN
-        return Watch(self, call, name, route, self._catalog) if self._dice() < route.held_back.share else NOT_TAKEN
+        return Watch(self, call, name, self._catalog) if self._dice() < route.held_back.share else NOT_TAKEN
 
-    def take(self, call: Call, name: str, route: AutoRoute, catalog: Catalog, record: UsageRecord, answer: str) -> None:
+    def take(self, call: Call, name: str, catalog: Catalog, record: UsageRecord, answer: str) -> None:
         """Note a call, behind its back, by the catalogue that it was routed by."""
-        self._background.spawn(self._note(call, name, route, catalog, record, answer))
+        self._background.spawn(self._note(call, name, catalog, record, answer))
 
-    async def _note(
-        self, call: Call, name: str, route: AutoRoute, catalog: Catalog, record: UsageRecord, answer: str
-    ) -> None:
-        noted = held_back_call(call, name, route, catalog, record, answer, self._scored_by)
-        if noted is None or route.held_back is None:
+    async def _note(self, call: Call, name: str, catalog: Catalog, record: UsageRecord, answer: str) -> None:
+        held_back = catalog.auto[name].held_back
+        noted = held_back_call(call, name, catalog, record, answer, self._scored_by)
+        if noted is None or held_back is None:
             return
         try:
             async with self._database.begin() as connection:
-                is_within = await note_call(connection, self._clock, noted, route.held_back.budget_nanousd)
+                is_within = await note_call(connection, self._clock, noted, held_back.budget_nanousd)
         except POSTGRES_AWAY as exc:  # one sample less
             log.warning("held_back_call_not_noted", request_id=call.request_id, error=repr(exc))
             return
@@ -98,8 +97,8 @@ class Taker:
 class Watch(ReplyHook):
     """Gathers the text of one reply."""
 
-    def __init__(self, taker: Taker, call: Call, name: str, route: AutoRoute, catalog: Catalog) -> None:
-        self._taker, self._call, self._name, self._route, self._catalog = taker, call, name, route, catalog
+    def __init__(self, taker: Taker, call: Call, name: str, catalog: Catalog) -> None:
+        self._taker, self._call, self._name, self._catalog = taker, call, name, catalog
         self._texts: list[str] = []
         self._length = 0
         self._is_text = True
@@ -131,13 +130,14 @@ class Watch(ReplyHook):
             and self._is_text
             and 0 < len(answer) <= LONGEST_ANSWER
         ):
-            self._taker.take(self._call, self._name, self._route, self._catalog, record, answer)
+            self._taker.take(self._call, self._name, self._catalog, record, answer)
 
     def _chosen(self, reason: str | None) -> Sequence[str]:
+        route = self._catalog.auto[self._name]
         if reason == "auto_small":
-            return self._route.small
-        explores = self._route.held_back is not None and self._route.held_back.explore
-        return self._route.large if reason == "auto_large" and explores else ()
+            return route.small
+        explores = route.held_back is not None and route.held_back.explore
+        return route.large if reason == "auto_large" and explores else ()
 
 
 def is_comparable(call: Call) -> bool:
@@ -153,13 +153,14 @@ def is_comparable(call: Call) -> bool:
 
 
 def held_back_call(
-    call: Call, name: str, route: AutoRoute, catalog: Catalog, record: UsageRecord, answer: str, scored_by: str
+    call: Call, name: str, catalog: Catalog, record: UsageRecord, answer: str, scored_by: str
 ) -> HeldBackCall | None:
     """Return what is noted of a call, or None where no model of the other kind can take it.
 
     The route itself is asked, by the name that the caller used, at quality 1, or 0 to explore: so the team's rights and
     limits hold as in any other call.
     """
+    route = catalog.auto[name]
     assert isinstance(call.request, ChatRequest) and record.complexity is not None and route.held_back is not None
     asked = replace(call.request, stream=None, stream_options=None, store=None, metadata=None, n=None)
     is_explored = record.route_reason == "auto_large"

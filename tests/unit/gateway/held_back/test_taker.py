@@ -114,7 +114,7 @@ async def test_the_other_kind_is_asked_with_the_rights_of_the_team(
 
     def noted(allowed: frozenset[str] | None, name: str = "auto") -> HeldBackCall | None:
         asker = replace(call, wish=Wish(allowed_models=allowed), request=replace(ASKED, model=name))
-        return held_back_call(asker, "auto", AUTO, CATALOG, record, "The Seine.", "v")
+        return held_back_call(asker, "auto", CATALOG, record, "The Seine.", "v")
 
     found = noted(None)
 
