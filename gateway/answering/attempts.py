@@ -14,7 +14,7 @@ from gateway.answering.attempt import Answering, AttemptLog, Trip, send_politely
 from gateway.answering.call import Call
 from gateway.errors import Overloaded
 from gateway.overload.turns import Slot
-from gateway.providers.errors import UpstreamBusy, UpstreamFailure
+from gateway.providers.errors import UpstreamBusy, UpstreamFailure, UpstreamUnable
 from gateway.resilience.breakers import Permit
 from gateway.resilience.deadline import Deadline
 from gateway.resilience.keys import TargetAway
@@ -55,8 +55,11 @@ async def walk(
     Raises as ``send_along_route`` does.
     """
     away: list[TargetAway] = []
+    unable: set[str] = set()  # models that lack a parameter, at whichever endpoint
     for place, target in enumerate(route.targets):
-        if failure is not None and not _may_move_on(services, trip, target):
+        if target.model.name in unable:
+            continue
+        if failure is not None and not _may_move_on(services, trip, target, failure):
             break
         try:
             if place > 0 or failure is not None:
@@ -67,6 +70,8 @@ async def walk(
         except UpstreamFailure as exc:
             if not exc.moves_on:
                 raise
+            if isinstance(exc, UpstreamUnable):
+                unable.add(target.model.name)
             failure = exc
     raise failure or _nobody(away)
 
@@ -158,12 +163,13 @@ def _has_sibling(services: Services, route: Route, place: int) -> bool:
     return any(services.breakers.why_away(target) is None and not services.gate.is_full(target) for target in later)
 
 
-def _may_move_on(services: Services, trip: Trip, target: Target) -> bool:
+def _may_move_on(services: Services, trip: Trip, target: Target, failure: UpstreamFailure) -> bool:
     now = services.clock.monotonic()
     is_full = trip.resume is None and services.gate.is_full(target)
     if is_full or services.breakers.why_away(target) is not None:
         return True  # it costs nothing to pass it by
-    return trip.deadline.left(now) > 0 and trip.budget.take_move(now)
+    # The budget is against storms on what is ill; whoever lacks a parameter is well.
+    return trip.deadline.left(now) > 0 and (isinstance(failure, UpstreamUnable) or trip.budget.take_move(now))
 
 
 async def _enter_again(services: Services, call: Call, target: Target, failure: UpstreamFailure) -> Permit:

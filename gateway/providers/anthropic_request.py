@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.providers.anthropic_schema import binding_schema
-from gateway.providers.errors import UpstreamRefused
+from gateway.providers.errors import UpstreamRefused, UpstreamUnable
 from protocol.chat import (
     ChatRequest,
     ContentPart,
@@ -40,12 +40,10 @@ COUNTED = frozenset({"model", "messages", "system", "tools", "tool_choice", "thi
 FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the assistant
 
 
-class Unsayable(UpstreamRefused):
-    """Anthropic's dialect has no way to say this; another target of the route may have one."""
+class Unsayable(UpstreamUnable):
+    """Anthropic's dialect has no way to say this; nobody was asked."""
 
-    code = "unsupported_parameter"
     outcome = "unsupported"
-    moves_on = True
 
 
 def message_body(request: ChatRequest, model: str, max_output: int, *, streams: bool) -> Block:

@@ -6,6 +6,7 @@
 #   ├── UpstreamBusy          429  its rate limit, with retry-after
 #   ├── UpstreamFull          503  overloaded: our own engine's queue is full, or it is going; with retry-after
 #   └── UpstreamRefused       4xx  the request itself is at fault: no other target is tried
+#       ├── UpstreamUnable         the model knows no such parameter: another model of the route may
 #       └── UpstreamFiltered       content_policy_violation: by the upstream's own content filter
 
 from __future__ import annotations
@@ -89,6 +90,13 @@ class UpstreamRefused(UpstreamFailure):
     type = "invalid_request_error"
     outcome = "refused"
     moves_on = False
+
+
+class UpstreamUnable(UpstreamRefused):
+    """This model has no such parameter. Another one of the route may; another endpoint of the same would not."""
+
+    code = "unsupported_parameter"
+    moves_on = True
 
 
 class UpstreamFiltered(UpstreamRefused):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply, choices_asked
-from gateway.providers.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull
+from gateway.providers.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull, UpstreamUnable
 from gateway.providers.filters import STATUSES, read_filtered
 from gateway.providers.openai_events import OpenAIEvents
 from gateway.providers.openai_replies import read_whole
@@ -47,4 +47,7 @@ class OpenAIFormat:
             return UpstreamFull(
                 "Every engine of this model is busy. Try again soon.", retry_after=read_retry_after(headers)
             )
-        return usual_failure(status, headers, message, code=text_of(code), param=text_of(error.get("param")))
+        param = text_of(error.get("param"))
+        if status == 400 and code == UpstreamUnable.code:
+            return UpstreamUnable(message or "The upstream does not know a parameter.", param=param)
+        return usual_failure(status, headers, message, code=text_of(code), param=param)

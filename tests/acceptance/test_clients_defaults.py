@@ -123,6 +123,19 @@ def test_a_part_that_no_model_takes_is_told_with_those_that_do(house: House, par
     assert error["param"] == "messages[0].content[0].type" and error["message"].endswith(words)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_auto_goes_on_where_a_model_lacks_a_parameter(house: House, upstream: ScriptedUpstream, stream: bool) -> None:
+    """Who leaves the choice to us need not know which of our models knows what: our own engine knows no effort."""
+    upstream.script("status=400,type=invalid_request_error,code=unsupported_parameter", model="small")
+    asked = {"model": "auto", "messages": [USER], "reasoning_effort": "low", "stream": stream}
+    answer = post(house, "/v1/chat/completions", asked)
+
+    assert answer.status_code == 200, answer.text
+    record = house.record_of(answer)
+    assert record["model_used"] == "large"
+    assert [each["outcome"] for each in record["attempts"]] == ["refused", "ok"]
+
+
 def test_many_stops_are_for_the_model_to_take(house: House) -> None:
     """Editors complete code with a dozen of them; four is a limit of OpenAI's alone."""
     stops = [f"<stop_{number}>" for number in range(17)]

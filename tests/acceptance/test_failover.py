@@ -365,6 +365,20 @@ def test_a_field_that_an_upstream_does_not_know_is_left_out(front: House, eu: Sc
         assert all(0 < row["output_tokens"] <= 50 for row in rows)
 
 
+def test_a_parameter_that_a_model_lacks_is_not_asked_of_its_other_region(
+    front: House, us: ScriptedUpstream, eu: ScriptedUpstream
+) -> None:
+    """The same model would say the same; the client hears it in the upstream's words, and nobody counts a failure."""
+    for region in (us, eu):
+        region.script("status=400,type=invalid_request_error,code=unsupported_parameter,message=No effort here.")
+    answer = ask(front, reasoning_effort="low")
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_parameter")
+    assert answer.json()["error"]["message"] == "No effort here."
+    assert (len(us.requests), len(eu.requests)) == (1, 0)
+    assert breaker_of(front, "us")["failures"] == 0
+
+
 def test_an_admin_opens_and_resets_a_breaker_at_every_gateway(
     front: House, us: ScriptedUpstream, tmp_path: Path
 ) -> None:
