@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gateway.safety.classifier import FLAGGED, Classifier
+from gateway.safety.training.work import work_texts
 from gateway.safety.training.written import written_prompts
 from tests.support.asked import ATTACKS, EVERYDAY, HARMS, asked
+from tests.support.letters import MAILS, PAGES, letters, orders, with_orders
+
+ASK = "Summarize this for me:\n\n"
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +40,20 @@ def test_few_everyday_prompts_are_flagged_that_sound_like_them(shipped: Classifi
     flagged = [text for text in asked(EVERYDAY) if max(shipped.score(text).values()) >= FLAGGED]
 
     assert len(flagged) <= 0.04 * len(asked(EVERYDAY)), flagged
+
+
+def test_no_letter_is_fitted() -> None:
+    """Nor an order to an assistant."""
+    fitted = {text.lower() for text, _ in (*written_prompts(), *work_texts())}
+
+    assert not fitted & {text.lower() for text in letters(MAILS) + letters(PAGES) + orders()}
+
+
+def test_orders_to_an_assistant_are_found_in_letters(shipped: Classifier) -> None:
+    """In mails and web pages, pasted by a user. Both are full of orders to their readers, for which many are flagged:
+    no more than are now."""
+    flagged = [text for text in letters(MAILS) + letters(PAGES) if shipped.score(ASK + text)["attack"] >= FLAGGED]
+    missed = [text for text in with_orders() if shipped.score(ASK + text)["attack"] < FLAGGED]
+
+    assert len(flagged) <= 0.6 * len(letters(MAILS) + letters(PAGES)), flagged
+    assert len(missed) <= 0.15 * len(with_orders()), missed
