@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 
 from gpu_backend.engine.blocks import BlockManager
@@ -69,8 +70,8 @@ class BlockTables:
     def extend_hashes(self, sequence: Sequence) -> None:
         """Name a sequence's full blocks: tenants never find each other's, but for declared beginnings."""
         owner = f"tenant {sequence.tenant}" if self._prefix_caching else f"request {sequence.request_id}"
-        salt = blake2b(owner.encode(), digest_size=16, person=b"tollgate kv root").digest()
-        extend_hashes(sequence.block_hashes, sequence.token_ids, self._blocks.block_size, salt, self._blocks.shared)
+        blocks = self._blocks
+        extend_hashes(sequence.block_hashes, sequence.token_ids, blocks.block_size, _salt_of(owner), blocks.shared)
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks away, wherever they are, and with them what was computed."""
@@ -96,3 +97,8 @@ class BlockTables:
             return False
         sequence.block_table, sequence.swapped = table, ()
         return True
+
+
+@lru_cache(maxsize=1024)  # asked for with every block that somebody fills
+def _salt_of(owner: str) -> bytes:
+    return blake2b(owner.encode(), digest_size=16, person=b"tollgate kv root").digest()

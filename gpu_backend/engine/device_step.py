@@ -88,6 +88,7 @@ class DeviceStep:
         self._roofline = roofline
         self._drawing = drawing
         self._drawn: Tensor | None = None
+        self._finite: Tensor | None = None
         self._logprobs: Logprobs | None = None
         self._is_sampled = False
 
@@ -103,13 +104,13 @@ class DeviceStep:
             return
         self._is_sampled = True
         batch, hidden = self._batch, self._hidden
-        if self._drawing is not None:  # every row has its logits, which tell of hidden states that are not finite
-            self._finite = torch.ones(1, dtype=torch.bool)
+        if self._drawing is not None:
             self._drawing.launch()
             drawn = self._drawing.drawn
             self._drawn = to_host(drawn) if drawn.is_cuda else drawn.clone()  # the next step writes over it
         else:
-            self._finite = to_host(torch.isfinite(hidden.float().sum(-1)))
+            if len(batch.samplers) < len(hidden):  # else each row has logits, which tell of what is not finite
+                self._finite = to_host(torch.isfinite(hidden.float().sum(-1)))
             self._sample_rows()
         self._pooled = {step.sequence_id: to_host(hidden[rows].float().sum(0)) for step, rows in batch.poolers}
         self._scored = {step.sequence_id: self._score(step, hidden[rows]) for step, rows in batch.scorers}
@@ -134,6 +135,9 @@ class DeviceStep:
         """Wait for the copies, and read them."""
         seconds = self._timer.wait()
         plan, batch = self._plan, self._batch
+        least_seconds = self._roofline.least_seconds(plan.sequences) if self._roofline else 0.0
+        if (plain := self._plain_tokens()) is not None:
+            return StepResult(plan.step, plain, seconds, least_seconds=least_seconds)
         tokens, logprobs, failed = self._gained()
         failed |= self._not_finite()
         unsure = [step for step in batch.samplers if step.num_proposed or step.slack] if failed else []
@@ -157,8 +161,19 @@ class DeviceStep:
                 if step.targets
             ),
             seconds=seconds,
-            least_seconds=self._roofline.least_seconds(plan.sequences) if self._roofline else 0.0,
+            least_seconds=least_seconds,
         )
+
+    def _plain_tokens(self) -> tuple[int, ...] | None:
+        """Return each sampling sequence's token, where all got one and nobody anything else, as in most steps."""
+        batch = self._batch
+        if self._logprobs is not None or not batch.samplers or batch.poolers or batch.scorers:
+            return None
+        sampled, usable = self._read()
+        if len(sampled) != len(batch.samplers) or not all(usable) or self._not_finite():
+            return None
+        token_of = dict(zip([step.sequence_id for step in batch.samplers], sampled, strict=True))
+        return tuple([token_of[step.sequence_id] for step in self._plan.sequences if step.samples])
 
     def _gained(self) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprob | None, ...]], set[int]]:
         """Return tokens and log-probabilities by sequence id, and the ids of those whose logits are not finite."""
@@ -168,12 +183,6 @@ class DeviceStep:
         if not self._batch.samplers:
             return tokens, logprobs, failed
         sampled, usable = self._read()
-        if self._logprobs is None and len(sampled) == len(self._batch.samplers):  # as nearly always: one token each
-            ids = [step.sequence_id for step in self._batch.samplers]
-            tokens = {id_: (token,) for id_, token in zip(ids, sampled, strict=True)}
-            if not all(usable):
-                failed = {id_ for id_, is_usable in zip(ids, usable, strict=True) if not is_usable}
-            return tokens, logprobs, failed
         reports = iter(self._logprobs.read() if self._logprobs is not None else ())
         first = 0
         known = iter(self._drawn[:, -2].tolist() if self._drawn is not None else ())
@@ -222,7 +231,7 @@ class DeviceStep:
 
         Even positions before the fault are lost: what is not a number stays so when it is masked.
         """
-        if bool(self._finite.all()):
+        if self._finite is None or bool(self._finite.all()):
             return set()
         steps = self._batch.steps
         parts = self._finite.split([len(step.token_ids) for step in steps])

@@ -224,6 +224,8 @@ class Runner:
         if any(step.num_proposed for step in places):
             places = [place for sampler in batch.samplers for place in rows_of(sampler)]
         constraints = [place.constraint for place in places]
+        if not any(constraints):
+            return places, None
         if any(place.token_ids[0] == UNKNOWN for place in places if place.constraint is not None):
             return places, None
         return places, begin_masks(constraints, self.model_config.vocab_size)

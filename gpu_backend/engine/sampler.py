@@ -60,10 +60,13 @@ def sample(
     """
     logits = logits.float()
     finite = torch.isfinite(logits.sum(-1))
-    scored = [row for row, step in enumerate(steps) if step.sampling.logprobs is not None]
-    which = upload(scored, logits.device, torch.long) if scored else None
-    unadjusted = None if which is None else logits.index_select(0, which)
-    adjust(logits, steps, last_tokens, masks)
+    scored: list[int] = []
+    which = unadjusted = None
+    if [step for step in steps if step.constraint is not None or not step.sampling.is_plain]:
+        scored = [row for row, step in enumerate(steps) if step.sampling.logprobs is not None]
+        which = upload(scored, logits.device, torch.long) if scored else None
+        unadjusted = None if which is None else logits.index_select(0, which)
+        adjust(logits, steps, last_tokens, masks)
     if ops.uses_triton(logits.device):
         chosen, _ = ops.draw(logits, wishes_of(steps, logits.device), any(step.sampling.filters for step in steps))
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -47,6 +47,12 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id and what is added to its logit
     min_tokens: int = 0  # tokens before which no stop token may come; a grammar that is complete ends a reply before
     grammar: Grammar | None = None
+    # Whether a draw takes logits as they are, and reports nothing but the token: asked of every row in every step.
+    is_plain: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        changed = self.penalises_reply or self.logit_bias or self.min_tokens or self.grammar is not None
+        object.__setattr__(self, "is_plain", self.logprobs is None and not changed)
 
     @property
     def filters(self) -> bool:

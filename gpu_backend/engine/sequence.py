@@ -120,7 +120,7 @@ class Sequence:
         start, end = self.num_computed, self.num_computed + num_tokens
         sampling = self.sampling
         samples = end == len(self.token_ids) + self.num_awaited and not self.pools
-        looks_back = samples and sampling.penalises_reply
+        looks_back = samples and not sampling.is_plain and sampling.penalises_reply
         scores = sampling.prompt_logprobs is not None and self.unscored_from is not None
         token_ids = (UNKNOWN,) if self.num_awaited else tuple(self.token_ids[start:end])
         slack = max(0, self.num_awaited - 1)

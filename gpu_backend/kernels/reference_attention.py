@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -32,21 +32,19 @@ def paged_attention(
     Several query heads may share one key head (Ainslie et al. 2023, grouped-query attention). With a ``window`` only
     that many keys count, the query's own the last of them (Beltagy et al. 2020); the groups must be made for it.
     """
-    out = torch.empty_like(query)
-    for group in groups:
-        if isinstance(group, Part):
-            _attend_side_by_side(query, kv_cache, kv_scales, group, scale, out)
-            continue
+    attended: list[Tensor] = []
+    if parts := [group for group in groups if isinstance(group, Part)]:
+        attended += _attend_side_by_side(query, kv_cache, kv_scales, parts, scale)
+    for group in groups[len(parts) :]:
         if isinstance(group, PagedLayout):
-            _attend_padded(query, kv_cache, kv_scales, group, scale, window, out)
+            attended.append(_attend_padded(query, kv_cache, kv_scales, group, scale, window))
             continue
+        assert isinstance(group, AttentionGroup), "copies side by side come first"
         mask = group.window_mask if window else group.mask
         assert mask is not None, "the groups were made without a window"
-        if mask.shape[2] == 1:
-            _attend_one_each(query, kv_cache, kv_scales, group, mask, scale, out)
-        else:
-            _attend_several_each(query, kv_cache, kv_scales, group, mask, scale, out)
-    return out
+        attend = _attend_one_each if mask.shape[2] == 1 else _attend_several_each
+        attended.append(attend(query, kv_cache, kv_scales, group, mask, scale))
+    return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
 def _attend_padded(
@@ -56,8 +54,7 @@ def _attend_padded(
     layout: PagedLayout,
     scale: float,
     window: int,
-    out: Tensor,
-) -> None:
+) -> Tensor:
     """As many queries each, tables padded with any blocks: all shapes are known before it is known who is there."""
     _, heads, head_dim = query.shape
     sequences, width = len(layout.block_tables), layout.max_query_len
@@ -76,21 +73,22 @@ def _attend_padded(
     mask = mask.repeat_interleave(heads // kv_cache.shape[3], dim=1)[:, None]
     attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale)
     attended = attended.view(sequences, kv_cache.shape[3], width, -1, head_dim).transpose(1, 2)
-    out[layout.rows] = attended.reshape(-1, heads, head_dim)
+    return attended.reshape(-1, heads, head_dim)
 
 
 def _attend_side_by_side(
-    query: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, part: Part, scale: float, out: Tensor
-) -> None:
-    """One query each, of sequences whose keys and values are kept side by side."""
-    key, value = part.keys_and_values(kv_cache, kv_scales)
-    q = (query[part.rows].float() * scale).view(len(key), -1, query.shape[2])
-    scores = torch.bmm(q, key)
-    if part.mask is not None:
-        mask = part.mask.narrow(2, part.start, part.end - part.start)
-        scores.view(len(mask), -1, mask.shape[2]).add_(mask)
-    its = out[part.rows]
-    its.copy_(torch.bmm(scores.softmax(-1), value).view(its.shape))
+    query: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, parts: Sequence[Part], scale: float
+) -> Iterator[Tensor]:
+    """One query each, of sequences whose keys and values are kept side by side; theirs are the first rows."""
+    _, heads, head_dim = query.shape
+    scaled = query[: parts[-1].rows.stop].float() * scale
+    for part in parts:
+        key, value = part.keys_and_values(kv_cache, kv_scales)
+        scores = torch.bmm(scaled[part.rows].view(len(key), -1, head_dim), key)
+        if part.mask is not None:
+            mask = part.mask.narrow(2, part.start, part.end - part.start)
+            scores.view(len(mask), -1, mask.shape[2]).add_(mask)
+        yield torch.bmm(scores.softmax(-1), value).view(-1, heads, head_dim).to(query.dtype)
 
 
 def _attend_one_each(
@@ -100,21 +98,21 @@ def _attend_one_each(
     group: AttentionGroup,
     mask: Tensor,
     scale: float,
-    out: Tensor,
-) -> None:
+) -> Tensor:
     """One query each: the heads that share a key head take the place of several queries.
 
     Some sequences at a time, so that what was gathered is still in the processor's cache when it is used.
     """
-    shape = group.num_sequences, kv_cache.shape[3], -1, query.shape[2]
-    q, its = query[group.rows].view(shape), out[group.rows].view(shape)
+    q = query[group.rows].view(group.num_sequences, kv_cache.shape[3], -1, query.shape[2])
+    attended = torch.empty_like(q)
     tables = group.block_tables.view(group.num_sequences, -1)
     parts = _parts(group.widths, FLOATS_AT_ONCE // kv_cache[0].numel())
     room = kv_cache.new_empty(max((stop - start) * width for start, stop, width in parts), *kv_cache.shape[1:])
     for start, stop, width in parts:
         kv = _gather(kv_cache, kv_scales, tables[start:stop, :width], query.dtype, room)
         visible = mask[start:stop, ..., : kv.shape[1]]
-        its[start:stop] = _attend(q[start:stop], kv[:, :, 0], kv[:, :, 1], visible, scale)
+        attended[start:stop] = _attend(q[start:stop], kv[:, :, 0], kv[:, :, 1], visible, scale)
+    return attended.view(-1, *query.shape[1:])
 
 
 @lru_cache(maxsize=4)  # all layers of a step ask for the same
@@ -156,8 +154,7 @@ def _attend_several_each(
     group: AttentionGroup,
     mask: Tensor,
     scale: float,
-    out: Tensor,
-) -> None:
+) -> Tensor:
     _, heads, head_dim = query.shape
     kv = _gather(kv_cache, kv_scales, group.block_tables.view(group.num_sequences, -1), query.dtype)
     key, value = kv.transpose(1, 3).unbind(2)
@@ -167,7 +164,7 @@ def _attend_several_each(
     q = q.view(group.num_sequences, -1, heads, head_dim).transpose(1, 2)
     attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
     rows = attended.transpose(1, 2).reshape(-1, heads, head_dim)
-    out[group.rows] = rows if group.unpadded is None else rows.index_select(0, group.unpadded)
+    return rows if group.unpadded is None else rows.index_select(0, group.unpadded)
 
 
 def _gather(

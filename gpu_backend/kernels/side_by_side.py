@@ -22,13 +22,18 @@ Decode = tuple[int, int, tuple[int, ...]]  # its id, its tokens, its block table
 
 
 class Rooms:
-    """Memory for copies: of each layer ``tokens`` tokens' keys and values in float32, taken when they are needed."""
+    """Memory for copies: of each layer ``tokens`` tokens' keys, then their values, in float32, taken when needed."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self._layers: dict[int, Tensor] = {}
+        self._parts: list[Part] = []
         self._slots: Tensor | None = None
-        self._new: dict[int, Tensor] = {}
+        # Where a step's own numbers go, (places of all parts, 2, kv_heads · head_dim), if it is known; the next step's
+        # go one key, and one token's values, further.
+        self._columns: Tensor | None = None
+        self._shift = torch.ones(2, 1, dtype=torch.long)
+        self._written: set[int] = set()  # layers that have this step's
 
     def of(self, kv_cache: Tensor) -> Tensor:
         """Return that of one layer's cache, as (2, tokens, kv_heads · head_dim): to be cut into parts."""
@@ -38,19 +43,32 @@ class Rooms:
             room = self._layers[kv_cache.data_ptr()] = kv_cache.new_empty(shape, dtype=torch.float32)
         return room
 
+    def follow(self, parts: list[Part]) -> None:
+        """Take note of a step's parts."""
+        self._parts, self._columns = parts, None
+
+    def go_on(self) -> None:
+        """Take note of a step whose parts are those of the step before, with a column more each."""
+        if self._columns is not None:
+            self._columns += self._shift
+
     def begin_step(self, slots: Tensor) -> None:
         """Take note of where the cache has this step's keys and values of all parts' places, in their order."""
         self._slots = slots
-        self._new.clear()
+        self._written.clear()
 
-    def new(self, kv_cache: Tensor, kv_scales: KvScales | None) -> Tensor:
-        """Return the step's own keys and values in one layer, (2, places of all parts · kv_heads, head_dim)."""
-        new = self._new.get(kv_cache.data_ptr())
-        if new is None:
-            assert self._slots is not None, "nobody said where this step's keys and values are"
-            stored = load_slots(kv_cache, kv_scales, self._slots)
-            new = self._new[kv_cache.data_ptr()] = stored.transpose(0, 1).flatten(1, 2)
-        return new
+    def write(self, kv_cache: Tensor, kv_scales: KvScales | None) -> None:
+        """Put a layer's keys and values of this step where they belong: one call for all parts."""
+        layer, (kv_heads, head_dim) = kv_cache.data_ptr(), kv_cache.shape[3:]
+        if layer in self._written:
+            return
+        self._written.add(layer)
+        assert self._slots is not None, "nobody said where this step's keys and values are"
+        if self._columns is None:
+            self._shift[1] = head_dim
+            self._columns = torch.cat([part.columns(kv_heads, head_dim, self._shift) for part in self._parts])
+        new = load_slots(kv_cache, kv_scales, self._slots)
+        self.of(kv_cache).view(-1).scatter_(0, self._columns.view(-1), new.view(-1))
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +90,7 @@ class Part:
     end: int  # columns in use, that of this step's token included
     start: int = 0  # columns in which nobody has a token any more
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # the copies
+    first: Tensor | None = None  # where in a room the first columns' numbers are, (places when made, 2, …)
     rows: slice = field(default_factory=lambda: slice(0))  # of the step's tokens: the places' queries
 
     def leave(self, place: int) -> None:
@@ -100,15 +119,21 @@ class Part:
         copies = self.layers.get(kv_cache.data_ptr())
         if copies is None:
             copies = self.layers[kv_cache.data_ptr()] = self._load(kv_cache, kv_scales)
-            keys, values = copies
         else:
-            keys, values = copies
-            first = self.rows.start * kv_cache.shape[3]
-            key, value = self.rooms.new(kv_cache, kv_scales).narrow(1, first, len(keys)).unbind(0)
-            keys.select(2, self.end - 1).copy_(key)
-            values.select(1, self.end - 1).copy_(value)
-        count = self.end - self.start
+            self.rooms.write(kv_cache, kv_scales)
+        (keys, values), count = copies, self.end - self.start
         return keys.narrow(2, self.start, count), values.narrow(1, self.start, count)
+
+    def columns(self, kv_heads: int, head_dim: int, shift: Tensor) -> Tensor:
+        """Return where in a room the last columns' numbers are, (places, 2, kv_heads · head_dim)."""
+        count = len(self.owners)
+        if self.first is None:
+            size = kv_heads * head_dim
+            keys = torch.arange(count * size).mul_(self.width)
+            values = (torch.arange(count * kv_heads) * (self.width * head_dim))[:, None] + torch.arange(head_dim)
+            values += self.rooms.tokens * size
+            self.first = torch.stack([keys.view(count, size), values.view(count, size)], 1) + self.offset * size
+        return self.first[:count].add(shift, alpha=self.end - 1)
 
     def _load(self, kv_cache: Tensor, kv_scales: KvScales | None) -> tuple[Tensor, Tensor]:
         count, (kv_heads, head_dim) = len(self.owners), kv_cache.shape[3:]
@@ -164,6 +189,7 @@ class SideBySide:
         same = owners == self._owners and starts == self._next and num_decodes == len(owners)
         if same and (self._is_full or len(self._order) == num_decodes) and self._grow():
             self._next = [start + 1 for start in starts]
+            self.rooms.go_on()
             return self._order
         before = dict(zip(self._owners, self._next, strict=True))
         rows = zip(owners, starts, query_lens, strict=True)
@@ -185,6 +211,7 @@ class SideBySide:
         for part in self.parts:
             part.rows = slice(len(self._order), len(self._order) + len(part.owners))
             self._order += [decodes[owner] for owner in part.owners]
+        self.rooms.follow(self.parts)
         return self._order
 
     def _let_go(self, decodes: dict[int, int]) -> None:
