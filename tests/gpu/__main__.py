@@ -5,6 +5,7 @@
 #   python -m tests.gpu --seed 7            the shapes and numbers of an earlier run
 #   python -m tests.gpu --out FOLDER        the lines in checks.md and checks.json, too, as they come
 #   python -m tests.gpu --seconds 60        no check that would begin later
+#   python -m tests.gpu --processes 1       one after the other, in this process; on a card there are several
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,7 +23,10 @@ import torch
 
 from benchmarks.engine_table import write_whole
 from tests.gpu import adjustments, generation, operations, sampling
-from tests.gpu.check import Check, Outcome, outcome_of
+from tests.gpu.check import Check, Outcome
+from tests.gpu.processes import print_share, run_all, run_beside
+
+MOST_PROCESSES = 8  # each compiles on a core or two, and takes some of the device's memory
 
 
 def main() -> int:
@@ -35,8 +38,13 @@ def main() -> int:
         print("SKIPPED: no CUDA device")
         return 0
     device = torch.device(arguments.device, 0) if arguments.device == "cuda" else torch.device("cpu")
+    deadline = time.monotonic() + arguments.seconds
+    wanted = _wanted(device, arguments)
+    if arguments.share:
+        print_share(wanted, arguments.share, device, arguments.seed, deadline)
+        return 0
     print(f"{_name(device)}, torch {torch.__version__}, Python {platform.python_version()}, --seed {arguments.seed}")
-    outcomes = _run(_checks(device), device, arguments)
+    outcomes = _run(wanted, device, arguments, deadline)
     passed, left_out = (sum(some) for some in ((o.passed for o in outcomes), (o.left_out for o in outcomes)))
     failed = [outcome for outcome in outcomes if not outcome.passed and not outcome.left_out]
     seconds = sum(outcome.seconds for outcome in outcomes)
@@ -63,21 +71,32 @@ def _checks(device: torch.device) -> tuple[Check, ...]:
     return (*checks, *device_path.CHECKS)
 
 
-def _run(checks: Sequence[Check], device: torch.device, arguments: argparse.Namespace) -> list[Outcome]:
-    deadline = time.monotonic() + arguments.seconds
-    outcomes: list[Outcome] = []
-    wanted = [(check, dtype) for check in checks for dtype in check.dtypes if arguments.only in check.name]
+def _wanted(device: torch.device, arguments: argparse.Namespace) -> list[tuple[Check, torch.dtype]]:
+    checks = [check for check in _checks(device) if arguments.only in check.name]
+    wanted = [(check, dtype) for check in checks for dtype in check.dtypes]
     wanted.sort(key=lambda it: it[1] != torch.bfloat16 and len(it[0].dtypes) > 1)  # what is served comes first
-    if arguments.tiny:
-        wanted = [(check, dtype) for check, dtype in wanted if dtype not in check.long]
-    for check, dtype in wanted:
-        if time.monotonic() < deadline:
-            outcomes.append(outcome_of(check, dtype, device, arguments.seed))
-        else:
-            outcomes.append(Outcome(f"{check.name}, {dtype}", False, "no time", 0.0, left_out=True))
-        print(outcomes[-1].line(), flush=True)
+    return [(check, dtype) for check, dtype in wanted if not (arguments.tiny and dtype in check.long)]
+
+
+def _run(
+    wanted: list[tuple[Check, torch.dtype]], device: torch.device, arguments: argparse.Namespace, deadline: float
+) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+
+    def note(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        print(outcome.line(), flush=True)
         if arguments.out is not None:  # as they come: who stops this early has those before
             _write(arguments.out, arguments.seed, outcomes)
+
+    on_card = min(MOST_PROCESSES, os.cpu_count() or 1) if device.type == "cuda" else 1
+    count = min(arguments.processes or on_card, len(wanted))
+    if count > 1:
+        command = [sys.executable, "-m", "tests.gpu", "--device", device.type, "--seed", str(arguments.seed)]
+        command += ["--only", arguments.only, *["--tiny"] * arguments.tiny]
+        run_beside(wanted, count, command, deadline, note)
+    else:
+        run_all(wanted, device, arguments.seed, deadline, note)
     return outcomes
 
 
@@ -94,6 +113,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="WORD", help="run the checks whose name has the word")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of all shapes and numbers; default: fresh")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no check begins later")
+    parser.add_argument("--processes", type=int, metavar="COUNT", help="that run checks at once")
+    parser.add_argument("--share", help=argparse.SUPPRESS)  # this is one of them
     parser.add_argument("--tiny", action="store_true", help="on the CPU, without what takes long there")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="one that exists, for the outcomes")
     return parser.parse_args()

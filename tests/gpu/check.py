@@ -25,8 +25,9 @@ class Setting:
     dice: random.Random
 
     def randn(self, *shape: int) -> Tensor:
-        """Return normal numbers, drawn on the CPU and rounded to the precision, on the device."""
-        return torch.randn(shape, generator=self.generator()).to(self.device, self.dtype)
+        """Return normal numbers, rounded to the precision; drawn where they are needed, for there may be many."""
+        generator = torch.Generator(self.device).manual_seed(self.dice.getrandbits(62))
+        return torch.randn(shape, generator=generator, device=self.device).to(self.dtype)
 
     def generator(self) -> torch.Generator:
         """Return the CPU's, freshly seeded."""
@@ -59,9 +60,14 @@ class Outcome:
         return f"{word}  {self.name:<58} {self.seconds:6.2f} s  {self.figures}"
 
 
+def name_of(check: Check, dtype: torch.dtype) -> str:
+    """Return the name of a check in one precision."""
+    return f"{check.name}, {str(dtype).removeprefix('torch.')}"
+
+
 def outcome_of(check: Check, dtype: torch.dtype, device: torch.device, seed: int) -> Outcome:
     """Run one check; whatever it raises is a failure, never the end of the suite."""
-    name = f"{check.name}, {str(dtype).removeprefix('torch.')}"
+    name = name_of(check, dtype)
     setting = Setting(device, dtype, random.Random(f"{seed} {name}"))
     started = time.perf_counter()
     try:

@@ -1,5 +1,6 @@
-# The Triton kernels against definitions in float64 or plain torch, over fresh inputs. On a GPU they are compiled; on
-# the CPU they are interpreted: small shapes, and float16 in the place of bfloat16, which cannot be multiplied there.
+# The Triton kernels against definitions in float64 or plain torch, over fresh inputs. On a GPU they are compiled, and
+# the definitions of attention, which take a processor minutes, are computed there; on the CPU they are interpreted:
+# small shapes, and float16 in the place of bfloat16, which cannot be multiplied there.
 
 from __future__ import annotations
 
@@ -378,8 +379,8 @@ def _attention_error(setting: Setting, queries: tuple[int, int], window: int, fl
 
     expected = []
     for query, table, past in zip(each, tables, pasts, strict=True):
-        kv = cache[table].flatten(0, 1)[: past + len(query)].cpu().double()
-        expected.append(attend(query.cpu().double(), kv[:, 0], kv[:, 1], past, window))
+        kv = cache[table].flatten(0, 1)[: past + len(query)].double()
+        expected.append(attend(query.double(), kv[:, 0], kv[:, 1], past, window))
     starts, splits = torch.tensor([0, *lens]).cumsum(0), dice.choice((1, 2, 8) if on_card else (1, 2))
     width = max(map(len, tables))
     where = layout.PagedLayout(

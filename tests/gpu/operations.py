@@ -117,10 +117,11 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, past: int, window: int =
     shared = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
     scores = torch.einsum("qhd,khd->hqk", query, keys) * query.shape[-1] ** -0.5
-    position = past + torch.arange(len(query))[:, None]
-    visible = torch.arange(len(keys)) <= position
+    places = torch.arange(len(keys), device=query.device)
+    position = past + torch.arange(len(query), device=query.device)[:, None]
+    visible = places <= position
     if window:
-        visible &= torch.arange(len(keys)) > position - window
+        visible &= places > position - window
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, -torch.inf).softmax(-1), values)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,8 @@ from benchmarks import engine, gpu
 from benchmarks.gpu import Part
 from tests.gpu import __main__ as checks
 from tests.gpu import operations
-from tests.gpu.check import Check, Failed, Setting
+from tests.gpu.check import Check, Failed, Outcome, Setting
+from tests.gpu.processes import run_beside
 
 FLOAT32 = (torch.float32,)
 HEAD = """
@@ -155,6 +157,48 @@ def test_kernel_that_does_not_compile_fails_its_check_alone(
     assert status == 1 and [line.split()[0] for line in lines] == ["FAIL", "FAIL", "PASS", "PASS"]
     assert "CompilationError" in lines[0] and "relative error" in lines[1] and "bfloat16" in lines[2]
     assert nothing == 1 and "0 passed, 0 failed, 4 left out for want of time" in capsys.readouterr().out
+
+
+SHARE = """
+import json, os, signal, sys
+index, count, done = map(int, sys.argv[sys.argv.index("--share") + 1].split())
+for number in range(index, 6, count)[done:]:
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    print(json.dumps({"name": f"check {number}", "passed": number != 3, "figures": "", "seconds": 0.1}), flush=True)
+    if number == 3:
+        sys.exit()  # the device is of no use to it any more
+"""
+
+
+def test_check_that_breaks_its_process_or_its_device_costs_no_other(tmp_path: Path) -> None:
+    """Checks run in several processes; behind one that breaks its own, the rest of its share run in the next."""
+    (tmp_path / "share.py").write_text(SHARE)
+    wanted = [(Check(f"check {number}", lambda setting: "", FLOAT32), torch.float32) for number in range(6)]
+    outcomes: list[Outcome] = []
+
+    run_beside(wanted, 2, [sys.executable, str(tmp_path / "share.py")], time.monotonic() + 60, outcomes.append)
+
+    found = {outcome.name: (outcome.passed, outcome.figures) for outcome in outcomes}
+    assert len(outcomes) == len(found) == 6
+    assert found.pop("check 2, float32") == (False, f"its process ended with status {-signal.SIGSEGV}")
+    assert {name: passed for name, (passed, _) in found.items()} == {f"check {n}": n != 3 for n in (0, 1, 3, 4, 5)}
+
+
+def test_process_of_some_checks_says_what_each_came_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second half of the checks but for its first, a line of JSON each."""
+    own = tuple(Check(f"check {number}", lambda setting: "fine", FLOAT32) for number in range(6))
+    monkeypatch.setattr(checks, "_checks", lambda device: own)
+    monkeypatch.setattr(sys, "argv", ["checks", "--tiny", "--share", "1 2 1"])
+    status = checks.main()
+
+    told = [Outcome(**json.loads(line)) for line in capsys.readouterr().out.splitlines()]
+    assert status == 0 and [(o.name, o.passed) for o in told] == [
+        ("check 3, float32", True),
+        ("check 5, float32", True),
+    ]
 
 
 def is_gone(pid: int) -> bool:
