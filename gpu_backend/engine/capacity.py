@@ -24,7 +24,7 @@ def affordable_blocks(
         return max(1, min(useful, config.cpu_kv_bytes // block_bytes))
     torch.cuda.empty_cache()  # of what loading and rounding took in between
     free, total = torch.cuda.mem_get_info(device)
-    step_bytes = workspace_bytes(config, model, itemsize)
+    step_bytes = workspace_bytes(config, model, itemsize, max_model_len)
     room = int(free - (1 - config.gpu_memory_share) * total) - step_bytes - GPU_SPARE_BYTES
     if room < block_bytes:
         raise UnsupportedModel(

@@ -84,7 +84,7 @@ def test_no_step_takes_more_than_is_left_for_it(
         for i in range(seqs)
     ]  # fmt: skip
 
-    most, left = most_bytes(runner, steps, scored), workspace_bytes(config, runner.model_config, 4)
+    most, left = most_bytes(runner, steps, scored), workspace_bytes(config, runner.model_config, 4, 128)
 
     assert left / 4 < most <= left
 
@@ -93,8 +93,18 @@ def test_guesses_are_rows_too() -> None:
     """Each has logits of its own."""
     model = load_model_config(Path(__file__).parents[3] / "gpu_backend/demo_model/checkpoint")
     plain, guessing = (
-        workspace_bytes(EngineConfig("m", max_num_seqs=256, **more), model, 2)
+        workspace_bytes(EngineConfig("m", max_num_seqs=256, **more), model, 2, 1024)
         for more in ({}, {"speculative_method": "ngram", "num_speculative_tokens": 3})
     )
 
     assert guessing - plain == 3 * 256 * model.vocab_size * 48
+
+
+def test_parts_of_a_long_context_have_room() -> None:
+    """A chunk of 2,048 tokens at a context of 128 K is computed in sixteen parts, each with float32 of its own."""
+    model = load_model_config(Path(__file__).parents[3] / "gpu_backend/demo_model/checkpoint")
+    config = EngineConfig("m", max_num_batched_tokens=2048)
+
+    short, long = (workspace_bytes(config, model, 2, length) for length in (8192, 131_072))
+
+    assert long - short == 16 * 2048 * model.num_heads * (model.head_dim + 1) * 4
