@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from gpu_backend.simulate.replica import Outcome, Replica
@@ -101,14 +101,6 @@ def make_report(replicas: Sequence[Replica], promise: Promise, max_num_seqs: int
 def percentile(ordered: Sequence[float], share: float) -> float:
     """Return the value that ``share`` of a rising sequence do not exceed; 0 of an empty one."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
-def by_tenant(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
-    """Group outcomes."""
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(outcome.request.tenant, []).append(outcome)
-    return groups
 
 
 def _is_kept(outcome: Outcome, promise: Promise) -> bool:
