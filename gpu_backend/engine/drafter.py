@@ -20,6 +20,7 @@ from gpu_backend.config import EngineConfig
 from gpu_backend.engine.batch import build_batch
 from gpu_backend.engine.device_step import to_host
 from gpu_backend.engine.graphs import DecodeGraphs, draws_plainly
+from gpu_backend.engine.loading import open_weights
 from gpu_backend.engine.plan import UNKNOWN, SequenceStep, StepPlan
 from gpu_backend.engine.sampler import sample
 from gpu_backend.engine.table import RequestTable
@@ -29,7 +30,7 @@ from gpu_backend.models.config import ModelConfig, load_model_config
 from gpu_backend.models.errors import UnsupportedModel
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.registry import load_model
-from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights
+from gpu_backend.models.weights import LinearOptions
 
 Guesses = dict[int, tuple[int, ...]]  # by sequence id
 MakeGraphs = Callable[[Decoder, Tensor, RequestTable, int], DecodeGraphs]
@@ -45,9 +46,8 @@ class Drafter:
         folder = Path(config.speculative_model)
         self.config = load_model_config(folder)
         _check_fit(config.tokenizer_folder, target, folder, self.config, max_model_len)
-        dummy = config.load_format == "dummy"
         linear = LinearOptions(batch_invariant=config.batch_invariant)
-        weights = RandomWeights(device, dtype, linear=linear) if dummy else Checkpoint(folder, device, dtype, linear)
+        weights = open_weights(folder, config.load_format, device, dtype, linear)
         self._model = load_model(self.config, weights, max_model_len)
         self._vocab_size = target.vocab_size
         self._block_size = config.block_size

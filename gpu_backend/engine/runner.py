@@ -17,6 +17,7 @@ from gpu_backend.engine.drafter import Drafter
 from gpu_backend.engine.grammar import begin_masks
 from gpu_backend.engine.graphs import DecodeGraphs
 from gpu_backend.engine.host_cache import HostCache
+from gpu_backend.engine.loading import load_part
 from gpu_backend.engine.plan import (
     TEXT_WINDOW,
     UNKNOWN,
@@ -42,9 +43,7 @@ from gpu_backend.models.config import ModelConfig
 from gpu_backend.models.errors import UnsupportedModel
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.quantization import QuantizedLinear
-from gpu_backend.models.registry import load_model
-from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes, stage_of
-from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights, WeightSource
+from gpu_backend.models.shards import config_of_rank, num_bytes, stage_of
 
 if TYPE_CHECKING:
     from gpu_backend.engine.ranks import Ranks
@@ -77,22 +76,8 @@ class Runner:
         self.model_config = stage_of(cut, ranks.stage, ranks.stages) if ranks else cut
         self._roofline: Roofline | None = None  # measured when warming up
         wished = wished_length(config, self.model_config)
-        dummy = config.load_format == "dummy"
-        add = ranks.add if ranks is not None and ranks.width > 1 else None
-        linear = LinearOptions(config.quantization, config.batch_invariant, add)
-        weights: WeightSource = (
-            RandomWeights(self.device, self.dtype, linear=linear)
-            if dummy
-            else Checkpoint(config.folder, self.device, self.dtype, linear, model_config.packed)
-        )
-        if ranks is not None and ranks.width > 1:
-            weights = ShardedWeights(weights, ranks.place, ranks.width)
         with torch.inference_mode():
-            self._model = load_model(self.model_config, weights, wished)
-            if ranks is not None:
-                receive = ranks.receive if self.model_config.layers_before else None
-                send = ranks.send if self.model_config.layers_after else None
-                self._model = replace(self._model, receive=receive, send=send)
+            self._model = load_part(config, self.model_config, ranks, self.device, self.dtype, wished)
             self._batch_invariant = config.batch_invariant
             self._kv_scales: tuple[KvScales, ...] | None = None
             if config.kv_cache_dtype == "fp8":
