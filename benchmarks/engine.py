@@ -233,7 +233,8 @@ def warm(loop: EngineLoop) -> None:
         mixed = [Request(tuple(range(i, i + min(length, longest))), 4) for i, length in enumerate(WARM_LENGTHS)]
         drive(loop, mixed, 30.0, [0.01 * i for i in range(len(mixed))])
     if isinstance(loop.runner, Runner) and loop.runner.graphs is not None:
-        for places in reversed(loop.runner.graphs.sizes):  # smaller ones find room in what larger ones have taken
+        # From the largest on: smaller ones find room in what it has taken.
+        for places in reversed(loop.runner.graphs.sizes.places):
             loop.runner.graphs.capture((places, 1))
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from gpu_backend.config import EngineConfig
 from gpu_backend.engine.batch import build_batch
 from gpu_backend.engine.device_step import to_host
-from gpu_backend.engine.graphs import DecodeGraphs, draws_plainly
+from gpu_backend.engine.graph_sizes import draws_plainly
+from gpu_backend.engine.graphs import DecodeGraphs
 from gpu_backend.engine.loading import open_weights
 from gpu_backend.engine.plan import UNKNOWN, SequenceStep, StepPlan
 from gpu_backend.engine.sampler import sample

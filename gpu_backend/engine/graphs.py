@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.engine.batch import Batch
+from gpu_backend.engine.graph_sizes import GraphSizes, Size, draws_plainly
 from gpu_backend.engine.plan import UNKNOWN, SequenceStep, StepPlan
 from gpu_backend.engine.recording import Recorder, Replay
 from gpu_backend.engine.sampler import draw
@@ -36,34 +37,8 @@ if TYPE_CHECKING:
 assert UNKNOWN == FROM_TABLE
 propose = ops.propose_guesses
 
-Size = tuple[int, int]  # places, and tokens of each: one, or one and as many guesses as a sequence may get
-
 USES_BEFORE = 3  # steps of a size before its graph is captured
 STEPS_BETWEEN = 16  # captures, so that no stream stops for long
-MOST_GUESSED = 256  # tokens of a graph with guesses, or as many as there are places: logits have their room
-
-
-def sizes_up_to(most: int) -> tuple[int, ...]:
-    """Return the places of graphs for up to ``most`` sequences: 1, 2, 4, multiples of eight, beyond 256 of 32."""
-    sizes = [size for size in (1, 2, 4) if size < most]
-    return (*sizes, *range(8, min(most, 256), 8), *range(256, most, 32), most)
-
-
-def is_decode(plan: StepPlan) -> bool:
-    """Whether every sequence of a plan computes one token, with or without guesses, and samples the next."""
-    return all(step.num_known == 1 and step.samples and not step.targets for step in plan.sequences)
-
-
-def draws_plainly(step: SequenceStep) -> bool:
-    """Whether a sequence's next token depends on logits, temperature, filters and noise alone."""
-    asked = step.sampling
-    return (
-        asked.logprobs is None
-        and not asked.logit_bias
-        and not asked.penalises_reply
-        and step.constraint is None
-        and step.num_generated - step.num_proposed >= asked.min_tokens
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +69,7 @@ class DecodeGraphs:
         ranks: Ranks | None = None,
         verifies: bool = True,
     ) -> None:
-        self.sizes = sizes_up_to(table.spare)
+        self.sizes = GraphSizes(table.spare, most_guesses)
         self._model = model
         self._kv_cache = kv_cache
         self._kv_scales = kv_scales
@@ -102,7 +77,6 @@ class DecodeGraphs:
         self._table = table
         self._layouts = layouts
         self._recorder = recorder
-        self._most = 1 + most_guesses
         self._ranks = ranks
         self._draws = ranks is None or ranks.rank == 0
         self._verifies = verifies
@@ -111,46 +85,30 @@ class DecodeGraphs:
         self._uses: Counter[Size] = Counter()
         self._steps_since = STEPS_BETWEEN
         places, device = table.spare, kv_cache.device
-        self._most_rows = max(places, MOST_GUESSED)
-        self._inputs = torch.zeros(places * (HEADER + self._most), dtype=torch.long, device=device)
+        rows, width = self.sizes.most_rows, self.sizes.width
+        self._inputs = torch.zeros(places * (HEADER + width), dtype=torch.long, device=device)
         num_blocks = table.on_device.block_tables.shape[1]
-        self._room = DecodeRows.room_for(places, self._most_rows, self._most, num_blocks, device)
+        self._room = DecodeRows.room_for(places, rows, width, num_blocks, device)
         self._rows: dict[Size, DecodeRows] = {}
-        self._hidden = torch.zeros((self._most_rows, model.config.hidden_size), dtype=model.norm.dtype, device=device)
+        self._hidden = torch.zeros((rows, model.config.hidden_size), dtype=model.norm.dtype, device=device)
 
     def find(self, plan: StepPlan) -> Size | None:
         """Return which graph to replay for a plan, captured now if it is time; None: compute it otherwise."""
         self._steps_since += 1
-        if not plan.sequences or not is_decode(plan):
+        size = self.sizes.of(plan)
+        if size is None:
             return None
-        count = len(plan.sequences)
-        width = self._most if any(step.num_proposed for step in plan.sequences) else 1
-        if min(step.start - step.slack + len(step.token_ids) for step in plan.sequences) < width:
-            return None  # unused tokens come before a sequence's own, and there are none before
-        fitting = next(size for size in self.sizes if size >= count), width
-        if width * fitting[0] > self._most_rows:
-            return None
-        self._uses[fitting] += 1
-        if fitting not in self._graphs and self._uses[fitting] > USES_BEFORE and self._steps_since > STEPS_BETWEEN:
-            self._try_capture(fitting)
-        larger = [size for size in self._graphs if count <= size[0] <= 2 * count and size[1] == width]
-        return min(larger, default=None)
-
-    def fitting(self, plan: StepPlan) -> Size:
-        """Return the smallest size for a plan that no graph may have been captured for."""
-        width = self._most if any(step.num_proposed for step in plan.sequences) else 1
-        return next(size for size in self.sizes if size >= len(plan.sequences)), width
-
-    @property
-    def most_ahead(self) -> int:
-        """For how many sequences guesses are made and verified in one step."""
-        return max([size for size in self.sizes if size * self._most <= self._most_rows], default=0)
+        self._uses[size] += 1
+        if size not in self._graphs and self._uses[size] > USES_BEFORE and self._steps_since > STEPS_BETWEEN:
+            self._try_capture(size)
+        most = 2 * len(plan.sequences)
+        return min([some for some in self._graphs if size[0] <= some[0] <= most and some[1] == size[1]], default=None)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compute a step of nobody in each width, so that no stream waits for its kernels to be compiled."""
-        for width in sorted({1, self._most}):
-            size = self.sizes[0], width
+        for width in sorted({1, self.sizes.width}):
+            size = self.sizes.places[0], width
             self._rows.setdefault(size, self._room.cut(*size))
             self.fill((), size)
             self._compute(size)

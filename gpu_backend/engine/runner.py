@@ -127,7 +127,7 @@ class Runner:
     @property
     def most_ahead(self) -> int:
         """How many decodes may be guessed for before the last step's result is read."""
-        return self.graphs.most_ahead if self.graphs is not None and self._table.has_texts else 0
+        return self.graphs.sizes.most_ahead if self.graphs is not None and self._table.has_texts else 0
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step from beginning to end."""
@@ -167,7 +167,7 @@ class Runner:
         drawing, last_tokens = None, self._table.last_tokens
         size = self.graphs.find(plan) if self.graphs is not None else None
         if self.graphs is not None and (size is not None or plan.is_ahead):
-            size = size or self.graphs.fitting(plan)
+            size = size or self.graphs.sizes.fitting(plan)
             self.graphs.fill(plan.sequences, size)
             timer.begin(after=plan.copies)
             batch, hidden, drawing = self.graphs.replay(plan, size)

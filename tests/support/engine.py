@@ -17,7 +17,7 @@ from gpu_backend.engine.cost import ASSUMED_COSTS, StepCost
 from gpu_backend.engine.forecast import WINDOW
 from gpu_backend.engine.grammar import GrammarCompiler
 from gpu_backend.engine.grammar_queue import GrammarQueue
-from gpu_backend.engine.graphs import draws_plainly, is_decode
+from gpu_backend.engine.graph_sizes import draws_plainly, is_decode
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.messages import Command, Embedding, Event, Generate, NewTokens
 from gpu_backend.engine.plan import UNKNOWN, AtOnce, SequenceStep, StepPlan, StepResult

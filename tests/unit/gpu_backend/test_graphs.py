@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from gpu_backend.engine import graphs as graphs_module
 from gpu_backend.engine import table as table_module
 from gpu_backend.engine.cost import StepCost
-from gpu_backend.engine.graphs import STEPS_BETWEEN, USES_BEFORE, DecodeGraphs, Size, draws_plainly, sizes_up_to
+from gpu_backend.engine.graph_sizes import Size, draws_plainly, sizes_up_to
+from gpu_backend.engine.graphs import STEPS_BETWEEN, USES_BEFORE, DecodeGraphs
 from gpu_backend.engine.messages import Generate
 from gpu_backend.engine.plan import UNKNOWN, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.runner import Runner
