@@ -26,7 +26,8 @@ from tests.gpu import adjustments, generation, operations, sampling
 from tests.gpu.check import Check, Outcome
 from tests.gpu.processes import print_share, run_all, run_beside
 
-MOST_PROCESSES = 8  # each compiles on a core or two, and takes some of the device's memory
+MOST_PROCESSES = 8
+BYTES_EACH = 12 << 30  # of the device's memory
 
 
 def main() -> int:
@@ -89,8 +90,7 @@ def _run(
         if arguments.out is not None:  # as they come: who stops this early has those before
             _write(arguments.out, arguments.seed, outcomes)
 
-    on_card = min(MOST_PROCESSES, os.cpu_count() or 1) if device.type == "cuda" else 1
-    count = min(arguments.processes or on_card, len(wanted))
+    count = min(arguments.processes or _most_processes(device), len(wanted))
     if count > 1:
         command = [sys.executable, "-m", "tests.gpu", "--device", device.type, "--seed", str(arguments.seed)]
         command += ["--only", arguments.only, *["--tiny"] * arguments.tiny]
@@ -98,6 +98,14 @@ def _run(
     else:
         run_all(wanted, device, arguments.seed, deadline, note)
     return outcomes
+
+
+def _most_processes(device: torch.device) -> int:
+    """Return how many a card has memory for, and this machine cores to compile on."""
+    if device.type != "cuda":
+        return 1
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return max(1, min(MOST_PROCESSES, os.cpu_count() or 1, memory // BYTES_EACH))
 
 
 def _write(folder: Path, seed: int, outcomes: list[Outcome]) -> None:
