@@ -24,7 +24,7 @@ REPLY = cast(
         call=SimpleNamespace(request_id="0-1"),
         target=SimpleNamespace(model=SimpleNamespace(name="m")),
         record=SimpleNamespace(cost_nanousd=1),
-        used=lambda: Settlement(Usage(), 0),
+        meter=SimpleNamespace(so_far=lambda: Settlement(Usage(), 0)),
     ),
 )
 END: list[Event] = [Delta(finish_reason=FinishReason.STOP), UsageReport(Usage(3, 0, 5)), ReplyEnd()]
