@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from benchmarks.gateway_report import Case, Measured, write_report
 from benchmarks.house import Server, rows_written, start_gateway, start_litellm, start_pass_through, start_upstream
@@ -49,10 +51,13 @@ CASES = (
         requests=600,
     ),
 )
-# One request at half of what the gateway can take, sent at fixed moments: what a caller waits for.
+# What a caller waits for: requests sent at fixed moments, half as many as the gateway can take from clients that all
+# wait for it. Calls that come alone cost more than those that come together, so its core is busier than half of the
+# time; and then as many as keep it busy for about that.
 HALF_LOAD = Case(
     name="plain, half load", model="bench-plain", script=f"tokens={TOKENS}", streams=False, connections=32, requests=500
 )
+HALF_BUSY = replace(HALF_LOAD, name="plain, core half busy")
 # A few at once, for whom there is always room: what the content policy adds to the wait for a first token.
 CALM = Case(
     name="stream, four at once",
@@ -109,7 +114,7 @@ def main() -> None:
         booked = rows_written(gateway)
     if options.cases == CASES and options.profile is None and options.scale == 1.0 and not options.safety:
         size = len(bytes(body_of(CASES[0], "")))
-        write_report(measured, CASES, HALF_LOAD, booked, options.rounds, size, options.litellm)
+        write_report(measured, CASES, (HALF_LOAD, HALF_BUSY), booked, options.rounds, size, options.litellm)
 
 
 def read_options() -> Options:
@@ -151,11 +156,22 @@ def measure(servers: Sequence[Server], options: Options, own: int, shared: int) 
     if options.cases != CASES:
         return measured
     rates = [one.per_second for one in measured if one.case == CASES[0].name and one.server == "gateway"]
-    rate = sorted(rates)[len(rates) // 2] / 2
+    rate = statistics.median(rates) / 2
+    measured += measure_at(HALF_LOAD, rate, servers, options, own, shared)
+    lone = [one.cpu_ms for one in measured if one.case == HALF_LOAD.name and one.server == "gateway"]
+    measured += measure_at(HALF_BUSY, 500 / statistics.median(lone), servers, options, own, shared)
+    return measured
+
+
+def measure_at(
+    case: Case, rate: float, servers: Sequence[Server], options: Options, own: int, shared: int
+) -> list[Measured]:
+    """Send ``rate`` requests a second, at fixed moments, to every server in turns."""
+    measured: list[Measured] = []
     for number in range(options.rounds):
         for server in (server for server in servers if server.name != "litellm"):  # it cannot take so many
             _place(server, servers, own, shared)
-            result = run_case(HALF_LOAD, server, number, max(64, round(HALF_LOAD.requests * options.scale)), rate)
+            result = run_case(case, server, number, max(64, round(case.requests * options.scale)), rate)
             measured.append(result)
             print(result.line(), flush=True)
     return measured

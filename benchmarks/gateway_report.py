@@ -61,7 +61,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 def write_report(
     measured: Sequence[Measured],
     cases: Sequence[Case],
-    half_load: Case,
+    paced: Sequence[Case],
     booked: int,
     rounds: int,
     body_bytes: int,
@@ -85,7 +85,9 @@ def write_report(
         "calls_in_the_gateways_books": booked,
     }
     head = [*_head(conditions), *(_of_litellm(litellm) if litellm is not None else ())]
-    text = "\n".join([*head, *_costs(measured, cases), *_latencies(measured, half_load), ""])
+    text = "\n".join(
+        [*head, *_costs(measured, cases), *(line for case in paced for line in _latencies(measured, case))]
+    )
     RESULTS.mkdir(exist_ok=True)
     stem = RESULTS / f"gateway-{now:%Y-%m-%d}"
     stem.with_suffix(".md").write_text(text)
@@ -148,9 +150,10 @@ def _costs(measured: Sequence[Measured], cases: Sequence[Case]) -> list[str]:
 
 
 def _latencies(measured: Sequence[Measured], case: Case) -> list[str]:
-    """Half load: what the gateway and the pass-through add to the upstream's own latency."""
+    """What the gateway and the pass-through add to the upstream's own latency."""
+    rate = _middle(_rows(measured, case.name, "upstream"), lambda row: row.per_second, 0)
     lines = [
-        "At half of the gateway's plain requests/s, requests sent at fixed moments (coordinated omission excluded):",
+        f"{case.name}: {rate} requests/s at fixed moments (coordinated omission excluded).",
         "",
         "| server | p50 ms | p90 ms | p99 ms | added p50 | added p99 | of its core |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -167,7 +170,7 @@ def _latencies(measured: Sequence[Measured], case: Case) -> list[str]:
         more = " | ".join(f"{number:.2f}" for number in added)
         busy = _middle(rows, lambda row: row.cpu_ms * row.per_second / 10, 0)
         lines.append(f"| {server} | {' | '.join(shown)} | {more} | {busy} % |")
-    return lines
+    return [*lines, ""]
 
 
 def _rows(measured: Sequence[Measured], case: str, server: str) -> list[Measured]:
