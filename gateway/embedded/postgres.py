@@ -14,12 +14,16 @@ from gateway.embedded.server import Address, EmbeddedFault, EmbeddedServer, writ
 from gateway.embedded.unprivileged import account_for, find_postgres_binaries, prepare_home
 from gateway.processes import LOOPBACK, Account, is_running, last_lines, spawn, state_of, wait_until_gone
 
+# A path that its user can follow wherever the folder is: only the folder itself has to be open to them.
+HERE = "/proc/self/cwd"
+ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "HOME": "/nonexistent", "PATH": os.defpath}
+
 
 class EmbeddedPostgres(EmbeddedServer):
     """Postgres, with the superuser and the database ``tollgate``.
 
-    As root it runs as another user, from a folder of its own that ``data_dir/postgres`` points to: Postgres refuses
-    root, and neither the data directory nor the virtual environment need be open to others.
+    Postgres refuses root: as root it runs as another user, to whom ``data_dir/postgres`` belongs. Neither the data
+    directory nor the virtual environment need be open to that user.
     """
 
     name = "postgres"
@@ -32,11 +36,9 @@ class EmbeddedPostgres(EmbeddedServer):
         *,
         pass_fds: tuple[int, ...] = (),
         server_settings: Mapping[str, str] | None = None,
-        outside: Path | None = None,
     ) -> None:
         super().__init__(data_dir, pass_fds=pass_fds)
         self._server_settings = dict(server_settings or {})
-        self._outside = outside
         self._log_start = 0
 
     @property
@@ -58,13 +60,10 @@ class EmbeddedPostgres(EmbeddedServer):
     def remove(self) -> None:
         """Stop the server and delete its data for good."""
         self.stop()
-        pointer = self.data_dir / self.name
-        shutil.rmtree(pointer.resolve(), ignore_errors=True)
-        if pointer.is_symlink():
-            pointer.unlink()
+        shutil.rmtree(self.data_dir / self.name, ignore_errors=True)
 
     def _spawn(self, address: Address) -> subprocess.Popen[bytes]:
-        home = prepare_home(self.data_dir / self.name, self._outside)
+        home = prepare_home(self.data_dir / self.name)
         account = account_for(home)
         binaries = find_postgres_binaries(account)
         cluster = home / "cluster"
@@ -86,11 +85,11 @@ class EmbeddedPostgres(EmbeddedServer):
         }
         options = [word for key, value in server_settings.items() for word in ("-c", f"{key}={value}")]
         return spawn(
-            [binaries / "postgres", "-D", cluster, *options],
+            [binaries / "postgres", "-D", HERE, *options],
             log=self.log,
             account=account,
-            env=_postgres_environment(home),
-            cwd=home,
+            env=ENVIRONMENT,
+            cwd=cluster,
             pass_fds=self.pass_fds,
             death_signal=self.death_signal,
         )
@@ -99,35 +98,30 @@ class EmbeddedPostgres(EmbeddedServer):
         """Make an empty cluster with one database, in a folder that gets its name only when it is complete."""
         unfinished = home / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(mode=0o700)
+        if account is not None:
+            os.chown(unfinished, account.uid, account.gid)
         password_file = home / "password"
         write_privately(password_file, password.encode(), account)
-        initdb: list[str | Path] = [
-            binaries / "initdb",
-            "-D",
-            unfinished,
-            "-U",
-            "tollgate",
-            f"--pwfile={password_file}",
-        ]
+        initdb: list[str | Path] = [binaries / "initdb", "-D", HERE, "-U", "tollgate", "--pwfile=../password"]
         # Our password is 192 random bits: hashed 4096 times it were no safer, and each connection 2 ms of CPU dearer.
         initdb += ["--auth=scram-sha-256", "--set=scram_iterations=1", "--encoding=UTF8"]
         initdb += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C", "--no-instructions"]
         if self._server_settings.get("fsync") == "off":
             initdb.append("--no-sync")
         try:
-            self._run_to_end(initdb, home, account)
-            single_user: list[str | Path] = [binaries / "postgres", "--single", "-D", unfinished, "postgres"]
-            self._run_to_end(single_user, home, account, typed=b"CREATE DATABASE tollgate\n")
+            self._run_to_end(initdb, unfinished, account)
+            single_user: list[str | Path] = [binaries / "postgres", "--single", "-D", HERE, "postgres"]
+            self._run_to_end(single_user, unfinished, account, typed=b"CREATE DATABASE tollgate\n")
         finally:
             password_file.unlink()
         unfinished.rename(home / "cluster")
 
-    def _run_to_end(self, command: list[str | Path], home: Path, account: Account | None, typed: bytes = b"") -> None:
+    def _run_to_end(self, command: list[str | Path], cwd: Path, account: Account | None, typed: bytes = b"") -> None:
         read_end, write_end = os.pipe()
         os.write(write_end, typed)  # a line: it fits into the pipe
         os.close(write_end)
-        environment = _postgres_environment(home)
-        process = spawn(command, log=self.log, account=account, env=environment, cwd=home, stdin=read_end)
+        process = spawn(command, log=self.log, account=account, env=ENVIRONMENT, cwd=cwd, stdin=read_end)
         os.close(read_end)
         if process.wait() != 0:
             raise EmbeddedFault(f"{Path(command[0]).name} failed:\n{last_lines(self.log)}")
@@ -142,7 +136,7 @@ class EmbeddedPostgres(EmbeddedServer):
         if not lines or not lines[0].isdigit():
             return
         pid = int(lines[0])
-        if is_running(pid) and _runs_postgres_on(pid, lines[1]):
+        if is_running(pid) and _runs_postgres_in(pid, self._pid_file.parent):
             if not wait_until_gone(pid, 10.0):
                 os.kill(pid, signal.SIGQUIT)
                 wait_until_gone(pid, 10.0)
@@ -160,13 +154,10 @@ class EmbeddedPostgres(EmbeddedServer):
             return []
 
 
-def _postgres_environment(home: Path) -> dict[str, str]:
-    return {"LC_ALL": "C", "TZ": "UTC", "HOME": str(home), "PATH": os.defpath}
-
-
-def _runs_postgres_on(pid: int, cluster: str) -> bool:
+def _runs_postgres_in(pid: int, cluster: Path) -> bool:
+    process = Path(f"/proc/{pid}")
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        program = (process / "cmdline").read_bytes().split(b"\0")[0]
+        return program.endswith(b"postgres") and (process / "cwd").samefile(cluster)
     except OSError:
         return False
-    return words[0].endswith(b"postgres") and os.fsencode(cluster) in words

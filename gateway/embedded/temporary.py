@@ -23,9 +23,7 @@ def temporary_postgres(*, on_disk: bool = False) -> Iterator[EmbeddedPostgres]:
     fast = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
     place = None if on_disk else _room_in_memory()
     with tempfile.TemporaryDirectory(prefix=f"tollgate-{os.getpid()}-", dir=place) as folder:
-        if place is not None:
-            Path(folder).chmod(0o711)  # for whom root has Postgres run as
-        server = EmbeddedPostgres(Path(folder), server_settings=fast, outside=place and Path(folder))
+        server = EmbeddedPostgres(Path(folder), server_settings=fast)
         try:
             server.start()
             yield server

@@ -1,6 +1,6 @@
 # Postgres refuses root. When root starts it, it runs as another user, who may enter neither root's home nor a data
-# directory or checkout that is closed to others. That user gets a folder outside and a copy of the programs, and the
-# modes of everything else stay as they are.
+# directory or checkout that is closed to others. Its data lie in the data directory all the same: it is started in its
+# folder, and finds it as /proc/self/cwd. Of the programs that user gets a copy outside, and no mode is changed.
 
 from __future__ import annotations
 
@@ -14,29 +14,42 @@ from pathlib import Path
 from gateway.embedded.server import EmbeddedFault, package_folder
 from gateway.processes import Account
 
-# Where root keeps what an unprivileged Postgres must reach: the first of these that everybody may enter.
+# Where root keeps the programs that an unprivileged Postgres must reach: the first of these that everybody may enter.
 SHARED_FOLDERS = (Path("/var/lib"), Path("/var/tmp"))
 SHARED_NAME = "tollgate-embedded"
 UNPRIVILEGED_USERS = ("nobody", "daemon", "bin")
 
 
-def prepare_home(pointer: Path, outside: Path | None = None) -> Path:
-    """Return Postgres's own folder: ``pointer`` itself, or as root the folder ``outside`` that it points to."""
-    if pointer.is_symlink() and not pointer.exists():
+def prepare_home(home: Path) -> Path:
+    """Return Postgres's own folder, made if need be; as root it belongs to the user that Postgres runs as."""
+    if home.is_symlink() and not home.exists():
         raise EmbeddedFault(
-            f"{pointer} points to {pointer.readlink()}, which is gone, and the data with it. "
-            f"Remove {pointer} to begin with an empty database."
+            f"{home} points to {home.readlink()}, which is gone, and the data with it. "
+            f"Remove {home} to begin with an empty database."
         )
-    if pointer.exists():
-        return pointer.resolve()
-    if os.geteuid() != 0:
-        pointer.mkdir(mode=0o700)
-        return pointer
-    account = _unprivileged_account()
-    home = Path(tempfile.mkdtemp(prefix="postgres-", dir=outside or _shared_folder()))
-    os.chown(home, account.uid, account.gid)
-    pointer.symlink_to(home)
-    return home
+    if home.is_symlink() and home.readlink().parent.name == SHARED_NAME:
+        _bring_in(home)
+    if not home.exists():
+        home.mkdir(mode=0o700)
+        if os.geteuid() == 0:
+            account = _unprivileged_account()
+            os.chown(home, account.uid, account.gid)
+    return home.resolve()
+
+
+def _bring_in(pointer: Path) -> None:
+    """Replace the link to data that an earlier version kept outside by the data themselves."""
+    outside = pointer.readlink()
+    owner = outside.stat()
+    draft = pointer.with_name(f"{pointer.name}.incoming")
+    shutil.rmtree(draft, ignore_errors=True)
+    shutil.copytree(outside, draft, symlinks=True)
+    for folder, _, files in os.walk(draft):
+        for name in (".", *files):
+            os.chown(Path(folder, name), owner.st_uid, owner.st_gid)
+    pointer.unlink()
+    draft.rename(pointer)
+    shutil.rmtree(outside)
 
 
 def account_for(home: Path) -> Account | None:

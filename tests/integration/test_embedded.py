@@ -17,7 +17,7 @@ import pytest
 from redis import Redis
 
 from gateway.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
-from gateway.processes import is_running, wait_until_gone
+from gateway.processes import descendants_of, is_running, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 
@@ -231,19 +231,50 @@ def test_a_pointer_to_nothing_is_refused(postgres: EmbeddedPostgres) -> None:
     (postgres.data_dir / "postgres").unlink()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="SKIPPED: only root has to hand Postgres to another user")
-def test_root_hands_postgres_to_another_user_and_changes_no_modes(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    """As root Postgres runs unprivileged from a folder of its own, which goes with it; closed folders stay closed."""
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="SKIPPED: only root has to hand Postgres to another user")
+
+
+@AS_ROOT
+def test_root_hands_postgres_to_another_user_and_changes_no_modes(postgres: EmbeddedPostgres) -> None:
+    """As root Postgres runs unprivileged, in a folder of its own in the data directory; closed folders stay closed."""
     folders = (postgres.data_dir, *postgres.data_dir.parents)
     before = [stat.S_IMODE(folder.stat().st_mode) for folder in folders]
     postgres.start()
     home = (postgres.data_dir / "postgres").resolve()
     account = Path(f"/proc/{postgres.pid}").stat().st_uid
-    mode = stat.S_IMODE(home.stat().st_mode)
-    postgres.remove()
 
     assert account != 0
-    assert mode == 0o700
-    assert not home.is_relative_to(tmp_path) and not home.is_relative_to(Path.home())
+    assert home.is_relative_to(postgres.data_dir)
+    assert (stat.S_IMODE(home.stat().st_mode), home.stat().st_uid) == (0o700, account)
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == before
-    assert not home.exists()
+
+
+def test_nothing_of_the_data_outlives_the_data_directory(postgres: EmbeddedPostgres) -> None:
+    """Every open file and every folder that Postgres writes to is in the data directory, or in memory."""
+    postgres.start()
+    write(postgres)
+    query(postgres.url, "CHECKPOINT")
+    pids = [postgres.pid or 0, *descendants_of(postgres.pid or 0)]
+    links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
+    opened = {link.readlink() for link in (*links, *(Path(f"/proc/{pid}/cwd") for pid in pids))}
+    files = [path for path in opened if path.is_absolute() and not path.is_relative_to("/dev")]
+
+    assert len(files) > 3
+    assert [path for path in files if not path.is_relative_to(postgres.data_dir)] == []
+
+
+@AS_ROOT
+def test_data_that_an_earlier_version_kept_outside_are_brought_in(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    """A link to a folder outside becomes the data themselves, and the folder outside is gone."""
+    postgres.start()
+    write(postgres)
+    postgres.stop()
+    home, outside = postgres.data_dir / "postgres", tmp_path / "tollgate-embedded" / "postgres-1"
+    outside.parent.mkdir()
+    home.rename(outside)
+    home.symlink_to(outside)
+    postgres.start()
+
+    assert read(postgres) == 7
+    assert home.is_dir() and not home.is_symlink()
+    assert not outside.exists()
