@@ -32,6 +32,11 @@ def dollars(nano: int) -> Decimal:
     return Decimal(to_text(nano))
 
 
+def cost_view(nano: int) -> dict[str, Any]:
+    """Return a cost in dollars: as a number, and as a text for readers of JSON whose numbers are floats."""
+    return {"cost_usd": dollars(nano), "cost_usd_exact": to_text(nano)}
+
+
 def moment(value: datetime | None) -> str | None:
     """Return a moment as text: ``2026-04-05T14:00:00Z``, to the microsecond where it has some."""
     return None if value is None else value.astimezone(UTC).isoformat().replace("+00:00", "Z")
@@ -103,8 +108,7 @@ def audit_view(entry: AuditEntry) -> dict[str, Any]:
 def record_view(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return a row of the ledger, its money in dollars."""
     shown = {"object": "usage_record", **row}
-    for name in ("cost", "gpu_cost"):
-        shown[f"{name}_usd"] = dollars(shown.pop(f"{name}_nanousd"))
+    shown |= cost_view(shown.pop("cost_nanousd")) | {"gpu_cost_usd": dollars(shown.pop("gpu_cost_nanousd"))}
     return {**shown, "request_id": str(row["request_id"]), "created_at": moment(row["created_at"])}
 
 

@@ -18,7 +18,7 @@ from billing.ids import day_number
 from billing.lookup import find_row
 from billing.money import NanoDollars, to_nano
 from billing.quotas import Quotas
-from gateway.admin_views import dollars, moment
+from gateway.admin_views import cost_view, moment
 from gateway.audit_log import Act, record_act
 from gateway.clock import Clock
 from gateway.days import read_day
@@ -97,7 +97,7 @@ def correction_view(correction: Correction) -> dict[str, Any]:
         "request_id": None if correction.request_id is None else str(correction.request_id),
         "input_tokens": correction.input_tokens,
         "output_tokens": correction.output_tokens,
-        "cost_usd": dollars(correction.cost_nanousd),
+        **cost_view(correction.cost_nanousd),
         "reason": correction.reason,
         "who": correction.actor,
         "booked_on": correction.booked_on.isoformat(),

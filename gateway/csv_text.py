@@ -1,15 +1,18 @@
 # Reports as CSV, after RFC 4180, for spreadsheets too: a text that a spreadsheet would take for a formula comes with an
-# apostrophe in front (OWASP, "CSV Injection"). Numbers are never touched.
+# apostrophe in front (OWASP, "CSV Injection"). Numbers are never touched, nor are texts that are plain numbers.
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # wide ones too: Excel folds them
+
+PLAIN_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
 def csv_of(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
@@ -26,7 +29,8 @@ def as_text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return f"'{value}" if value.startswith(FORMULA_STARTS) else value
+        is_formula = value.startswith(FORMULA_STARTS) and PLAIN_NUMBER.fullmatch(value) is None
+        return f"'{value}" if is_formula else value
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:f}" if isinstance(value, Decimal) else str(value)

@@ -37,6 +37,7 @@ COLUMNS = (
     "cached_input_tokens",
     "output_tokens",
     "cost_usd",
+    "cost_usd_exact",
     "usd_per_million_tokens",
     "gpu_cost_usd",
     "gpu_usd_per_million_tokens",

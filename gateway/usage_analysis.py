@@ -16,7 +16,7 @@ from billing.comparison import Use, price_on, share, sum_of, usd_per_million, us
 from billing.grouping import LONGEST_BY_CALL, GroupBy
 from billing.prices import Price
 from billing.statements import period
-from gateway.admin_views import dollars
+from gateway.admin_views import cost_view, dollars
 from gateway.by_call import added_up_by_call
 from gateway.settings import Settings
 from gateway.teams import get_team
@@ -116,7 +116,7 @@ def use_view(use: Use, *, for_house: bool) -> dict[str, Any]:
         "input_tokens": totals.input_tokens,
         "cached_input_tokens": totals.cached_input_tokens,
         "output_tokens": totals.output_tokens,
-        "cost_usd": dollars(totals.cost_nanousd),
+        **cost_view(totals.cost_nanousd),
         "usd_per_million_tokens": usd_per_million(totals.cost_nanousd, tokens),
     }
     if for_house:

@@ -21,6 +21,7 @@ from gateway.usage_report import usage_csv, usage_rows
 from protocol.errors import BadRequest
 
 ALWAYS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "cost_usd")
+UNSHOWN = ("team_id", "date", "cost_usd_exact")  # in the title, or said: a table has every digit of cost_usd
 OF_MODELS = ("requests", "input_tokens", "output_tokens", "cost_usd", "usd_per_million_tokens")
 OF_GPUS = ("gpu_cost_usd", "gpu_usd_per_million_tokens")
 SHARES = ("share_of_requests", "share_of_cost")
@@ -81,7 +82,7 @@ def _show_team(settings: Settings, team: str, said: Mapping[str, str], wanted: A
     span = usage.get("date") or f"{usage['from']} to {usage['to']}"
     title = f"Usage of {team}, {span} (UTC){'' if usage['is_closed'] else ', not closed yet'}"
     columns = [name for name in columns if name in (*ALWAYS, *groups) or any(row.get(name) for row in rows)]
-    show(format, usage, [name for name in columns if name not in ("team_id", "date")], rows, title)
+    show(format, usage, [name for name in columns if name not in UNSHOWN], rows, title)
     if format is Format.TABLE:
         _say_corrections(usage.get("corrections") or usage.get("total", {}).get("corrections"))
         if "analysis" in usage:

@@ -11,13 +11,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.grouping import reads_calls
 from billing.statements import Line, Statement, Totals, period
-from gateway.admin_views import dollars
+from gateway.admin_views import cost_view, dollars
 from gateway.by_call import added_up_by_call
 from gateway.csv_text import csv_of
 from gateway.usage_period import Period
 
 # What a CSV says of corrections, which JSON has as an object.
-CORRECTED = ("input_tokens", "output_tokens", "cost_usd")
+CORRECTED = ("input_tokens", "output_tokens", "cost_usd", "cost_usd_exact")
 
 
 async def usage_of(connection: AsyncConnection, team_id: str, asked: Period, *, for_house: bool) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def total_view(total: Totals, for_house: bool) -> dict[str, Any]:
     """Return sums by the names that clients know. ``for_house``: with what our own GPUs cost us."""
     view = asdict(total)
     del view["entries"]
-    view["cost_usd"] = dollars(view.pop("cost_nanousd"))
+    view |= cost_view(view.pop("cost_nanousd"))
     gpu_cost = dollars(view.pop("gpu_cost_nanousd"))
     return {**view, "gpu_cost_usd": gpu_cost} if for_house else view
 

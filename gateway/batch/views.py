@@ -6,7 +6,7 @@ import time
 from datetime import datetime, timedelta
 from typing import Any
 
-from gateway.admin_views import dollars, moment
+from gateway.admin_views import cost_view, moment
 from gateway.batch.estimate import LEAST_SEEN
 from gateway.batch.file_store import FileRecord
 from gateway.batch.store import Batch
@@ -30,7 +30,7 @@ def batch_view(batch: Batch, now: float | None = None) -> dict[str, Any]:
         "usage": {
             "input_tokens": batch.input_tokens,
             "output_tokens": batch.output_tokens,
-            "cost_usd": dollars(batch.cost_nanousd),
+            **cost_view(batch.cost_nanousd),
         },
         "callback_url": batch.callback_url,
         "metadata": batch.metadata,

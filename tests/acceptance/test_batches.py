@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,8 @@ def test_a_batch_is_answered_in_order_and_paid_once(client: httpx.Client) -> Non
     assert refused == [(400, "temperature"), (400, "max_tokens"), (403, "team_id")]
     usages = [line["response"]["body"]["usage"] for line in results[:41]]
     assert batch["usage"]["output_tokens"] == sum(usage["completion_tokens"] for usage in usages)
-    assert round(batch["usage"]["cost_usd"] * 10**9) == sum(round(float(u["cost_usd"]) * 10**9) for u in usages)
+    assert Decimal(batch["usage"]["cost_usd_exact"]) == sum(Decimal(u["cost_usd"]) for u in usages)
+    assert float(batch["usage"]["cost_usd_exact"]) == batch["usage"]["cost_usd"]
 
 
 def test_the_openai_package_runs_a_batch_from_upload_to_output(house: FaultHouse, key: str, tmp_path: Path) -> None:

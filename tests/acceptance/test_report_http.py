@@ -139,6 +139,7 @@ def test_the_plain_report_is_as_it_was(team: PayingTeam) -> None:
         "output_tokens",
         "reasoning_tokens",
         "cost_usd",
+        "cost_usd_exact",
         "is_closed",
     }
 

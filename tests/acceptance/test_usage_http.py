@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -60,6 +62,54 @@ def test_cost_is_a_number_with_exact_decimals(team: PayingTeam) -> None:
 
     digits = raw.partition('"cost_usd":')[2].partition(",")[0].partition("}")[0]
     assert Decimal(digits) == team.cost
+
+
+def test_every_cost_of_a_report_is_also_a_text(team: PayingTeam) -> None:
+    """``cost_usd_exact`` says each line's, total's and correction's cost to the nano-dollar."""
+    team.ask("small")
+    team.ask("large")
+    team.correct(cost_usd="-0.000000001").raise_for_status()
+    team.settled()
+
+    whole = team.usage(**{"from": today(), "group_by": "model", "analysis": "true"}).json()
+    flat = team.usage().json()
+    rows = list(csv.DictReader(io.StringIO(team.usage(**{"from": today(), "group_by": "key", "format": "csv"}).text)))
+
+    assert whole["total"]["cost_usd_exact"] == flat["cost_usd_exact"] == str(team.cost)
+    assert whole["total"]["corrections"]["cost_usd_exact"] == flat["corrections"]["cost_usd_exact"] == "-0.000000001"
+    assert sum(Decimal(line["cost_usd_exact"]) for line in whole["results"]) == team.cost
+    analysis = whole["analysis"]
+    owed = team.cost - Decimal("1e-9")
+    assert Decimal(analysis["total"]["cost_usd_exact"]) == owed
+    assert sum(Decimal(line["cost_usd_exact"]) for line in analysis["models"]) == owed
+    assert {row["key"]: (row["cost_usd_exact"], row["corrections_cost_usd_exact"]) for row in rows} == {
+        team.key_id: (str(team.cost), "0"),
+        "": ("0.00", "-0.000000001"),
+    }
+
+
+ENDPOINTS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
+    "/v1/completions": {"prompt": "hello"},
+    "/v1/embeddings": {"input": "hello"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 20},
+}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_every_body_of_a_call_tells_its_cost_as_a_text(team: PayingTeam, path: str, streams: bool) -> None:
+    """Plain or streamed: the decimal text that the usage record has, of the same nano-dollars."""
+    body = {"model": "small", **ENDPOINTS[path]}
+    if streams and path != "/v1/embeddings":
+        body |= {"stream": True} | ({"stream_options": {"include_usage": True}} if path != "/v1/messages" else {})
+    with team.house.client(team.key) as client:
+        answer = client.post(path, json=body).raise_for_status()
+    record = team.house.record_of(answer)
+
+    told = set(re.findall(r'"cost_usd":("[^"]*"|[^,}]*)', answer.text))
+    assert told == {json.dumps(record["cost_usd_exact"])}
+    assert Decimal(record["cost_usd_exact"]) == Decimal(str(record["cost_usd"])) > 0
 
 
 def test_team_without_calls_used_nothing(team: PayingTeam) -> None:

@@ -29,6 +29,9 @@ def test_a_text_is_never_a_formula(start: str) -> None:
         (Decimal("-0.000000001"), "-0.000000001"),
         (Decimal("1E+3"), "1000"),
         (-5, "-5"),
+        ("-0.000000001", "-0.000000001"),
+        ("-1-2", "'-1-2"),
+        ("-1\n", "'-1\n"),
         (None, ""),
         (True, "true"),
         ("plain", "plain"),
@@ -37,7 +40,7 @@ def test_a_text_is_never_a_formula(start: str) -> None:
     ],
 )
 def test_everything_else_is_shown_as_it_is(value: object, shown: str) -> None:
-    """Negative money is a number, not a formula; quotes, commas and line ends survive."""
+    """Negative money, a text of it too, is a number and no formula; quotes, commas and line ends survive."""
     assert cells(value) == shown
 
 
