@@ -31,7 +31,7 @@ from protocol.usage import Usage
 from router.bounds import output_limit
 from router.targets import ModelSpec, Target
 
-LESSONS = 2  # that one call may learn of a target's manners
+LESSONS = 2  # that one call may find out of a target's manners
 
 
 @dataclass(slots=True)
@@ -45,6 +45,7 @@ class Answering:
     response: UpstreamResponse | None = None
     whole: WholeReply | None = None
     usage: Usage | None = None
+    found: Manners | None = None  # how it was asked, where that is not what is known of its target
     permit: Permit | None = None  # under which it was asked,
     began: float = 0.0  # and when it began to answer, in monotonic seconds
     let_go: Callable[[], None] | None = None  # gives back the slot that it holds
@@ -94,17 +95,23 @@ async def send_politely(
     services: Services, call: Call, target: Target, permit: Permit, trip: Trip, log: AttemptLog
 ) -> Answering:
     """Ask one target, and again where it refuses a field that it can be asked without. Raises UpstreamFailure."""
-    known = services.providers.manners
-    for _ in range(LESSONS):
-        manners, started = known.of(target), services.clock.monotonic()
+    started = services.clock.monotonic()
+    manners = known = services.providers.manners.of(target, started)
+    for lessons_left in range(LESSONS, -1, -1):
         try:
-            return await send_once(services, call, target, permit, trip, manners)
+            answering = await send_once(services, call, target, permit, trip, manners)
+            break
         except UpstreamRefused as exc:
             is_openai = services.providers.settings(target.model.provider).format == "openai"
-            if not is_openai or not known.learn(target, manners, exc, call.native is not None):
+            better = manners.bettered_by(exc, call.native is not None) if is_openai and lessons_left else None
+            if better is None:
                 raise
-            log.add(target, exc.outcome, services.clock.monotonic() - started)
-    return await send_once(services, call, target, permit, trip, known.of(target))
+            manners, now = better, services.clock.monotonic()
+            log.add(target, exc.outcome, now - started)
+            started = now
+    if manners != known:
+        answering.found = manners
+    return answering
 
 
 async def send_once(

@@ -17,10 +17,12 @@ from gateway.answering.meter import Meter
 from gateway.errors import ContentPolicyViolation
 from gateway.providers.base import WholeReply, choices_asked
 from gateway.providers.errors import UpstreamFailure, UpstreamFiltered
+from gateway.providers.manners import Manners
 from gateway.services import Services
 from protocol.chat import FinishReason
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.usage import Usage
+from router.bounds import output_tokens_most
 from router.targets import Route, Target
 
 # How a whole reply ends: the last events of a stream, all of it, or (an item of a batch) why it may not go out.
@@ -63,6 +65,7 @@ class Reply:
         self._finished: set[int] = set()  # choices that have said why they ended
         self._has_grown = True  # whether a token has come since events were last waited for
         self._was_sent = False
+        self._is_counted = answering.usage is not None  # by its upstream
         self._violation: ContentPolicyViolation | None = None  # why the rest may not go out
         self._kept_record: UsageRecord | None = None  # while the end is being kept, and after
 
@@ -183,6 +186,7 @@ class Reply:
                     (held if len(self._finished) >= self._choices else out).extend(passed)
                 case UsageReport(usage):
                     self.meter.told = usage
+                    self._is_counted = True
                 case ReplyEnd():
                     return out, True
         return out, False
@@ -251,8 +255,15 @@ class Reply:
         is_whole = status in (Status.ANSWERED, Status.BLOCKED)
         record = (self._kept_record if is_whole else None) or self._final_record(status)
         self.account.close(record)
+        if (found := self._source.answering.found) is not None and status is Status.ANSWERED and self._is_counted:
+            self._learn_manners(found, record)
         for hook in self._hooks:
             hook.close(record)
+
+    def _learn_manners(self, found: Manners, record: UsageRecord) -> None:
+        """Ask the target so from now on, unless it went past the limit that it was told under another name."""
+        if record.output_tokens <= output_tokens_most(self.call.request, self.target.model):
+            self._services.providers.manners.learn(self.target, found, self._services.clock.monotonic())
 
 
 def _is_answer(event: Event) -> bool:

@@ -1,6 +1,6 @@
 # What OpenAI-compatible upstreams differ in: under which name they take the output limit, and whether they know
-# ``stream_options`` and ``reasoning_effort``. What one refuses as unknown is learnt from its words, once, for as long
-# as the process lives.
+# ``stream_options`` and ``reasoning_effort``. A refusal that names one of these fields in its structure is answered by
+# asking again without it; other calls are asked so once that answer came whole, within its limit and with its usage.
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ log = structlog.get_logger()
 # Whose newer models take no ``max_tokens``. Elsewhere that is the name which everybody knows, and some that don't know
 # the other one ignore it in silence.
 NEWER_NAME = ("openai.com", "azure.com")
-UNKNOWN = re.compile(
-    r"unsupported|unknown|unrecogni[sz]ed|unexpected|extra|additional propert"
-    r"|\bnot (?:supported|permitted|allowed|recogni[sz]ed|known|a valid)",
-    re.IGNORECASE,
-)
+# Codes of a refusal that speak of a field's name, not of its value: OpenAI's two, pydantic's two.
+UNKNOWN = frozenset({"unsupported_parameter", "unknown_parameter", "extra_forbidden", "value_error.extra"})
+IN_WORDS = re.compile(r"Unrecognized request arguments? supplied: reasoning_effort")  # OpenAI's older models
+LEARNT_FOR = 3600.0  # seconds for which other calls go by what one has found
 
 OutputLimit = Literal["max_tokens", "max_completion_tokens"]
 OTHER_NAME: dict[OutputLimit, OutputLimit] = {
@@ -40,46 +39,49 @@ class Manners(Struct, frozen=True):
     output_limit: OutputLimit = "max_completion_tokens"
     stream_options: bool = True  # without them, an upstream that tells no usage is counted by its pieces
     effort: bool = True  # else what Anthropic's clients say of thinking is left to the model
+    in_words: bool = False  # by an upstream's words, which may echo a caller: good for the call that heard them alone
 
     def bettered_by(self, refusal: UpstreamRefused, is_native: bool) -> Manners | None:
         """Return what to try after a refusal of a field as such; ``None`` for refusals of anything else.
 
+        The field is believed where the refusal has it in a place of its own, never from prose: a text may repeat what
+        a caller wrote. Prose may drop an effort, which neither caps nor prices a call, for its own call.
         ``is_native``: the caller spoke Anthropic's dialect, and an effort is what we made of its thinking.
         """
-        words = f"{refusal.code} {refusal.message}"
-        if UNKNOWN.search(words) is None:
+        if refusal.code not in UNKNOWN:
+            if self.effort and is_native and IN_WORDS.fullmatch(refusal.message):
+                return replace(self, effort=False, in_words=True)
             return None
-        named = refusal.param or words
-        if self.stream_options and "stream_options" in named:
+        field = (refusal.param or "").partition(".")[0]
+        if field == "stream_options" and self.stream_options:
             return replace(self, stream_options=False)
-        if re.search(rf"\b{self.output_limit}\b", named):
+        if refusal.param == self.output_limit:
             return replace(self, output_limit=OTHER_NAME[self.output_limit])
-        if self.effort and is_native and "reasoning_effort" in named and "value" not in words:
+        if field == "reasoning_effort" and self.effort and is_native:
             return replace(self, effort=False)
         return None
 
 
 class KnownManners:
-    """What was learnt of each target."""
+    """What was learnt of each target, and until when it holds. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self._learnt: dict[str, Manners] = {}
+        self._learnt: dict[str, tuple[Manners, float]] = {}
 
-    def of(self, target: Target) -> Manners:
+    def of(self, target: Target, now: float) -> Manners:
         """Return how to ask a target."""
-        if self._learnt and (learnt := self._learnt.get(target.key)) is not None:
-            return learnt
+        if self._learnt and (learnt := self._learnt.get(target.key)) is not None and now < learnt[1]:
+            return learnt[0]
         return usual_manners(target.endpoint.base_url)
 
-    def learn(self, target: Target, tried: Manners, refusal: UpstreamRefused, is_native: bool) -> bool:
-        """Learn from a refusal of what was ``tried``; return whether asking again may help."""
-        better = tried.bettered_by(refusal, is_native)
-        if better is None:
-            return False
-        if self.of(target) == tried:  # else another call has learnt it meanwhile
-            self._learnt[target.key] = better
-            log.info("upstream_manners_learnt", target=target.key, refused=refusal.message[:200])
-        return True
+    def learn(self, target: Target, manners: Manners, now: float) -> None:
+        """Ask a target by ``manners`` from now on: they brought a whole answer, within its limit and counted."""
+        if manners.in_words:
+            return
+        self._learnt[target.key] = (manners, now + LEARNT_FOR)
+        usual = usual_manners(target.endpoint.base_url)
+        changed = [name for name in Manners.__struct_fields__ if getattr(manners, name) != getattr(usual, name)]
+        log.info("upstream_manners_learnt", target=target.key, fields=changed, seconds=LEARNT_FOR)
 
 
 @lru_cache(256)

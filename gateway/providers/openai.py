@@ -11,7 +11,7 @@ from gateway.providers.filters import STATUSES, read_filtered
 from gateway.providers.openai_events import OpenAIEvents
 from gateway.providers.openai_replies import read_whole
 from gateway.providers.openai_request import write_request
-from gateway.providers.reading import read_error_fields, read_retry_after, text_of, usual_failure
+from gateway.providers.reading import read_error_fields, read_refused_field, read_retry_after, usual_failure
 from protocol.usage import Usage
 
 
@@ -47,7 +47,7 @@ class OpenAIFormat:
             return UpstreamFull(
                 "Every engine of this model is busy. Try again soon.", retry_after=read_retry_after(headers)
             )
-        param = text_of(error.get("param"))
+        param, kind = read_refused_field(error)
         if status == 400 and code == UpstreamUnable.code:
             return UpstreamUnable(message or "The upstream does not know a parameter.", param=param)
-        return usual_failure(status, headers, message, code=text_of(code), param=param)
+        return usual_failure(status, headers, message, code=kind, param=param)

@@ -123,11 +123,24 @@ def read_error_fields(body: bytes) -> dict[str, Any]:
     return fields | {"message": (message or "")[:LONGEST_WORDS]}
 
 
+def read_refused_field(error: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return which field a failing answer names, and the code of its fault; ``None`` for each that it does not have.
+
+    From OpenAI's ``param`` and ``code``, or the first place in FastAPI's ``detail``; a message is not searched.
+    """
+    match error.get("detail"):
+        case [{"loc": ["body", *path] | [*path], "type": str(kind)}, *_]:
+            return ".".join(map(str, path)), kind
+    return text_of(error.get("param")), text_of(error.get("code"))
+
+
 def usual_failure(
     status: int, headers: Mapping[str, str], message: str, *, code: str | None = None, param: str | None = None
 ) -> UpstreamFailure:
     """Return what a failing answer means wherever the dialects agree. ``code`` and ``param`` are for the caller."""
     match status:
+        case 403 if not message and code is None:  # no API's error: a firewall in front may judge one caller's words
+            return UpstreamError("The upstream refused the request without a reason.", outcome="forbidden")
         case 401 | 403:
             return UpstreamError("The upstream refused the gateway's own credentials.", outcome="refused_key")
         case 404:  # our catalogue names a model that the upstream does not have: ours to mend, not the caller's

@@ -19,7 +19,7 @@ BURST = 100  # extra attempts in that time that calls need not earn,
 FOR_RETRIES = 10  # and how many of them may go to the very target that failed; the others are for moving on
 
 # Words of attempts (UpstreamFailure.outcome) that say nothing of the target's health.
-NOT_ITS_DOING = frozenset({"refused_key", "not_found", "too_long", "deadline"})
+NOT_ITS_DOING = frozenset({"refused_key", "forbidden", "not_found", "too_long", "deadline"})
 OF_OUR_SETTINGS = ("status_3", "status_4")  # a wrong path, a redirect: how we ask is at fault
 NEVER_ASKED = frozenset({"unsupported", "unsayable"})  # refused before anything was sent: a format cannot say it
 OF_THE_KEY = frozenset({"refused_key", "spend_cap", "rate_limited"})

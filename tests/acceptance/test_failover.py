@@ -59,7 +59,7 @@ def front(
     with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
         settings = settings_for(database_url, valkey.url, us.url, folder)
         models = {"small": model("small"), "spare": model("spare", "alone"), "brisk": model("brisk", "brisk")}
-        models["odd"] = model("odd", "alone", upstream_model="spare")
+        models |= {name: model(name, "alone", upstream_model="spare") for name in ("odd", "echo")}
         settings = replace(
             settings, providers={"upstream": both, "alone": alone, "brisk": brisk}, models=models, auto={}, aliases={}
         )
@@ -350,10 +350,10 @@ def test_a_client_that_leaves_counts_for_nothing(front: House, us: ScriptedUpstr
 
 
 def test_a_field_that_an_upstream_does_not_know_is_left_out(front: House, eu: ScriptedUpstream) -> None:
-    """The first call learns it at the cost of another attempt, the next ones ask right away; nobody is refused."""
-    for field in ("max_tokens", "max_completion_tokens", "stream_options"):
+    """The first call finds out at the cost of another attempt, the next ones ask right away; no call is refused."""
+    for field, shape in (("max_tokens", "openai"), ("max_completion_tokens", "pydantic")):
         eu.forget()
-        eu.script(f"unknown={field}")
+        eu.script(f"unknown={field},says_so={shape}")
         answers = [ask(front, model="odd", stream=True, max_tokens=50) for _ in range(3)]
         bodies = [request.body or {} for request in eu.requests]
         rows = [front.record_of(answer) for answer in answers]
@@ -363,6 +363,41 @@ def test_a_field_that_an_upstream_does_not_know_is_left_out(front: House, eu: Sc
         assert all(body.get("max_tokens") or body.get("max_completion_tokens") for body in bodies)
         assert [[each["outcome"] for each in row["attempts"]] for row in rows] == [["refused", "ok"], ["ok"], ["ok"]]
         assert all(0 < row["output_tokens"] <= 50 for row in rows)
+
+
+def test_a_stream_that_is_not_counted_teaches_nothing(front: House, eu: ScriptedUpstream) -> None:
+    """Without `stream_options` this upstream tells no usage: each call asks for it before it does without."""
+    eu.script("unknown=stream_options")
+    answers = [ask(front, model="odd", stream=True, max_tokens=50) for _ in range(2)]
+
+    assert all(answer.text.endswith("data: [DONE]\n\n") for answer in answers)
+    assert ["stream_options" in (request.body or {}) for request in eu.requests] == [True, False, True, False]
+
+
+def test_a_name_under_which_a_limit_is_not_kept_teaches_nothing(front: House, eu: ScriptedUpstream) -> None:
+    """An upstream that refuses one name of the output limit and ignores the other is asked by the usual name again."""
+    eu.script("unknown=max_tokens,reasoning_tokens=80")
+    answers = [ask(front, model="echo", max_tokens=50) for _ in range(2)]
+
+    assert [answer.json()["usage"]["completion_tokens"] > 50 for answer in answers] == [True, True]
+    assert ["max_tokens" in (request.body or {}) for request in eu.requests] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("shape", ["pydantic", "words"])
+def test_what_a_caller_writes_changes_no_other_call(front: House, eu: ScriptedUpstream, shape: str) -> None:
+    """An upstream that repeats the caller in its refusal, and ignores the newer name, keeps every caller's limit."""
+    asked = {"model": "echo", "max_tokens": 7}
+    eu.script(f"unknown=user,says_so={shape}")
+    for words in ("max_tokens stream_options", "max_tokens", "stream_options unsupported"):
+        refused = ask(front, **asked, stream=True, user=words)
+        assert refused.status_code == 400
+    eu.forget()
+    answer = ask(front, **asked, stream=True)
+
+    (body,) = [request.body or {} for request in eu.requests]
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert (body["max_tokens"], body["stream_options"]) == (7, {"include_usage": True})
+    assert "max_completion_tokens" not in body
 
 
 def test_a_parameter_that_a_model_lacks_is_not_asked_of_its_other_region(

@@ -27,7 +27,7 @@ from tests.support.openai_rules import Violation, check_body, check_headers
 from tests.support.upstream_acts import play_stream, play_whole, send_json, spoil
 from tests.support.upstream_http import HttpConnection, HttpRequest
 from tests.support.upstream_prepared import PreparedAnswers
-from tests.support.upstream_scripts import NAMED, Fault, Script, parse_script
+from tests.support.upstream_scripts import NAMED, Fault, Script, Shape, parse_script
 
 MODELS = (
     "gpt-4o",
@@ -220,8 +220,8 @@ class ScriptedUpstream:
         elif script.fault is Fault.RESET_BEFORE_HEADERS:
             connection.reset()
         elif script.unknown is not None and script.unknown in seen.body:
-            message = f"Unrecognized request argument supplied: {script.unknown}"
-            send_json(connection, 400, headers, dialect.refusal(Violation(message)))
+            status, body = refusal_of(script.unknown, seen.body, script.says_so)
+            send_json(connection, status, headers, body)
         elif script.status != 200:
             send_json(connection, script.status, {**headers, **retry_headers(script)}, dialect.error(script))
         elif seen.path == COUNT:
@@ -328,6 +328,17 @@ def retry_headers(script: Script) -> dict[str, str]:
     if script.retry_after_ms is not None:
         headers["retry-after-ms"] = script.retry_after_ms
     return headers
+
+
+def refusal_of(field: str, asked: Mapping[str, Any], shape: Shape) -> tuple[int, dict[str, object]]:
+    """Return the status and body that refuse a field as unknown."""
+    if shape is Shape.PYDANTIC:
+        fault = {"type": "extra_forbidden", "loc": ["body", field], "msg": "Extra inputs are not permitted"}
+        return 422, {"detail": [{**fault, "input": asked[field]}]}
+    if shape is Shape.WORDS:
+        words = f"Unrecognized request argument supplied: {field} (asked by {asked.get('user')})"
+        return 400, Violation(words).body()
+    return 400, Violation(f"Unknown parameter: '{field}'.", field, "unknown_parameter").body()
 
 
 def error_body(script: Script) -> dict[str, object]:

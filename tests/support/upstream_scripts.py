@@ -42,6 +42,14 @@ class Told(StrEnum):
     NONE = "none"
 
 
+class Shape(StrEnum):
+    """How a refusal of an unknown field is written."""
+
+    OPENAI = "openai"  # with ``param`` and ``code``
+    PYDANTIC = "pydantic"  # FastAPI's ``detail``, which repeats what the caller wrote
+    WORDS = "words"  # a sentence alone
+
+
 class Script(Struct, frozen=True, kw_only=True):
     """How one request is answered. Times are seconds; ``after`` counts tokens sent before the fault."""
 
@@ -52,7 +60,8 @@ class Script(Struct, frozen=True, kw_only=True):
     text: str | None = None  # the answer's words; None: the request decides
     finish: str = "stop"
     refuses: bool = False
-    unknown: str | None = None  # a field that it refuses as such
+    unknown: str | None = None  # a field that it refuses as such,
+    says_so: Shape = Shape.OPENAI  # in this shape
     thinking: str | None = None  # what it thinks before it speaks
     cached_tokens: int = 0
     cache_write_tokens: int = 0

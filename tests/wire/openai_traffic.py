@@ -249,6 +249,7 @@ INVALID = "invalid_request_error"
 FAILING = (
     _failing("our key refused", failure(401, INVALID, "invalid_api_key"), 502, "upstream_error", True, "refused_key"),
     _failing("our account not allowed", failure(403, INVALID, "country"), 502, "upstream_error", True, "refused_key"),
+    _failing("a firewall in front", (403, b"<html>403 Forbidden</html>"), 502, "upstream_error", True, "forbidden"),
     _failing("a bad request", failure(400, INVALID, "invalid_value"), 400, "invalid_value", False, "refused"),
     _failing("too long a prompt", failure(400, INVALID, "context_length_exceeded"), 400, "context_length_exceeded",
              False, "refused"),

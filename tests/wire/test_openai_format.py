@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.providers.errors import UpstreamBusy, UpstreamRefused
-from gateway.providers.manners import KnownManners, Manners, usual_manners
+from gateway.providers.manners import LEARNT_FOR, KnownManners, Manners, usual_manners
 from gateway.providers.openai import OpenAIFormat
 from gateway.providers.reading import read_retry_after
 from protocol.chat import (
@@ -143,55 +144,90 @@ def test_the_limit_goes_by_the_name_that_the_upstream_knows(asked: dict[str, int
     assert {key: value for key, value in body.items() if key.startswith("max_")} == {name: 7}
 
 
+def refused(error: dict[str, Any]) -> UpstreamRefused:
+    """Return what the format makes of a refusal."""
+    failure = OpenAIFormat().read_error(400, {}, json.dumps(error).encode())
+    assert isinstance(failure, UpstreamRefused)
+    return failure
+
+
+def unknown(field: str, message: str = "Unsupported parameter.") -> dict[str, Any]:
+    """Return OpenAI's refusal of a field as such."""
+    return {"error": {"message": message, "param": field, "code": "unsupported_parameter"}}
+
+
+def forbidden(*path: str, kind: str = "extra_forbidden", said: str = "") -> dict[str, Any]:
+    """Return FastAPI's refusal of what stands at ``path``, which repeats what it was."""
+    return {"detail": [{"type": kind, "loc": ["body", *path], "msg": "Extra inputs are not permitted", "input": said}]}
+
+
 @pytest.mark.parametrize(
     ("refusal", "better"),
     [
-        ({"message": "Unrecognized request argument supplied: max_completion_tokens"}, Manners("max_tokens")),
-        ({"message": "Unsupported parameter.", "param": "max_completion_tokens"}, Manners("max_tokens")),
-        ({"detail": [{"type": "extra_forbidden", "loc": ["body", "max_completion_tokens"]}]}, Manners("max_tokens")),
-        ({"message": "[{'loc': ('body', 'stream_options'), 'msg': 'Extra inputs are not permitted'}]"},
-         Manners("max_completion_tokens", stream_options=False)),
-        ({"message": "max_completion_tokens is too large: 9. This model supports at most 5."}, None),
-        ({"message": "Unsupported value: 'temperature'.", "param": "temperature"}, None),
-        ({"message": "Unknown tool 'x'."}, None),
+        (unknown("max_completion_tokens"), Manners("max_tokens")),
+        (forbidden("max_completion_tokens"), Manners("max_tokens")),
+        (unknown("stream_options"), Manners(stream_options=False)),
+        (forbidden("stream_options", "include_usage"), Manners(stream_options=False)),
+        ({"error": {"message": "Unsupported value", "param": "max_completion_tokens", "code": "invalid_value"}}, None),
+        (forbidden("max_completion_tokens", kind="less_than_equal"), None),
+        ({"error": {"message": "max_completion_tokens is too large: 9. Unsupported."}}, None),
+        (unknown("temperature"), None),
+        ({"error": {"message": "Unknown tool 'x'."}}, None),
         ({}, None),
     ],
     ids=str,
 )  # fmt: skip
-def test_manners_are_learnt_from_refusals_of_a_field_as_such(refusal: dict[str, Any], better: Manners | None) -> None:
-    """A value that is refused is the caller's; a name that is refused is ours."""
-    failure = OpenAIFormat().read_error(400, {}, json.dumps({"error": refusal}).encode())
+def test_manners_are_found_in_refusals_of_a_field_as_such(refusal: dict[str, Any], better: Manners | None) -> None:
+    """A value that is refused is the caller's; a name that is refused is the gateway's."""
+    assert Manners().bettered_by(refused(refusal), is_native=False) == better
 
-    assert isinstance(failure, UpstreamRefused)
-    assert Manners().bettered_by(failure, is_native=False) == better
+
+@pytest.mark.parametrize("name", ["max_completion_tokens", "stream_options", "reasoning_effort"])
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        lambda name: forbidden("user", said=name),
+        lambda name: forbidden("metadata", name),
+        lambda name: forbidden("messages", "0", name),
+        lambda name: unknown("user", f"Unsupported parameter: 'user' = '{name}'."),
+        lambda name: {"error": {"message": f"Unrecognized request argument supplied: {name}"}},
+        lambda name: {"error": f"Unrecognized request argument supplied: {name}"},
+        lambda name: {"error": {"message": f"unsupported: {name}", "code": "unsupported_parameter"}},
+        lambda name: {"error": {"message": [{"type": "extra_forbidden", "loc": ["body", name]}]}},
+    ],
+)
+def test_no_words_of_an_upstream_change_a_field(refusal: Callable[[str], dict[str, Any]], name: str) -> None:
+    """A message may repeat what a caller wrote: only a place of its own in the refusal names a field."""
+    assert Manners().bettered_by(refused(refusal(name)), is_native=False) is None
 
 
 @pytest.mark.parametrize(
-    ("refusal", "is_learnt"),
+    ("refusal", "found"),
     [
-        ({"message": "Unrecognized request argument supplied: reasoning_effort"}, True),
-        ({"message": "This model's effort cannot be set.", "param": "reasoning_effort",
-          "code": "unsupported_parameter"}, True),
-        ({"message": "Unsupported value: 'reasoning_effort' does not support 'xhigh' with this model.",
-          "param": "reasoning_effort", "code": "unsupported_value"}, False),
+        ({"error": {"message": "Unrecognized request argument supplied: reasoning_effort"}},
+         Manners(effort=False, in_words=True)),
+        ({"error": {"message": "Unrecognized request argument supplied: reasoning_effort and more"}}, None),
+        (unknown("reasoning_effort", "This model's effort cannot be set."), Manners(effort=False)),
+        ({"error": {"message": "Unsupported value: 'reasoning_effort' does not support 'xhigh' with this model.",
+          "param": "reasoning_effort", "code": "unsupported_value"}}, None),
     ],
-    ids=["unknown", "our own engine's", "a value"],
+    ids=["older models'", "an echo", "our own engine's", "a value"],
 )  # fmt: skip
-def test_an_effort_that_is_our_translation_may_be_left_out(refusal: dict[str, Any], is_learnt: bool) -> None:
-    """What Anthropic's clients say of thinking is a measure, not an order; who named an effort hears the refusal."""
-    failure = OpenAIFormat().read_error(400, {}, json.dumps({"error": refusal}).encode())
+def test_an_effort_that_is_our_translation_may_be_left_out(refusal: dict[str, Any], found: Manners | None) -> None:
+    """What Anthropic's clients say of thinking is a measure, not an order; a caller that named an effort hears the
+    refusal."""
+    failure = refused(refusal)
     native = MessagesRequest(
         model="m", max_tokens=9, messages=(Turn("user", "Hi"),), thinking=ThinkingEnabled(budget_tokens=1024)
     )
-    learnt = Manners(effort=False)
+    without = Manners(effort=False)
 
-    assert isinstance(failure, UpstreamRefused)
-    assert Manners().bettered_by(failure, is_native=True) == (learnt if is_learnt else None)
-    assert learnt.bettered_by(failure, is_native=True) is None
+    assert Manners().bettered_by(failure, is_native=True) == found
+    assert without.bettered_by(failure, is_native=True) is None
     assert Manners().bettered_by(failure, is_native=False) is None
     assert sent(native.as_chat(), native=native)["reasoning_effort"] == "low"
-    assert "reasoning_effort" not in sent(native.as_chat(), native=native, manners=learnt)
-    assert sent(native.as_chat(), manners=learnt)["reasoning_effort"] == "low"
+    assert "reasoning_effort" not in sent(native.as_chat(), native=native, manners=without)
+    assert sent(native.as_chat(), manners=without)["reasoning_effort"] == "low"
 
 
 @pytest.mark.parametrize("tools", [None, ()])
@@ -202,15 +238,15 @@ def test_what_is_said_of_no_tools_stays_here(tools: tuple[Tool, ...] | None) -> 
     assert sent(asked).keys() == {"model", "messages"}
 
 
-def test_manners_can_be_learnt_back() -> None:
-    """OpenAI's own words about the older name mention the newer one, too."""
-    words = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
-    known, refused = KnownManners(), UpstreamRefused(words, code="unsupported_parameter", param="max_tokens")
+def test_manners_are_learnt_for_an_hour() -> None:
+    """What an upstream took once, it may take otherwise later; words alone are learnt for no other call."""
+    known = KnownManners()
+    known.learn(TARGET, Manners(effort=False, in_words=True), now=0.0)
+    assert known.of(TARGET, now=0.0) == Manners("max_tokens")
 
-    assert known.of(TARGET) == Manners("max_tokens")
-    assert known.learn(TARGET, Manners("max_tokens"), refused, is_native=False)
-    assert known.learn(TARGET, Manners("max_tokens"), refused, is_native=False)  # of a call that was under way
-    assert known.of(TARGET) == Manners("max_completion_tokens")
+    known.learn(TARGET, Manners("max_completion_tokens"), now=0.0)
+    assert known.of(TARGET, now=LEARNT_FOR - 1) == Manners("max_completion_tokens")
+    assert known.of(TARGET, now=LEARNT_FOR) == Manners("max_tokens")
 
 
 def test_unknown_fields_travel_only_when_allowed() -> None:
