@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_backend.engine.sampling_params import Grammar, GrammarKind
+from gpu_backend.engine.sampling_params import JSON_BLANKS, Grammar, GrammarKind
 from gpu_backend.engine.upload import upload
 
 MAX_GRAMMAR_BYTES = 256 * 1024
@@ -38,8 +38,7 @@ SLOW_FIRST_MASK = 0.05  # the same, where nothing is known yet of the grammar's 
 TOO_SLOW = "its masks take too long to compute; make it simpler"
 MASK_THREADS = min(8, os.cpu_count() or 1)
 COMPILERS = 2  # threads; the library lets go of the interpreter while it compiles
-# Bounds what a schema leaves open, so that a reply cannot consist of blanks.
-JSON_OPTIONS: Any = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\t]{0,24}"}
+JSON_OPTIONS: Any = {"whitespace_flexible": True, "whitespace_pattern": JSON_BLANKS}
 
 
 class BadGrammar(ValueError):

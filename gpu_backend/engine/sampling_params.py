@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+# What may stand between the tokens of generated JSON: a space, or one line break with the next line's indentation. A
+# grammar that lets more through lets a model fill its reply with blanks.
+JSON_BLANKS = r"( |\n[ \t]{0,16})?"
+
 
 class GrammarKind(StrEnum):
     """What a grammar's text is."""

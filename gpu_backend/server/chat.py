@@ -7,6 +7,7 @@ from typing import Any
 from litestar import Request, post
 from litestar.types import ASGIApp
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from gpu_backend.engine.sequence import FinishReason
 from gpu_backend.server.answers import InferenceResponse
@@ -107,29 +108,31 @@ class ChatDialect:
         return encode(Answer(object="chat.completion", choices=choices, usage=usage, **self._common))
 
     def chunks(self, piece: Piece) -> list[bytes]:
-        """Return the role before a reply's first piece, then what it says, then its end."""
+        """Return the role before a reply's first piece, then what it says, then its end.
+
+        A piece without words, as the one with the end token is, has no chunk but that of the end.
+        """
         chunks: list[bytes] = []
         if piece.index not in self._begun:
             self._begun.add(piece.index)
-            chunks.append(self._chunk(ChunkChoice(index=piece.index, delta=ChatDelta(role="assistant", content=""))))
-        token_ids = piece.token_ids if self._shows_token_ids else UNSET
+            # As OpenAI has it: an empty text begins a text, null a reply that may be calls.
+            role = ChatDelta(role="assistant", content="" if self._tool_use is None else None)
+            chunks.append(self._chunk(ChunkChoice(index=piece.index, delta=role)))
         said = self._read(piece)
-        if said.content or said.calls or piece.scored or token_ids:
-            scores = chat_logprobs(self._codec, piece.scored) if piece.scored else None
-            choice = ChunkChoice(
-                index=piece.index,
-                delta=ChatDelta(
-                    content=UNSET if said.calls and not said.content else said.content,
-                    tool_calls=call_bodies(said.calls, streamed=True),
-                ),
-                logprobs=scores,
-                token_ids=token_ids,
-                gpu_seconds=round(piece.gpu_seconds, 9) if self._shows_gpu_seconds else UNSET,
-            )
+        choice = ChunkChoice(
+            index=piece.index,
+            delta=ChatDelta(content=said.content or UNSET, tool_calls=call_bodies(said.calls, streamed=True)),
+            logprobs=chat_logprobs(self._codec, piece.scored) if piece.scored else None,
+            token_ids=piece.token_ids if self._shows_token_ids else UNSET,
+            gpu_seconds=round(piece.gpu_seconds, 9) if self._shows_gpu_seconds else UNSET,
+        )
+        if said.content or said.calls or piece.scored:
             chunks.append(self._chunk(choice))
+            choice = ChunkChoice(index=piece.index, delta=ChatDelta())
         if piece.finish_reason is not None:
-            end = ChunkChoice(index=piece.index, delta=ChatDelta(), finish_reason=self._reason(piece))
-            chunks.append(self._chunk(end))
+            chunks.append(self._chunk(replace(choice, finish_reason=self._reason(piece))))
+        elif choice.token_ids:  # of a character that is not whole yet
+            chunks.append(self._chunk(choice))
         return chunks
 
     def usage_chunk(self, usage: UsageBody) -> bytes | None:

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from gpu_backend.engine.sampling_params import Grammar, GrammarKind
+from gpu_backend.engine.sampling_params import JSON_BLANKS, Grammar, GrammarKind
 from gpu_backend.server.checkpoint import Checkpoint
 from gpu_backend.server.tokens import TextCodec
 from gpu_backend.server.tool_calls import CLOSE, OPEN, ToolStyle
@@ -14,7 +14,6 @@ from protocol.chat import ChatRequest, NamedTool, Tool
 from protocol.errors import BadRequest, UnsupportedParameter
 
 MAX_TOOLS = 128
-BLANKS = r"[ \n\t]{0,24}"  # between the parts of arguments
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -70,7 +69,11 @@ def _grammar(tools: tuple[Tool, ...] | list[Tool], style: ToolStyle, codec: Text
     key = "arguments" if style is ToolStyle.HERMES else "parameters"
     rules = []
     for number, tool in enumerate(tools):
-        schema = {"type": "object", **(tool.function.parameters or {}), "x-guidance": {"whitespace_pattern": BLANKS}}
+        schema = {
+            "type": "object",
+            **(tool.function.parameters or {}),
+            "x-guidance": {"whitespace_pattern": JSON_BLANKS},
+        }
         head = json.dumps('{"name": ' + json.dumps(tool.function.name) + f', "{key}": ')
         rules.append(f'call{number}: {head} %json {json.dumps(schema)} "}}"')
     body = " | ".join(f"call{number}" for number in range(len(tools)))

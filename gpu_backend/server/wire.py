@@ -113,7 +113,7 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
 
 class ChatDelta(Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     tool_calls: Sequence[CallBody] | UnsetType = UNSET
 
 

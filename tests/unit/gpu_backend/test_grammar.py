@@ -95,6 +95,19 @@ def test_only_what_the_grammar_allows_comes_through(
     assert [text for text in bad if follows(compiler, grammar, text)] == []
 
 
+@pytest.mark.parametrize("grammar", [schema({"type": "object"}), schema(PERSON)])
+def test_json_has_no_run_of_blanks(compiler: GrammarCompiler, grammar: Grammar) -> None:
+    """Compact, spaced and indented JSON comes through; two line breaks or two spaces in a row do not, anywhere."""
+    value = {"name": "Ann", "age": 3}
+    written = [json.dumps(value, separators=(",", ":")), *(json.dumps(value, indent=i) for i in (None, 2, 4, "\t"))]
+    compact = written[0]
+    gaps = [i + after for i, sign in enumerate(compact) for after in (0, 1) if sign in ":,"] + [1, len(compact) - 1]
+    padded = [compact[:gap] + run + compact[gap:] for gap in gaps for run in ("\n\n", "  ", "\n" + " " * 17)]
+
+    assert [text for text in written if not follows(compiler, grammar, text)] == []
+    assert [text for text in padded if follows(compiler, grammar, text)] == []
+
+
 @pytest.mark.parametrize(
     ("grammar", "reason"),
     [

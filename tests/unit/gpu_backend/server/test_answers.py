@@ -53,7 +53,8 @@ def test_a_chat_is_answered_whole(engine: FakeEngine, http: httpx.Client) -> Non
 
 
 def test_a_stream_has_a_role_deltas_an_end_and_usage(engine: FakeEngine, http: httpx.Client) -> None:
-    """Every chunk has the same id and, with include_usage, a null usage; the last has nothing but the usage."""
+    """Every chunk has the same id and, with include_usage, a null usage; the last has nothing but the usage. The end
+    token comes with the end, not in a chunk of its own."""
     options = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
     *chunks, last, done = chunks_of(http.post("/v1/chat/completions", json={**CHAT, **options}))
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -61,6 +62,7 @@ def test_a_stream_has_a_role_deltas_an_end_and_usage(engine: FakeEngine, http: h
     assert done == "data: [DONE]"
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(choice["delta"].get("content", "") for choice in choices) == "Hello"
+    assert all(choice["delta"]["content"] for choice in choices[1:-1])
     assert (choices[-1]["delta"], choices[-1]["finish_reason"]) == ({}, "stop")
     assert [token for choice in choices for token in choice.get("token_ids", [])] == [*token_ids("Hello"), END]
     assert all(chunk["usage"] is None and chunk["id"] == last["id"] for chunk in chunks)

@@ -49,6 +49,7 @@ def asked(engine: FakeEngine, http: httpx.Client, text: str, chunk: int = 1, **f
     if not fields.get("stream"):
         return answer.json().get("error") or answer.json()["choices"][0]
     choices = [json.loads(line[6:])["choices"][0] for line in answer.text.split("\n\n")[:-2]]
+    assert choices[0]["delta"] == {"role": "assistant", "content": None}  # it may be calls alone
     calls: list[dict[str, Any]] = []
     for choice in choices:
         for call in choice["delta"].get("tool_calls", []):
@@ -57,7 +58,7 @@ def asked(engine: FakeEngine, http: httpx.Client, text: str, chunk: int = 1, **f
                 calls.append({"name": call["function"]["name"], "arguments": ""})
             calls[call["index"]]["arguments"] += call["function"]["arguments"]
     return {
-        "content": "".join(choice["delta"].get("content", "") for choice in choices),
+        "content": "".join(choice["delta"].get("content") or "" for choice in choices),
         "calls": calls,
         "finish_reason": choices[-1]["finish_reason"],
     }
