@@ -32,6 +32,7 @@ class Delta(Struct, frozen=True, tag="delta"):
     signature: str = ""  # of the reasoning before it; the model takes that back only with it
     redacted: str = ""  # reasoning that is withheld: opaque, for the model alone
     stop_sequence: str | None = None  # which of them ended the choice, where the upstream says
+    begins_text: bool = False  # the upstream said an empty text, as it does with the role of a reply in words
 
     @property
     def has_content(self) -> bool:

@@ -81,6 +81,7 @@ class OpenAIEvents(SseEvents):
             choice.token_ids or (),
             seconds(choice.gpu_seconds),
             stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+            begins_text=text == "",
         )
 
     def _piece(self, choice: int, call: _DeltaToolCall) -> ToolCallDelta:

@@ -129,7 +129,8 @@ class ChatDialect:
     def _piece(self, reply: Reply, event: Event) -> bytes:
         match event:
             case Delta():
-                return (self._head or self._begin(reply)) + self._choice(event) + self._tail
+                choice = self._choice(event)
+                return (self._head or self._begin(reply)) + choice + self._tail if choice else b""
             case UsageReport(usage):
                 if not self._tells_usage:
                     return b""
@@ -150,6 +151,7 @@ class ChatDialect:
         return self._head
 
     def _choice(self, delta: Delta) -> bytes:
+        """Return a chunk's choices; nothing for a delta that says nothing to a client."""
         if delta.text and delta.index in self._begun and delta == Delta(delta.index, delta.text):  # as nearly all are
             words = msgspec.json.encode(delta.text)
             return b'[{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}]' % (delta.index, words)
@@ -165,8 +167,12 @@ class ChatDialect:
             piece = msgspec.structs.replace(piece, tool_calls=calls)
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            content = piece.content if piece.content is not None or piece.tool_calls else ""
+            # A lone role has an empty text only where the upstream said so: some clients begin a text part with it.
+            begins_text = (delta.begins_text or delta.finish_reason is not None) and not delta.has_content
+            content = piece.content or ("" if begins_text else None)
             piece = msgspec.structs.replace(piece, role="assistant", content=content)
+        elif not (delta.has_content or delta.signature or delta.finish_reason or delta.logprobs):
+            return b""  # the ids of tokens that complete no character
         reason = b'"%s"' % delta.finish_reason.value.encode() if delta.finish_reason is not None else b"null"
         logprobs = bytes(delta.logprobs) if delta.logprobs is not None else b"null"
         body = b'[{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}]'
