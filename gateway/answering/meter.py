@@ -1,4 +1,5 @@
-# What a reply has used, as far as anybody can tell: what its upstream counted, else what went past.
+# What a reply has used: what its upstream counted, else what went past. The upstream's last count is what it bills, so
+# it is believed; a count that output went past after, or that says there was none, is only a floor.
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from gateway.answering.call import Call
 from gateway.answering.continuation import Source
 from gateway.answering.estimate import probable_prompt_tokens, probable_usage, tokens_of
 from gateway.providers.base import WholeReply
+from protocol.embeddings import EmbeddingReply
 from protocol.events import Delta
 from protocol.usage import Usage
 from router.bounds import output_tokens_most
@@ -20,8 +22,9 @@ class Meter:
     """Counts one reply. Show it every delta, and what its upstream tells."""
 
     def __init__(self, call: Call, source: Source) -> None:
-        self.told = source.answering.usage  # by its upstream, or settled on
         self.output_seen = 0  # tokens, by what went past
+        self._told = source.answering.usage  # by its upstream
+        self._seen_when_told = 0  # of output_seen
         self._call = call
         self._source = source
         self._prompt_seen: int | None = None
@@ -34,35 +37,36 @@ class Meter:
         if delta.gpu_seconds:
             self._gpu_seconds[delta.index] = delta.gpu_seconds
 
+    def tell(self, usage: Usage) -> None:
+        """Take in what the upstream has counted until now."""
+        self._told, self._seen_when_told = usage, self.output_seen
+
     def take_whole(self, whole: WholeReply) -> None:
         """Count a reply that came whole, unless its upstream has."""
-        self.told = self.told or probable_usage(self._call.request, whole, self._output_most())
+        told = self._told
+        if told is None:
+            self._told = probable_usage(self._call.request, whole, self._output_most())
+        elif not told.output_tokens and not isinstance(whole, EmbeddingReply):
+            probable = probable_usage(self._call.request, whole, self._output_most())
+            self._told = replace(told, output_tokens=probable.output_tokens)
 
     def so_far(self) -> Settlement:
         """Return what was used so far, and what it costs."""
+        usage = self.usage()
+        return Settlement(usage, self.cost_of(usage))
+
+    def usage(self) -> Usage:
+        """Return what was used so far: all of it, once the reply has ended."""
+        told, seen = self._told, self.output_seen
+        if told is not None and seen == self._seen_when_told and (told.output_tokens or not seen):
+            return told
         if self._prompt_seen is None:
             self._prompt_seen = probable_prompt_tokens(self._call.request)
             self._most = self._output_most()
-        seen = self._source.tokens_made or self.output_seen
-        seen = min(seen, self._most)  # what is only estimated never exceeds the hold
-        usage = self.told or Usage(
-            input_tokens=self._prompt_seen,
-            output_tokens=seen,
-            gpu_seconds=sum(self._gpu_seconds.values()),
-        )
-        if usage.output_tokens < seen:  # told at the beginning of a reply that has gone on since
-            usage = replace(usage, output_tokens=seen)
-        return Settlement(usage, self.cost_of(usage))
-
-    def settle_on_seen(self) -> None:
-        """Go by what was used so far: the reply ends here, and an earlier count may be less than what went past."""
-        self.told = self.so_far().usage
-
-    def whole(self) -> Usage:
-        """Return what a whole reply has used: what its upstream said, if it did."""
-        if self.told is None:
-            self.told = self.so_far().usage
-        return self.told
+        seen = min(self._source.tokens_made or seen, self._most)  # what is only estimated never exceeds the hold
+        if told is not None:
+            return replace(told, output_tokens=max(told.output_tokens, seen))
+        return Usage(self._prompt_seen, output_tokens=seen, gpu_seconds=sum(self._gpu_seconds.values()))
 
     def cost_of(self, usage: Usage) -> int:
         """Return what ``usage`` costs the team, in nano-dollars."""

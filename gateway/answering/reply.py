@@ -113,7 +113,7 @@ class Reply:
         if self._violation is not None:
             await self._conclude(self._violation)
             raise self._violation
-        usage = self.meter.whole()
+        usage = self.meter.usage()
         await self._conclude((whole, usage))
         return whole, usage
 
@@ -125,7 +125,7 @@ class Reply:
             if out:
                 yield out
             if is_whole:
-                yield [*held, UsageReport(self.meter.whole()), ReplyEnd()]
+                yield [*held, UsageReport(self.meter.usage()), ReplyEnd()]
                 return
             try:
                 fresh = await self._source.next_events(has_grown=self._has_grown)
@@ -136,7 +136,7 @@ class Reply:
                 else:
                     rest, is_forbidden = self._held_by_hooks()
                     if is_forbidden:
-                        yield [*rest, UsageReport(self.meter.whole()), ReplyEnd()]
+                        yield [*rest, UsageReport(self.meter.usage()), ReplyEnd()]
                         return
                     if rest:
                         yield rest
@@ -185,7 +185,7 @@ class Reply:
                         return out, True
                     (held if len(self._finished) >= self._choices else out).extend(passed)
                 case UsageReport(usage):
-                    self.meter.told = usage
+                    self.meter.tell(usage)
                     self._is_counted = True
                 case ReplyEnd():
                     return out, True
@@ -211,7 +211,6 @@ class Reply:
     def _withhold(self, violation: ContentPolicyViolation) -> list[Delta]:
         """End the reply here; return how its open choices end."""
         self._violation = violation
-        self.meter.settle_on_seen()
         still_open = [index for index in range(self._choices) if index not in self._finished]
         return [Delta(index, finish_reason=FinishReason.CONTENT_FILTER) for index in still_open]
 
@@ -245,8 +244,7 @@ class Reply:
         self._end(status)
 
     def _final_record(self, status: Status) -> UsageRecord:
-        # What was told of a reply that is not whole, if anything, may be less than what went past.
-        usage = self.meter.whole() if status is Status.ANSWERED else self.meter.so_far().usage
+        usage = self.meter.usage()
         return _usage_record(self, status, usage, self.meter.cost_of(usage), self._services.clock.monotonic())
 
     def _end(self, status: Status) -> None:

@@ -82,11 +82,14 @@ class AnthropicEvents(SseEvents):
             events.append(Delta(tool_calls=(ToolCallDelta(self._tools[place], delta.partial_json),)))
 
     def _count(self, said: object, events: list[Event]) -> None:
-        """Note a count. Counts are cumulative; a later one replaces what it names and leaves the rest."""
+        """Note a count. Counts are cumulative; a later one replaces what it names and leaves the rest.
+
+        One that names no output says nothing of what was written since the last one.
+        """
         if (usage := read_usage(said, UsageObject)) is None:
             return
         self._usage = self._usage.replaced_by(usage)
-        if (counted := self._usage.count()) is not None:
+        if usage.output_tokens is not None and (counted := self._usage.count()) is not None:
             events.append(UsageReport(counted))
 
 
