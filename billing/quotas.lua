@@ -31,6 +31,7 @@ local WINDOW = 60           -- seconds
 local KEEP_WINDOW = 120     -- seconds
 local KEEP_DAY = 8 * 86400
 local KEEP_MONTH = 70 * 86400
+local OLDEST = 61           -- days; what the first of last month is old at the most: July 1 on August 31
 local KEEP_TOMBSTONE = 3600
 local KEEP_REAPED = 3600    -- seconds; a journal that does not come back by then is lost
 local KEEP_MINUTES = 3 * 3600
@@ -249,7 +250,7 @@ local function book(which, scopes, day, month, tokens, cost)
   for _, scope in ipairs(scopes) do
     local of_day, of_month = day_key(scope, day), month_key(scope, month)
     if age <= 1 or redis.call('EXISTS', of_day) == 1 then add(of_day, KEEP_DAY, 't', tokens, 'c', cost) end
-    if age <= 28 or redis.call('EXISTS', of_month) == 1 then add(of_month, KEEP_MONTH, 'c', cost) end
+    if age <= OLDEST or redis.call('EXISTS', of_month) == 1 then add(of_month, KEEP_MONTH, 'c', cost) end
   end
   local minute = math.floor(time_of(which) / 60000)
   if minute * 60 > now - KEEP_MINUTES then
