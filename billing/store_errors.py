@@ -1,9 +1,10 @@
 # What the errors of Postgres and Redis mean: that a store is away, that it has answered and will not do this, or that a
-# value is at fault.
+# value is at fault. And that none of them quotes a value.
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import asyncpg
 from redis.exceptions import RedisError, ResponseError
@@ -20,6 +21,10 @@ NOT_NOW = re.compile(
     r"(^|-)(OOM|READONLY|LOADING|MISCONF|BUSY|NOSCRIPT|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS|NOAUTH|WRONGPASS|NOPERM"
     r"|MOVED|ASK)\b|^ERR max number of clients"
 )
+
+# SQLSTATEs of a Postgres that cannot do it now and may later: its connection, a deadlock, no room, an operator, a disk,
+# a lock or a row that another transaction has, a server that is read only, a transaction that took too long.
+NOT_NOW_IN_POSTGRES = re.compile("08...|40...|53...|57...|58...|55P03|55006|25006|25P03|25P04")
 
 
 def redis_refuses(exc: BaseException) -> bool:
@@ -38,6 +43,38 @@ def postgres_refuses(exc: BaseException) -> bool:
 def postgres_hung_up(exc: BaseException) -> bool:
     """Whether the connection was lost or ended in the middle of something: what was asked may be done or not."""
     return isinstance(_cause(exc), asyncpg.PostgresConnectionError | asyncpg.OperatorInterventionError)
+
+
+def postgres_cannot_now(exc: BaseException) -> bool:
+    """Whether Postgres did not do it for a reason that passes."""
+    state = getattr(_cause(exc) or exc, "sqlstate", None)
+    return state is not None and NOT_NOW_IN_POSTGRES.fullmatch(state) is not None
+
+
+def drop_values(exc: BaseException) -> None:
+    """Take what Postgres quotes of a row or a parameter out of an error and of all behind it, for logs show them.
+
+    A row may hold a prompt or a secret. The error keeps its class and what Postgres says of itself.
+    """
+    for error in reversed(list(_chain(exc, set()))):
+        match error:
+            case asyncpg.PostgresError():
+                error.detail = error.hint = None
+                if isinstance(error, asyncpg.DataError):
+                    error.args = ("a value was refused",)
+            case DBAPIError() if (cause := _cause(error)) is not None:
+                assert error.orig is not None
+                error.args = error.orig.args = (f"{type(cause).__name__}: {cause}",)
+
+
+def _chain(exc: BaseException, seen: set[int]) -> Iterator[BaseException]:
+    if id(exc) in seen:
+        return
+    seen.add(id(exc))
+    yield exc
+    for behind in (getattr(exc, "orig", None), exc.__cause__, exc.__context__):
+        if isinstance(behind, BaseException):
+            yield from _chain(behind, seen)
 
 
 def is_about_a_value(exc: BaseException) -> bool:

@@ -21,7 +21,7 @@ from billing.store_errors import POSTGRES_AWAY
 from gateway.access import ACCESS_CHANNEL, Admin, Caller
 from gateway.clock import Clock
 from gateway.database import DRIVER_ERRORS, Database
-from gateway.errors import Forbidden, InvalidKey, TeamSuspended, Unavailable
+from gateway.errors import Forbidden, InvalidKey, Overloaded, TeamSuspended
 from gateway.keys import ADMIN_KEY_PREFIX, KEY_PREFIX, fingerprint, key_digest
 from gateway.team_keys import move_key
 from gateway.teams import find_caller
@@ -79,7 +79,7 @@ class Authenticator:
         """Return whose key this is.
 
         Raises InvalidKey for none, an unknown, a revoked or an expired one; RateLimited for an address that keeps
-        guessing; Unavailable when Postgres is needed to tell and does not answer.
+        guessing; Overloaded when Postgres is needed to tell and does not answer.
         """
         if not key:
             raise InvalidKey("No API key was given. Send it as 'Authorization: Bearer tg-…'.")
@@ -155,7 +155,7 @@ class Authenticator:
             self._away_until = self._clock.monotonic() + AWAY_FOR
             if remembered is not None:
                 return remembered
-            raise Unavailable("The key cannot be checked right now: the database does not answer.") from exc
+            raise Overloaded("The key cannot be checked right now: the database does not answer.") from exc
         if caller is None:
             self._count_failure(address)
         return caller

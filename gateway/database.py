@@ -12,6 +12,8 @@ import msgspec
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from billing.store_errors import drop_values
+
 CONNECT_TIMEOUT = 3.0  # seconds
 COMMAND_TIMEOUT = 10.0  # seconds, for one statement as the client sees it
 POOL_TIMEOUT = 3.0  # seconds to wait for a free connection
@@ -35,7 +37,8 @@ class Database:
         """Give a connection inside one short transaction: committed at the end, rolled back by an exception.
 
         Never wait for an upstream, a client or a lock of your own inside it. Raises one of
-        POSTGRES_AWAY: after a few seconds where Postgres stands still, though a statement may take longer.
+        POSTGRES_AWAY: after a few seconds where Postgres stands still, though a statement may take longer. No error
+        that leaves it quotes a value.
         """
         try:
             async with self.engine.begin() as connection:
@@ -44,7 +47,11 @@ class Database:
                 yield connection
             self._heard = time.monotonic()
         except DRIVER_ERRORS as exc:  # of a connection that was lost while it was being made
+            drop_values(exc)
             raise ConnectionError(f"Postgres cannot be spoken to: {exc}") from exc
+        except Exception as exc:
+            drop_values(exc)
+            raise
 
     async def close(self) -> None:
         """Close every connection."""
@@ -90,4 +97,5 @@ def create_engine(url: str, *, pool_size: int = 5, application_name: str = "toll
         },
         json_serializer=lambda value: msgspec.json.encode(value).decode(),
         json_deserializer=msgspec.json.decode,
+        hide_parameters=True,
     )

@@ -16,8 +16,8 @@
 #   ├── Gone                  410  results_erased: they were kept as long as promised, or deleted
 #   ├── BatchQueueFull        429  token_limit_exceeded: too much waits in the team's batches
 #   ├── StorageFull           429  storage_limit_exceeded: too much lies in the team's files
-#   ├── Overloaded            503  overloaded, with retry-after
-#   ├── Unavailable           503  a part of the house does not answer
+#   ├── Overloaded            503  overloaded, with retry-after: no target, or a store, does it in time
+#   ├── Unavailable           503  service_unavailable: the gateway closes, or a part other than a store fails
 #   │   └── ContentUnchecked       content_check_failed: the outside checker, whose word is needed
 #   └── UpstreamFailure            an upstream did not give an answer: providers/errors.py
 
@@ -152,7 +152,7 @@ class StorageFull(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """No target can take the request in time."""
+    """No target can take the request in time, or Postgres or Redis, which it needs, does not answer in time."""
 
     status = 503
     type = "server_error"
@@ -163,7 +163,7 @@ class Overloaded(ServiceError):
 
 
 class Unavailable(ServiceError):
-    """A part of the house that this request needs does not answer."""
+    """The gateway closes, or a part that this request needs, other than a store, does not answer."""
 
     status = 503
     type = "server_error"

@@ -11,9 +11,9 @@ from litestar.exceptions import HTTPException, InternalServerException
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from billing.store_errors import postgres_hung_up
+from billing.store_errors import postgres_cannot_now
 from gateway.batch.shapes import LARGEST_FILE
-from gateway.errors import EncodedBody, MethodNotAllowed, Unavailable, UnknownUrl
+from gateway.errors import EncodedBody, MethodNotAllowed, Overloaded, UnknownUrl
 from gateway.messages_dialect import error_body, speaks_anthropic
 from gateway.unknown_urls import unknown_url
 from protocol.errors import BadRequest, ServiceError, TooLarge
@@ -60,7 +60,7 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
             return ServiceError(exc.detail, status=exc.status_code, type="invalid_request_error")
         case OperationalError() | InterfaceError() | PoolTimeout() | ConnectionError() | TimeoutError():
             return _without_a_part(exc)
-        case _ if postgres_hung_up(exc):
+        case _ if postgres_cannot_now(exc):
             return _without_a_part(exc)
     request_id = request.scope["state"].get("request_id", "")
     log.error("unexpected_error", request_id=request_id, exc_info=exc)
@@ -69,4 +69,4 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
 
 def _without_a_part(exc: Exception) -> ServiceError:
     log.warning("house_part_away", error=repr(exc))
-    return Unavailable("A part of the gateway that this request needs does not answer. Try again.")
+    return Overloaded("A part of the gateway that this request needs does not answer in time. Try again.", 2)

@@ -14,6 +14,8 @@ from sqlalchemy import Connection, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from billing.store_errors import drop_values
+
 __all__ = ["downgrade", "upgrade"]
 
 ONE_AT_A_TIME = Lock()
@@ -44,10 +46,14 @@ def _run(database_url: str, act: Callable[[Config], None]) -> None:
 
 
 async def _connect_and_run(database_url: str, act: Callable[[Config], None]) -> None:
-    engine = create_async_engine(make_url(database_url).set(drivername="postgresql+asyncpg"), poolclass=NullPool)
+    url = make_url(database_url).set(drivername="postgresql+asyncpg")
+    engine = create_async_engine(url, poolclass=NullPool, hide_parameters=True)
     try:
         async with engine.connect() as connection:
             await connection.run_sync(lambda sync: act(config_for(sync)))
             await connection.commit()
+    except Exception as exc:
+        drop_values(exc)
+        raise
     finally:
         await engine.dispose()

@@ -30,7 +30,7 @@ from billing.records import UsageRecord
 from billing.store_errors import POSTGRES_AWAY, postgres_refuses
 from gateway.answering.call import Call
 from gateway.answering.tape import Send, Tape
-from gateway.errors import CallTakenOver, IdempotencyKeyInUse, IdempotencyKeyReused, Unavailable
+from gateway.errors import CallTakenOver, IdempotencyKeyInUse, IdempotencyKeyReused, Overloaded, Unavailable
 from gateway.idempotency_store import Answered, Found, Reused, Running
 from gateway.services import Services
 from gateway.stored_answers import Claim, Place, StoredAnswer
@@ -60,7 +60,7 @@ async def answer_once(
     """Answer a call that has an Idempotency-Key: run it, or wait for whoever does, or replay what was stored.
 
     Raises IdempotencyKeyReused for another request under the same key, IdempotencyKeyInUse when the call runs for
-    longer than any upstream may take, Unavailable when Postgres is away, CallTakenOver when this gateway was slept
+    longer than any upstream may take, Overloaded when Postgres is away, CallTakenOver when this gateway was slept
     through, and whatever ``run`` raises.
     """
     assert call.idempotency_key is not None
@@ -107,7 +107,7 @@ async def _ask(services: Services, claim: Claim) -> Found:
             return await services.idempotency.claim(claim)
     except POSTGRES_AWAY as exc:
         log.warning("idempotency_store_unreachable", request_id=claim.request_id, error=repr(exc))
-        raise Unavailable(
+        raise Overloaded(
             "The database does not answer, so the Idempotency-Key cannot be honoured. Nothing was run. Try again."
         ) from exc
     except asyncio.CancelledError:
@@ -176,7 +176,7 @@ async def _store(services: Services, claim: Claim, answer: StoredAnswer, record:
     While Postgres is away nobody knows whether it was stored, so this goes on until Postgres says. The client is sent
     away after a while: it may come back for the answer.
     """
-    away = Unavailable("The answer cannot be stored right now. Ask again with the same Idempotency-Key.")
+    away = Overloaded("The answer cannot be stored right now. Ask again with the same Idempotency-Key.")
     patience = asyncio.get_running_loop().call_later(CLIENT_WAITS, tape.end, away)
     pause, refusals = 0.1, 0
     try:

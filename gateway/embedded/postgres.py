@@ -81,6 +81,10 @@ class EmbeddedPostgres(EmbeddedServer):
             "jit": "off",
             "timezone": "UTC",
             "log_timezone": "UTC",
+            # What a refused statement said of a row or a parameter is not for the log: it may be a prompt or a secret.
+            "log_error_verbosity": "terse",
+            "log_parameter_max_length": "0",
+            "log_parameter_max_length_on_error": "0",
             **self._server_settings,
         }
         options = [word for key, value in server_settings.items() for word in ("-c", f"{key}={value}")]

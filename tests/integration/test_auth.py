@@ -18,7 +18,7 @@ from gateway.auth import CHECK_LISTENER_EVERY, FAILURES_PER_ADDRESS, Authenticat
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.embedded import EmbeddedPostgres, temporary_postgres
-from gateway.errors import InvalidKey, Unavailable
+from gateway.errors import InvalidKey, Overloaded
 from gateway.keys import key_digest, new_admin_key, new_key
 from gateway.team_inputs import NewKey, NewTeam
 from gateway.team_keys import NewlyMade, create_key, revoke_key
@@ -238,7 +238,7 @@ def test_without_postgres_a_known_key_goes_on_and_an_unknown_one_is_a_503() -> N
                 await asyncio.to_thread(server.stop)
                 await asyncio.sleep(0.3)
                 assert isinstance(await auth.identify(made.key, HERE), Caller)
-                with pytest.raises(Unavailable):
+                with pytest.raises(Overloaded):
                     await auth.identify(new_key(), HERE)
 
     asyncio.run(scene())
@@ -263,7 +263,7 @@ def test_a_key_is_trusted_for_a_day_after_postgres_was_last_heard_however_long_i
                 clock.move(23 * 3600)
                 assert isinstance(await auth.identify(made.key, HERE), Caller)
                 clock.move(3600)
-                with pytest.raises(Unavailable):
+                with pytest.raises(Overloaded):
                     await auth.identify(made.key, HERE)
 
     asyncio.run(scene())

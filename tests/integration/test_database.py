@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+import traceback
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from gateway import database as module
 from gateway.database import COMMAND_TIMEOUT, Database
@@ -55,3 +57,38 @@ async def test_whoever_was_just_heard_is_not_asked(database: Database, monkeypat
     monkeypatch.setattr(module, "_greet", fail)
     async with database.begin() as connection:
         await connection.execute(text("SELECT 1"))
+
+
+SECRET = "CANARY-never-told"
+REFUSED = {
+    "a constraint": "INSERT INTO refusing VALUES (:said, 1)",
+    "a value that the driver has no form for": "SELECT CAST(:said AS integer)",
+    "a value that the server cannot read": "SELECT CAST(CAST(:said AS text) AS integer)",
+    "JSON that is none": "SELECT CAST(CAST(:said AS text) AS json)",
+    "a unique key": "INSERT INTO refusing SELECT :said, 0 FROM generate_series(1, 2)",
+}
+
+
+@pytest.mark.parametrize("statement", REFUSED.values(), ids=REFUSED)
+async def test_no_error_quotes_a_value(database: Database, statement: str) -> None:
+    """What a statement said stands neither in the error nor in those behind it, as a log would show them."""
+    with pytest.raises(DBAPIError) as refused:
+        async with database.begin() as connection:
+            await connection.execute(text("CREATE TEMPORARY TABLE refusing (said text UNIQUE, n int CHECK (n = 0))"))
+            await connection.execute(text(statement), {"said": SECRET})
+    told = "".join(traceback.format_exception(refused.value)) + repr(refused.value)
+
+    assert SECRET not in told
+    assert "Error: " in told
+
+
+async def test_rows_that_are_copied_are_quoted_neither(database: Database) -> None:
+    """COPY speaks to the driver alone, whose errors are no less closed."""
+    with pytest.raises(ConnectionError) as refused:
+        async with database.begin() as connection:
+            await connection.execute(text("CREATE TEMPORARY TABLE refusing (said text CHECK (said = ''))"))
+            driver = (await connection.get_raw_connection()).driver_connection
+            assert driver is not None
+            await driver.copy_records_to_table("refusing", records=[(SECRET,)])
+
+    assert SECRET not in "".join(traceback.format_exception(refused.value))
