@@ -15,7 +15,7 @@ from billing.prices import Price, cost_of, price_at
 from billing.statements import Line, Totals
 from protocol.usage import Usage
 
-BATCH = "batch"  # the tier with a discount
+BATCH = "batch"  # the tier with a discount at our own engines
 PLACES = Decimal("0.000001")  # of rates and shares, which have no end
 
 

@@ -54,7 +54,7 @@ class Price(Rates, frozen=True, kw_only=True):
 
     request: NanoDollars = NanoDollars(0)  # for each call, whatever its tokens
     steps: tuple[PriceStep, ...] = ()  # by rising ``above``
-    batch_discount: float = 1.0  # the factor on everything in tier batch
+    batch_discount: float = 1.0  # the factor on everything in tier batch; below 1 at our own engines alone
     later: tuple[LaterPrice, ...] = ()  # announced changes, in their order
 
 

@@ -50,7 +50,7 @@ def read_model(
         name=name_of(node),
         provider=provider_name,
         upstream_model=upstream,
-        price=_price(fields, upstream, set(abilities) == {Ability.EMBEDDINGS}, listed),
+        price=_price(fields, upstream, set(abilities) == {Ability.EMBEDDINGS}, listed, own=own),
         context=context,
         max_output=max_output,
         abilities=frozenset(map(Ability, abilities)),
@@ -70,9 +70,14 @@ def _listed(upstream: str, provider_name: str, provider: ProviderSettings | None
     return listed_model(upstream, provider=provider_name, base_url=endpoints[0].base_url if endpoints else "")
 
 
-def _price(fields: Fields, upstream: str, only_embeds: bool, listed: ListedModel | NoPrice) -> Price:
-    """Return the file's price, else the library's; never a zero that nobody wrote."""
-    discount = fields.get("batch_discount", number(0, 1, above=True), 1.0)
+def _price(fields: Fields, upstream: str, only_embeds: bool, listed: ListedModel | NoPrice, *, own: bool) -> Price:
+    """Return the file's price, else the library's; never a zero that nobody wrote.
+
+    Tier batch has its discount at ``own`` engines alone: it yields to others there. A commercial provider is sent an
+    ordinary call, whatever its tier, and bills it in full.
+    """
+    said = fields.get("batch_discount", number(0, 1, above=True), 1.0)
+    discount = said if own else 1.0
     if (node := fields.node("price")) is not None:
         return _written_price(node, fields.faults, only_embeds, discount)
     match listed:

@@ -68,7 +68,7 @@ def test_a_call_is_held_at_the_price_of_its_moment() -> None:
 
 
 def test_a_batch_call_is_held_with_its_discount() -> None:
-    """Half of everything, where the file says so."""
+    """Half of everything, where the file says so of an own engine."""
     whole, half = (legs_of(call_of(tier=tier), route_of(model("small", price=PRICE)))[0] for tier in Tier)
 
     assert half.cost_nanousd == whole.cost_nanousd / 2

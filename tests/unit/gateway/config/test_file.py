@@ -134,7 +134,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
             weight: 2
             batch_discount: 0.5
             note: an example
-          llama: {provider: own, price: {input: 0.4, output: 0.8}, gpu_hour: 3.50}
+          llama: {provider: own, price: {input: 0.4, output: 0.8}, gpu_hour: 3.50, batch_discount: 0.25}
         routes:
           auto:
             {small: [llama], large: [gpt-4], quality: 0.5, held_back: {share: 0.02, explore: true,
@@ -177,8 +177,9 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
             ),
             PriceStep(above=500, **dict.fromkeys(KINDS, to_nano(1))),
         ),
-        batch_discount=0.5,
+        batch_discount=1.0,  # an ordinary call, as far as its provider knows
     )
+    assert settings.models["llama"].price.batch_discount == 0.25
     assert (model.upstream_model, model.context, model.max_output, model.weight) == ("gpt-4o-2024-08-06", 1000, 100, 2)
     assert (model.abilities, model.tiers) == ({Ability.CHAT, Ability.VISION}, {Tier.BATCH})
     assert model.note == "an example"
