@@ -32,7 +32,7 @@ async def answer(services: Services, call: Call) -> Reply:
     if is_sampled(call.request_id):
         route = judge_named(route, call.request, call.wish, services.catalog, services.complexity)
     gate = services.gate
-    if (away := refusal(services, route, health)) is not None and not gate.can_wait(route):
+    if (away := refusal(services, call, route, health)) is not None and not gate.can_wait(route):
         raise away
     turn = gate.enter(call, route, health) if away is None else None
     turn = turn or await gate.wait(call, route, health)

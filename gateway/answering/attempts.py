@@ -5,16 +5,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping
 from functools import partial
 from random import random
 
 from gateway.answering.attempt import Answering, AttemptLog, Trip, send_politely
 from gateway.answering.call import Call
-from gateway.errors import Overloaded
+from gateway.answering.unanswered import Tried, none_may_be_asked, told_of_all
 from gateway.overload.turns import Slot
-from gateway.providers.errors import UpstreamBusy, UpstreamFailure, UpstreamUnable
+from gateway.providers.errors import UpstreamFailure, UpstreamUnable
 from gateway.resilience.breakers import Permit
 from gateway.resilience.deadline import Deadline
 from gateway.resilience.keys import TargetAway
@@ -24,15 +23,14 @@ from protocol.errors import ServiceError
 from router.prompt_bounds import USUAL_TOKEN_BYTES, prompt_characters
 from router.targets import HEALTHY, Route, Target, TargetHealth, Tier
 
-LONGEST_WAIT = 60  # seconds that a client is told to wait, at the most
-
 
 async def send_along_route(
     services: Services, call: Call, route: Route, log: AttemptLog, slot: Slot | None = None
 ) -> Answering:
     """Try the targets in order and return the first that answers. ``slot`` is the one held at the first of them.
 
-    Raises the last UpstreamFailure when none does; without any, Overloaded or UpstreamBusy: no target may be asked.
+    Raises the last UpstreamFailure when none does, which then tells of all; without any, Overloaded or UpstreamBusy: no
+    target may be asked.
     """
     first = services.providers.settings(route.targets[0].model.provider)
     trip = Trip(Deadline(call.started + first.timeouts.total), services.budgets.of(first))
@@ -54,7 +52,7 @@ async def walk(
     ``slot`` is held at the first of them, unless there is a ``failure``: what became of the call before.
     Raises as ``send_along_route`` does.
     """
-    away: list[TargetAway] = []
+    tried: list[Tried] = []
     unable: set[str] = set()  # models that lack a parameter, at whichever endpoint
     for place, target in enumerate(route.targets):
         if target.model.name in unable:
@@ -66,14 +64,15 @@ async def walk(
                 slot = services.gate.take(call, target, goes_on=trip.resume is not None)
             return await send_in_slot(services, call, route, place, trip, log, slot)
         except TargetAway as exc:
-            away.append(exc)
+            tried.append((target, exc))
         except UpstreamFailure as exc:
             if not exc.moves_on:
                 raise
             if isinstance(exc, UpstreamUnable):
                 unable.add(target.model.name)
+            tried.append((target, exc))
             failure = exc
-    raise failure or _nobody(away)
+    raise none_may_be_asked(call, tried) if failure is None else told_of_all(call, tried, failure)
 
 
 async def send_in_slot(
@@ -139,21 +138,12 @@ async def send_with_retries(
         started = now  # the pause is a part of the attempt that it is for: it is the upstream's doing, not ours
 
 
-def refusal(services: Services, route: Route, health: Mapping[str, TargetHealth]) -> ServiceError | None:
+def refusal(services: Services, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> ServiceError | None:
     """Return what to tell a call none of whose targets may be asked now; ``None`` when one may."""
     if not health or not all(health.get(target.key, HEALTHY).is_open for target in route.targets):
         return None
-    away = [exc for target in route.targets if (exc := services.breakers.why_away(target)) is not None]
-    return _nobody(away) if len(away) == len(route.targets) else None
-
-
-def _nobody(away: list[TargetAway]) -> ServiceError:
-    """Return the honest answer when no target may be asked: the rate limit of all of them, or 503."""
-    soonest = min((exc.retry_in for exc in away), default=1.0)
-    wait = max(1, math.ceil(min(soonest, LONGEST_WAIT)))
-    if away and all(exc.is_busy for exc in away):
-        return UpstreamBusy("The upstream's rate limit is reached.", retry_after=wait)
-    return Overloaded("Every upstream of this model is failing or at its limit. Try again later.", retry_after=wait)
+    away = [(target, exc) for target in route.targets if (exc := services.breakers.why_away(target)) is not None]
+    return none_may_be_asked(call, away) if len(away) == len(route.targets) else None
 
 
 def _has_sibling(services: Services, route: Route, place: int) -> bool:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.answering.call import Call
+from gateway.answering.unanswered import names_for
 from gateway.clock import Clock
 from gateway.errors import Overloaded
 from gateway.overload.turns import Room, Slot, Ticket, Turns
@@ -151,7 +152,7 @@ class Gate:
         if room is None:
             return None
         if not room.has_free and not goes_on:
-            raise TargetAway(1.0, is_busy=False)
+            raise TargetAway(1.0, "all of its slots are taken", is_busy=False)
         return self._give(room, call)
 
     def is_full(self, target: Target) -> bool:
@@ -263,7 +264,8 @@ class Gate:
             "queue_full": "and as many of this team's requests, or as many bytes of them, as may wait for it do so",
             "expired": f"and no place became free within {self._queue.wait:g} s",
         }
-        return Overloaded(f"Every target of this model is busy, {happened[why]}. Try again later.", retry_after=wait)
+        busy = f"Every target of {names_for(call, route.targets)} is busy"
+        return Overloaded(f"{busy}, {happened[why]}. Try again later.", retry_after=wait)
 
 
 def _beginning_with(first: Target, route: Route) -> Route:

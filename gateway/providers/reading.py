@@ -144,7 +144,7 @@ def usual_failure(
         case 401 | 403:
             return UpstreamError("The upstream refused the gateway's own credentials.", outcome="refused_key")
         case 404:  # our catalogue names a model that the upstream does not have: ours to mend, not the caller's
-            return UpstreamError("The upstream does not know the model or the path.", outcome="not_found")
+            return UpstreamError("The upstream knows no such model, or no such path.", outcome="not_found")
         case 429 if message.startswith("Request too large"):
             return UpstreamBusy("The request alone exceeds the upstream's rate limit.", outcome="too_large")
         case 429:

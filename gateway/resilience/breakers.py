@@ -33,6 +33,9 @@ SMALL_PROMPT = 8_000  # characters, about 2,000 tokens: a failure at this size s
 PROBE_LEASE = 65.0  # seconds after which a probe counts as lost
 PROBES_TAKEN = 0.25  # seconds to wait when others have all the probes
 
+OPEN = "its breaker is open"  # why a target is away, as callers are told
+PROBED = "its breaker is half open and all probes are out"
+
 NO_TROUBLE: Mapping[str, TargetHealth] = {}
 AWAY = TargetHealth(is_open=True)
 
@@ -125,7 +128,7 @@ class Breakers:
         if not breaker.condition.is_open:
             return Permit(watched, self._keys.deal(target, now, tokens), breaker.generation)
         if breaker.turns_away(now):
-            raise TargetAway(breaker.retry_in(now), is_busy=False)
+            raise TargetAway(breaker.retry_in(now), OPEN, is_busy=False)
         permit = Permit(watched, self._keys.deal(target, now, tokens), breaker.generation, secrets.token_hex(8))
         await self._take_probe(permit)
         return permit
@@ -137,7 +140,7 @@ class Breakers:
             return None
         now = self._clock.monotonic()
         if breaker.turns_away(now):
-            return TargetAway(breaker.retry_in(now), is_busy=False)
+            return TargetAway(breaker.retry_in(now), OPEN, is_busy=False)
         return self._keys.why_away(target, now)
 
     def heard(self, permit: Permit, headers: Mapping[str, str]) -> None:
@@ -266,7 +269,7 @@ class Breakers:
         now = self._clock.monotonic()
         breaker.end_probe(permit.generation, Verdict.NOTHING, now)
         breaker.refuse_probes(now + PROBES_TAKEN)
-        raise TargetAway(PROBES_TAKEN, is_busy=False)
+        raise TargetAway(PROBES_TAKEN, PROBED, is_busy=False)
 
     def _end_probe(self, permit: Permit, verdict: Verdict, team: str = "", is_small: bool = True) -> None:
         watched = permit.watched

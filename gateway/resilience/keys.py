@@ -28,11 +28,15 @@ log = structlog.get_logger()
 
 
 class TargetAway(Exception):
-    """A target may not be asked now; ``retry_in`` is in seconds, infinite when a person decides."""
+    """A target may not be asked now; ``retry_in`` is in seconds, infinite when a person decides.
 
-    def __init__(self, retry_in: float, *, is_busy: bool, is_limit: bool = False) -> None:
+    ``reason`` is told to callers: "its breaker is open".
+    """
+
+    def __init__(self, retry_in: float, reason: str, *, is_busy: bool, is_limit: bool = False) -> None:
         super().__init__()
         self.retry_in = retry_in
+        self.reason = reason
         self.is_busy = is_busy  # a rate limit, not a breaker
         self.is_limit = is_limit  # it is well, and said itself when it takes calls again
 
@@ -146,4 +150,6 @@ class KeyRing:
 def _away(limits: list[Aside], now: float) -> TargetAway:
     """Return what to say of a target each of whose keys is at a limit."""
     soonest = min(aside.until for aside in limits)
-    return TargetAway(soonest - now, is_busy=all(aside.why == "rate_limited" for aside in limits), is_limit=True)
+    is_busy = all(aside.why == "rate_limited" for aside in limits)
+    reason = "its upstream's rate limit is reached" if is_busy else "its engine takes no more calls"
+    return TargetAway(soonest - now, reason, is_busy=is_busy, is_limit=True)

@@ -157,6 +157,25 @@ def test_each_fault_before_the_first_token(
     assert refused.status_code not in (429, 503) or int(refused.headers["retry-after"]) >= 1
 
 
+def test_a_model_that_its_upstream_does_not_know_is_named_and_breaks_nothing(
+    front: House, us: ScriptedUpstream, eu: ScriptedUpstream
+) -> None:
+    """The caller hears which model of the catalogue it is; neither its breaker nor another model's counts a failure."""
+    eu.script("404")
+    answers = [ask(front, model="odd") for _ in range(8)]
+    eu.forget()
+    after = ask(front, model="spare")
+
+    assert {answer.status_code for answer in answers} == {502}
+    error = answers[0].json()["error"]
+    assert error["code"] == "upstream_error"
+    assert error["message"] == "No model answered. 'odd': the upstream knows no such model, or no such path."
+    assert after.status_code == 200
+    for name in ("odd", "spare"):
+        breaker = breaker_of(front, "eu", name, "alone")
+        assert (breaker["state"], breaker["failures"]) == ("closed", 0)
+
+
 @pytest.mark.parametrize("script", ["400", "413"])
 def test_the_requests_own_fault_is_told_and_goes_nowhere_else(
     front: House, us: ScriptedUpstream, eu: ScriptedUpstream, script: str

@@ -166,6 +166,7 @@ def test_a_full_queue_is_told_at_once(house: House, upstream: ScriptedUpstream) 
         row = admin.get(f"/admin/usage-records/{refused.headers['x-request-id']}")
 
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+    assert refused.json()["error"]["message"].startswith("Every target of 'tight' is busy, ")
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     assert took < QUEUE.wait and asked == SLOTS
     assert [answer.status_code for answer in answers] == [200] * QUEUE.per_team

@@ -22,6 +22,7 @@ from gateway.errors import Overloaded
 from gateway.overload.gate import Gate
 from gateway.providers.base import UpstreamRequest
 from gateway.providers.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
+from gateway.providers.reading import usual_failure
 from gateway.providers.registry import ProviderRegistry
 from gateway.resilience.breakers import Breakers
 from gateway.resilience.first_tokens import FirstTokens
@@ -117,20 +118,29 @@ class Scene:
             ),
         )
 
-    async def ask(self, route: Route | None = None) -> tuple[str, list[str]]:
-        """Return which region answered, or the failure's code, and the outcomes of all attempts."""
-        call = Call(
+    def call(self, *allowed_models: str) -> Call:
+        """Return a call for "best" by a team that may use all models, or these."""
+        return Call(
             request_id=self.clock.new_id(),
             caller=Caller(team=Team(id="a", name="A"), key_id="k"),
             endpoint="chat.completions",
             request=ChatRequest(model="best", messages=(Message(role="user", content="hi"),)),
-            wish=Wish(),
+            wish=Wish(allowed_models=frozenset(allowed_models) or None),
             created_at=self.clock.now(),
             started=self.clock.monotonic(),
         )
+
+    async def told(self, *allowed_models: str) -> str:
+        """Return what such a call is told when no target answers."""
+        with pytest.raises((UpstreamFailure, Overloaded)) as raised:
+            await send_along_route(self.services, self.call(*allowed_models), self.route, AttemptLog())
+        return str(raised.value.message)
+
+    async def ask(self, route: Route | None = None) -> tuple[str, list[str]]:
+        """Return which region answered, or the failure's code, and the outcomes of all attempts."""
         log = AttemptLog()
         try:
-            answering = await send_along_route(self.services, call, route or self.route, log)
+            answering = await send_along_route(self.services, self.call(), route or self.route, log)
         except (UpstreamFailure, Overloaded) as exc:
             return str(exc.code), [attempt.outcome for attempt in log.attempts]
         return answering.target.endpoint.region, [attempt.outcome for attempt in log.attempts]
@@ -142,6 +152,10 @@ def well(_: str) -> None:
 
 def broken(_: str) -> UpstreamFailure:
     return UpstreamError("broken", outcome="connect")
+
+
+def unknown(_: str) -> UpstreamFailure:
+    return usual_failure(404, {}, f"No deployment org-7/best at {US}.")
 
 
 def refuses(*keys: str) -> Act:
@@ -190,7 +204,7 @@ async def test_what_is_away_is_passed_by_at_no_cost() -> None:
     while len(scene.breakers.health()) < 3:
         await scene.ask()
     asked, spent = len(upstreams.asked), scene.budgets.all()["regions"].spent
-    away = refusal(scene.services, scene.route, scene.breakers.health())
+    away = refusal(scene.services, scene.call(), scene.route, scene.breakers.health())
 
     assert await scene.ask() == ("overloaded", [])
     assert (len(upstreams.asked), scene.budgets.all()["regions"].spent) == (asked, spent)
@@ -203,12 +217,57 @@ async def test_limits_of_all_keys_are_passed_on_unasked() -> None:
     scene = Scene(upstreams)
     first = await scene.ask()
     scene.clock.move(3.0)
-    away = refusal(scene.services, scene.route, scene.breakers.health())
+    away = refusal(scene.services, scene.call(), scene.route, scene.breakers.health())
     scene.clock.move(4.1)
 
     assert first == ("rate_limit_exceeded", ["rate_limited"] * 5)
     assert isinstance(away, UpstreamBusy) and away.headers["retry-after"] == "4"
-    assert refusal(scene.services, scene.route, scene.breakers.health()) is None
+    assert refusal(scene.services, scene.call(), scene.route, scene.breakers.health()) is None
+
+
+async def test_each_model_that_was_tried_is_named_with_why_it_did_not_answer() -> None:
+    """One sentence a model, endpoints that say the same told once; an open breaker and a rate limit with their wait."""
+    scene = Scene(Upstreams(us=unknown, eu=unknown, other=lambda _: UpstreamTimeout("The upstream fell silent.")))
+
+    answered = await scene.told()
+    await scene.breakers.force_open(scene.breakers.watch(scene.route.targets[0]), "a test")
+    scene.upstreams.acts |= {"eu": limits("one", "two")}
+    later = await scene.told()
+    refused = await scene.told()
+
+    assert answered == (
+        "No model answered. 'best': the upstream knows no such model, or no such path. "
+        "'second': the upstream fell silent."
+    )
+    assert later == (
+        "No model answered. 'best': its breaker is open, until an administrator resets it, "
+        "slow down. 'second': the upstream fell silent."
+    )
+    assert "its upstream's rate limit is reached, for 7 s more. 'second': the upstream fell silent." in refused
+
+
+async def test_with_nothing_left_to_ask_each_model_is_named() -> None:
+    """A refusal before any attempt names the models, too, and what stands in their way."""
+    scene = Scene(Upstreams(us=well, eu=well, other=well))
+    for target in scene.route.targets:
+        await scene.breakers.force_open(scene.breakers.watch(target), "a test")
+
+    away = refusal(scene.services, scene.call(), scene.route, scene.breakers.health())
+
+    why = "its breaker is open, until an administrator resets it."
+    assert away is not None
+    assert away.message == f"No model can be asked now. 'best': {why} 'second': {why} Try again later."
+    assert await scene.told() == away.message
+
+
+async def test_a_model_that_a_teams_list_has_not_is_told_by_the_name_that_was_asked() -> None:
+    """A team whose list names an alias or a route learns no other name of the catalogue; no caller learns a URL."""
+    scene = Scene(Upstreams(us=unknown, eu=unknown, other=broken))
+
+    told = [await scene.told("best"), await scene.told()]
+
+    assert told[0] == "No model answered. 'best': the upstream knows no such model, or no such path, broken."
+    assert told[1] == told[0][: -len(", broken.")] + ". 'second': broken."
 
 
 async def test_no_attempt_begins_after_the_calls_deadline() -> None:
