@@ -97,9 +97,11 @@ def _refusal_error(refused: RefusedHold) -> ServiceError:
             f"{limit} cannot be checked just now: what is used is not known. Try again in {wait} s.",
             headers={"retry-after": str(wait)},
         )
+    taken = f"{_amount(refused, refused.used)} are used"
+    if refused.held:
+        taken += f" and {_amount(refused, refused.held)} held by running requests"
     return RateLimited(
-        f"{limit} has no room for {wanted} now: {_amount(refused, refused.used)} are used and "
-        f"{_amount(refused, refused.held)} held by running requests. Try again in {wait} s.",
+        f"{limit} has no room for {wanted} now: {taken}. Try again in {wait} s.",
         headers={"retry-after": str(wait)},
     )
 

@@ -11,7 +11,8 @@
 --   BASE:holds          hash    request id -> packed {tokens, cost, second, day, month, scopes, used tokens, used cost}
 --   BASE:leases         zset    request id by the moment its lease ends, unix seconds
 --   BASE:live           hash    scope -> calls that hold something, without those that are aside
---   BASE:w:SCOPE        hash    the last 60 seconds: at (last second seen), r and t (sums), rS and tS (second S)
+--   BASE:w:SCOPE        hash    the last 60 seconds: at (last second seen), r, t and h (sums), rS, tS and hS (second S):
+--                               requests, tokens, and those of the tokens that running calls hold
 --   BASE:d:SCOPE:DAY    hash    t, c settled tokens and nano-dollars; ht, hc held ones
 --   BASE:m:SCOPE:MON    hash    c settled, hc held nano-dollars
 --   BASE:s:HOUR         hash    MINUTE:DAY:MON:t and …:c, what the team settled, by the minute inside the request ids
@@ -68,33 +69,36 @@ local function numbers(key, ...)
 end
 
 -- The last 60 seconds of a scope: leave out what is older, return {requests, tokens, second, of these in that second:
--- requests, tokens}.
+-- requests, tokens; tokens held, of these in that second}.
 local function window(scope)
   local key, second = base .. ':w:' .. scope, math.floor(now)
-  local at, r, t, r_now, t_now = unpack(numbers(key, 'at', 'r', 't', 'r' .. second, 't' .. second))
+  local at, r, t, h, r_now, t_now, h_now =
+    unpack(numbers(key, 'at', 'r', 't', 'h', 'r' .. second, 't' .. second, 'h' .. second))
   if second < at and at - second < WINDOW then
     second = at
-    r_now, t_now = unpack(numbers(key, 'r' .. second, 't' .. second))
+    r_now, t_now, h_now = unpack(numbers(key, 'r' .. second, 't' .. second, 'h' .. second))
   end
   if at == 0 or second - at >= WINDOW or second < at then
     redis.call('DEL', key)
-    return {0, 0, second, 0, 0}
+    return {0, 0, second, 0, 0, 0, 0}
   end
   if second > at then
     local old = {}
     for s = at - WINDOW + 1, second - WINDOW do
       old[#old + 1] = 'r' .. s
       old[#old + 1] = 't' .. s
+      old[#old + 1] = 'h' .. s
     end
     local gone = numbers(key, unpack(old))
-    for i = 1, #gone, 2 do
+    for i = 1, #gone, 3 do
       r = r - gone[i]
       t = t - gone[i + 1]
+      h = h - gone[i + 2]
     end
     redis.call('HDEL', key, unpack(old))
-    redis.call('HSET', key, 'at', second, 'r', r, 't', t)
+    redis.call('HSET', key, 'at', second, 'r', r, 't', t, 'h', h)
   end
-  return {r, t, second, r_now, t_now}
+  return {r, t, second, r_now, t_now, h, h_now}
 end
 
 -- Seconds until the window has room again: when enough of its oldest buckets have left it.
@@ -122,13 +126,14 @@ local function put(which, hold, lease)
   redis.call('ZADD', leases, lease, which)
 end
 
--- What is used and held in a scope: {requests/min, tokens/min, live, day tokens, held, day cost, held, month cost, held}
+-- What is used and held in a scope: {requests/min, tokens/min, live, day tokens, held, day cost, held, month cost, held,
+-- of the tokens/min: held}
 local function state(scope, day, month, is_windowed)
-  local w = is_windowed and window(scope) or {0, 0}
+  local w = is_windowed and window(scope) or {0, 0, nil, 0, 0, 0, 0}
   local d = numbers(day_key(scope, day), 't', 'ht', 'c', 'hc')
   local m = numbers(month_key(scope, month), 'c', 'hc')
   local n = tonumber(redis.call('HGET', live, scope)) or 0
-  return {w[1], w[2], n, d[1], d[2], d[3], d[4], m[1], m[2]}, w
+  return {w[1], w[2], n, d[1], d[2], d[3], d[4], m[1], m[2], w[6]}, w
 end
 
 -- What a state comes to with one more call. A correction may leave less than nothing settled: that is no headroom.
@@ -161,8 +166,8 @@ local function open()
     local after = with(states[n], tokens, cost)
     for limit = 1, 6 do
       if caps[limit] and after[limit] > caps[limit] and not known then
-        local pause = -1
-        if limit <= 2 then
+        local pause = -1 -- running calls are in its way, or a whole day
+        if limit == 1 or limit == 2 and after[2] - states[n][10] > caps[2] then
           local kind = limit == 1 and 'r' or 't'
           pause = math.ceil(1000 * wait(scope, kind, after[limit] - caps[limit], windows[n][3]))
         end
@@ -180,13 +185,13 @@ local function open()
     local s, w = states[n], windows[n]
     states[n] = {
       s[1] + 1, s[2] + tokens, s[3] + (is_aside and 0 or 1),
-      s[4], s[5] + tokens, s[6], s[7] + cost, s[8], s[9] + cost,
+      s[4], s[5] + tokens, s[6], s[7] + cost, s[8], s[9] + cost, s[10] + tokens,
     }
     if w[3] then
       local key = base .. ':w:' .. scope
       second = w[3]
-      redis.call('HSET', key, 'at', second, 'r', w[1] + 1, 't', w[2] + tokens, 'r' .. second, w[4] + 1,
-        't' .. second, w[5] + tokens)
+      redis.call('HSET', key, 'at', second, 'r', w[1] + 1, 't', w[2] + tokens, 'h', w[6] + tokens,
+        'r' .. second, w[4] + 1, 't' .. second, w[5] + tokens, 'h' .. second, w[7] + tokens)
       if w[4] == 0 then redis.call('EXPIRE', key, KEEP_WINDOW) end
     end
     if not is_aside then redis.call('HINCRBY', live, scope, 1) end
@@ -222,6 +227,15 @@ local function correct_window(scope, second, requests, tokens)
     and redis.call('HEXISTS', base .. ':w:' .. scope, 'r' .. second) == 1 then
     add_to_window(scope, second, requests, tokens)
   end
+end
+
+-- Count more or fewer of a second's tokens as held by running calls, if that second is still counted.
+local function hold_in_window(scope, second, tokens)
+  local key = base .. ':w:' .. scope
+  if tokens == 0 or second <= now - WINDOW or redis.call('HEXISTS', key, 'r' .. second) == 0 then return end
+  local change = math.max(tokens, -numbers(key, 'h' .. second)[1])
+  redis.call('HINCRBY', key, 'h', change)
+  redis.call('HINCRBY', key, 'h' .. second, change)
 end
 
 -- Count a call that another Redis, or none, had counted: in the second in which it began.
@@ -265,6 +279,7 @@ local function drop(which, hold)
   redis.call('ZREM', leases, which)
   for _, scope in ipairs(scopes) do
     if second ~= ASIDE and redis.call('HINCRBY', live, scope, -1) <= 0 then redis.call('HDEL', live, scope) end
+    hold_in_window(scope, second, -tokens)
     add(day_key(scope, day), KEEP_DAY, 'ht', -tokens, 'hc', -cost)
     add(month_key(scope, month), KEEP_MONTH, 'hc', -cost)
   end
@@ -305,6 +320,7 @@ local function take_in(which, hold, lease)
   put(which, hold, lease)
   for _, scope in ipairs(scopes) do
     if second ~= ASIDE then redis.call('HINCRBY', live, scope, 1) end
+    hold_in_window(scope, second, tokens)
     add(day_key(scope, day), KEEP_DAY, 'ht', tokens, 'hc', cost)
     add(month_key(scope, month), KEEP_MONTH, 'hc', cost)
   end
@@ -454,7 +470,7 @@ end
 -- ARGV: scope, day, month. Returns the scope's state, and whether there is a counter of that day.
 local function usage()
   local found = state(ARGV[5], ARGV[6], ARGV[7], true)
-  found[10] = redis.call('EXISTS', day_key(ARGV[5], ARGV[6]))
+  found[11] = redis.call('EXISTS', day_key(ARGV[5], ARGV[6]))
   return found
 end
 

@@ -24,6 +24,7 @@ class ScopeState(Struct, frozen=True, array_like=True):
     day_nanousd_held: int
     month_nanousd: int
     month_nanousd_held: int
+    minute_tokens_held: int = 0  # of tokens_per_minute: what running calls hold
     knows_day: bool = True  # false when Redis has no counter of that day, such as after a wipe
 
     def used_and_held(self, limit: LimitName) -> tuple[int, int]:
@@ -32,7 +33,7 @@ class ScopeState(Struct, frozen=True, array_like=True):
             case LimitName.REQUESTS_PER_MINUTE:
                 return self.requests_per_minute, 0
             case LimitName.TOKENS_PER_MINUTE:
-                return self.tokens_per_minute, 0
+                return self.tokens_per_minute - self.minute_tokens_held, self.minute_tokens_held
             case LimitName.CONCURRENT_REQUESTS:
                 return 0, self.live
             case LimitName.TOKENS_PER_DAY:

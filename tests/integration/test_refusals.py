@@ -25,7 +25,6 @@ ROOM_FOR_TWO = {
     LimitName.USD_PER_DAY: Limits(nanousd_per_day=2 * COST + 999),
     LimitName.USD_PER_MONTH: Limits(nanousd_per_month=2 * COST + 999),
 }
-MINUTES = (LimitName.REQUESTS_PER_MINUTE, LimitName.TOKENS_PER_MINUTE)
 BUDGETS = (LimitName.TOKENS_PER_DAY, LimitName.USD_PER_DAY, LimitName.USD_PER_MONTH)
 WORDS = {
     LimitName.REQUESTS_PER_MINUTE: "2 requests per minute",
@@ -34,6 +33,13 @@ WORDS = {
     LimitName.TOKENS_PER_DAY: "299 tokens per day (UTC)",
     LimitName.USD_PER_DAY: "$0.000002999 per day (UTC)",
     LimitName.USD_PER_MONTH: "$0.000002999 per month (UTC)",
+}
+HELD_BY_TWO = {
+    LimitName.TOKENS_PER_MINUTE: "200 tokens",
+    LimitName.CONCURRENT_REQUESTS: "2 requests",
+    LimitName.TOKENS_PER_DAY: "200 tokens",
+    LimitName.USD_PER_DAY: "$0.000002",
+    LimitName.USD_PER_MONTH: "$0.000002",
 }
 every_limit = pytest.mark.parametrize("limit", LimitName)
 every_scope = pytest.mark.parametrize("kind", ["team", "key"])
@@ -44,15 +50,18 @@ every_scope = pytest.mark.parametrize("kind", ["team", "key"])
 async def test_room_held_by_running_calls_is_worth_a_retry(
     quotas: Quotas, clock: SetClock, limit: LimitName, kind: str
 ) -> None:
-    """429 rate_limit_exceeded with the bucket's own wait: a second, or what the oldest part of the minute has left."""
+    """429 rate_limit_exceeded, a wait of a second, and how much is held. Only requests of a minute go by their bucket:
+    those are used up when they begin."""
     await quotas.open(ask(clock, limit, kind))
     clock.move(19.5)
     await quotas.open(ask(clock, limit, kind))
 
     error = await refusal(quotas, ask(clock, limit, kind))
 
+    is_used_up = limit is LimitName.REQUESTS_PER_MINUTE
     assert (error.status, error.type, error.code) == (429, "rate_limit_error", "rate_limit_exceeded")
-    assert error.headers["retry-after"] == ("41" if limit in MINUTES else "1")  # 60 - 19.5 = 40.5
+    assert error.headers["retry-after"] == ("41" if is_used_up else "1")  # 60 - 19.5 = 40.5
+    assert is_used_up or f"and {HELD_BY_TWO[limit]} held by running requests" in error.message
     assert "x-should-retry" not in error.headers and error.param is None
     assert WORDS[limit] in error.message and ("this key" if kind == "key" else "team team_a") in error.message
 
@@ -69,6 +78,44 @@ async def test_a_budget_that_is_spent_is_not(quotas: Quotas, clock: SetClock, li
     assert (error.status, error.type, error.code) == (429, "insufficient_quota", "insufficient_quota")
     assert error.headers["x-should-retry"] == "false" and "retry-after" not in error.headers
     assert WORDS[limit] in error.message
+
+
+@every_scope
+async def test_a_minute_whose_tokens_are_used_says_when_they_leave_it(
+    quotas: Quotas, clock: SetClock, kind: str
+) -> None:
+    """What calls have used of a minute comes back with its bucket, what they hold when they end: the wait is for
+    whichever the request cannot do without."""
+    limit = LimitName.TOKENS_PER_MINUTE
+    await spend(quotas, ask(clock, limit, kind), tokens=150)
+    clock.move(19.5)
+    running = await quotas.open(ask(clock, limit, kind))
+    assert isinstance(running, Hold)
+
+    beside = await refusal(quotas, ask(clock, limit, kind))
+    await quotas.release(running)
+    clock.move(40.5)  # what was used has left the minute
+    await spend(quotas, ask(clock, limit, kind), tokens=150)
+    await spend(quotas, ask(clock, limit, kind), tokens=100)
+    used_up = await refusal(quotas, ask(clock, limit, kind))
+
+    assert "150 tokens are used and 100 tokens held" in beside.message and beside.headers["retry-after"] == "1"
+    assert "250 tokens are used. Try" in used_up.message and used_up.headers["retry-after"] == "60"
+
+
+async def test_what_a_minute_holds_leaves_it_with_its_second(quotas: Quotas, clock: SetClock) -> None:
+    """A call that runs for longer than the minute holds nothing of it any more, nor gives anything back twice."""
+    limit = LimitName.TOKENS_PER_MINUTE
+    running = await quotas.open(ask(clock, limit, "team"))
+    assert isinstance(running, Hold)
+    held = [(await quotas.usage("team_a")).used_and_held(limit)]
+    clock.move(61)
+    await quotas.open(ask(clock, limit, "team"))
+    held.append((await quotas.usage("team_a")).used_and_held(limit))
+    await quotas.release(running)
+    held.append((await quotas.usage("team_a")).used_and_held(limit))
+
+    assert held == [(0, 100), (0, 100), (0, 100)]
 
 
 @pytest.mark.parametrize("limit", BUDGETS)
