@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import math
 
-from billing.holds import LimitName, RefusedHold
+from billing.holds import DOLLAR_LIMITS, TOKEN_LIMITS, LimitName, RefusedHold
 from billing.money import to_text
 from protocol.errors import ServiceError
-
-DOLLARS = {LimitName.USD_PER_DAY, LimitName.USD_PER_MONTH}
-TOKENS = {LimitName.TOKENS_PER_MINUTE, LimitName.TOKENS_PER_DAY}
 
 
 class RateLimited(ServiceError):
@@ -59,15 +56,19 @@ class JournalFull(ServiceError):
     code = "overloaded"
 
 
-def refusal_error(refused: RefusedHold) -> ServiceError:
-    """Return the error that tells a caller why its hold was refused, and whether to try again."""
-    error = _refusal_error(refused)
+def refusal_error(refused: RefusedHold, fits: int | None = None) -> ServiceError:
+    """Return the error that tells a caller why its hold was refused, and whether to try again.
+
+    ``fits``: the largest ``max_tokens`` for which there is room now, below 0 where the prompt alone is too much;
+    ``None`` for a call that has no such limit.
+    """
+    error = _refusal_error(refused, fits)
     if not refused.is_late:
         error.limit = f"{refused.scope.kind}.{refused.limit.value}"
     return error
 
 
-def _refusal_error(refused: RefusedHold) -> ServiceError:
+def _refusal_error(refused: RefusedHold, fits: int | None) -> ServiceError:
     if refused.is_late:
         return TooLate(
             "The gateway came to this request too late. Nothing was run. Try again.", headers={"retry-after": "1"}
@@ -80,15 +81,15 @@ def _refusal_error(refused: RefusedHold) -> ServiceError:
         return QuotaExhausted(f"{limit} lets nothing through. An administrator can raise it.", headers=do_not_retry)
     if refused.alone_exceeds:
         return ExceedsLimit(
-            f"{limit} is smaller than this request alone, which may use {wanted}. "
-            "Lower max_tokens, or shorten the prompt.",
-            param="max_tokens",
+            f"{limit} is smaller than this request alone, which may use {wanted}. {_what_fits(fits)}",
+            param="input" if fits is None else "max_tokens",
             headers=do_not_retry,
         )
-    if refused.is_settled and refused.limit in (*DOLLARS, LimitName.TOKENS_PER_DAY):
+    if refused.is_settled and refused.limit in (*DOLLAR_LIMITS, LimitName.TOKENS_PER_DAY):
         return QuotaExhausted(
-            f"{limit} has no room for {wanted}: {_amount(refused, refused.used)} are used. "
-            "It opens again when the period ends; an administrator can raise it.",
+            f"{limit} has no room for {wanted}: {_amount(refused, refused.used)} are used. {_what_fits(fits)} "
+            "The limit opens again when its period ends; an administrator can raise it.",
+            param="max_tokens" if fits is not None and fits > 0 else None,
             headers=do_not_retry,
         )
     wait = max(1, math.ceil(refused.retry_after or 1))
@@ -106,10 +107,18 @@ def _refusal_error(refused: RefusedHold) -> ServiceError:
     )
 
 
+def _what_fits(fits: int | None) -> str:
+    if fits is None:
+        return "Shorten the input."
+    if fits < 1:
+        return "What is left does not cover the prompt, whatever max_tokens says. Shorten it."
+    return f"With max_tokens of {fits:,} or less there is room now; a shorter prompt leaves more."
+
+
 def _amount(refused: RefusedHold, value: int) -> str:
-    if refused.limit in DOLLARS:
+    if refused.limit in DOLLAR_LIMITS:
         return f"${to_text(value)}"
-    unit = "token" if refused.limit in TOKENS else "request"
+    unit = "token" if refused.limit in TOKEN_LIMITS else "request"
     return f"{value:,} {unit}{'' if value == 1 else 's'}"
 
 

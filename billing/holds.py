@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from msgspec import Struct
@@ -85,6 +86,13 @@ class Hold(Struct, frozen=True, kw_only=True):
     standalone: bool = False  # opened against this gateway's own share while Redis is away
 
 
+class Headroom(Struct, frozen=True):
+    """What a call's limits leave to one call more: the least of all scopes. ``None``: no limit of that kind."""
+
+    tokens: int | None = None
+    nanousd: int | None = None
+
+
 class RefusedHold(Struct, frozen=True, kw_only=True):
     """No room. ``retry_after`` is seconds from the very bucket that refused; ``None`` when waiting cannot help today.
 
@@ -103,6 +111,7 @@ class RefusedHold(Struct, frozen=True, kw_only=True):
     alone_exceeds: bool
     is_unknown: bool = False  # neither Redis nor Postgres says what is used: nobody can check the limit now
     is_late: bool = False  # it came after ``valid_until``: whatever the limits say, nothing is held any more
+    headroom: Headroom = Headroom()
     requests: Remaining | None = None
     tokens: Remaining | None = None
 
@@ -120,6 +129,19 @@ class Sums(Struct, frozen=True):
     day_tokens: int = 0
     day_nanousd: int = 0
     month_nanousd: int = 0
+
+
+TOKEN_LIMITS = frozenset({LimitName.TOKENS_PER_MINUTE, LimitName.TOKENS_PER_DAY})
+DOLLAR_LIMITS = frozenset({LimitName.USD_PER_DAY, LimitName.USD_PER_MONTH})
+
+
+def headroom_of(left: Iterable[tuple[LimitName, int]]) -> Headroom:
+    """Return the headroom of limits of which so much is left."""
+    known = list(left)
+    return Headroom(
+        min((max(0, amount) for limit, amount in known if limit in TOKEN_LIMITS), default=None),
+        min((max(0, amount) for limit, amount in known if limit in DOLLAR_LIMITS), default=None),
+    )
 
 
 def demands(scope: Scope, request: HoldRequest) -> list[tuple[LimitName, int, int]]:

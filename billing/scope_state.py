@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from billing.holds import HoldRequest, LimitName, RefusedHold, Remaining, demands
+from billing.holds import Headroom, HoldRequest, LimitName, RefusedHold, Remaining, demands, headroom_of
 
 LIMITS = tuple(LimitName)  # in the order in which the script numbers them, from 1
 MINUTES = {LimitName.REQUESTS_PER_MINUTE, LimitName.TOKENS_PER_MINUTE}
@@ -55,6 +55,17 @@ def remaining(request: HoldRequest, states: Sequence[ScopeState]) -> tuple[Remai
     )
 
 
+def headroom(request: HoldRequest, states: Sequence[ScopeState]) -> Headroom:
+    """Return what the limits leave that the request counts against."""
+    return headroom_of(
+        # A correction may leave less than nothing settled: that is no headroom.
+        (limit, cap - max(0, used) - held)
+        for scope, state in zip(request.scopes, states, strict=True)
+        for limit, cap, _ in demands(scope, request)
+        for used, held in (state.used_and_held(limit),)
+    )
+
+
 def _tightest(limits: Iterable[tuple[int | None, int]]) -> Remaining | None:
     """Return what is left where least is left, of pairs of cap and what is used."""
     left = [(max(0, cap - used), cap) for cap, used in limits if cap is not None]
@@ -67,6 +78,7 @@ def _tightest(limits: Iterable[tuple[int | None, int]]) -> Remaining | None:
 def refusal(request: HoldRequest, states: Sequence[ScopeState], refusals: Sequence[Sequence[int]]) -> RefusedHold:
     """Return the refusal that a caller should hear of: the one that lasts longest."""
     requests, tokens = remaining(request, states) if states else (None, None)
+    left = headroom(request, states) if states else Headroom()
     heard = []
     for scope_number, limit_number, wait_ms in refusals:
         scope, limit = request.scopes[scope_number - 1], LIMITS[limit_number - 1]
@@ -85,6 +97,7 @@ def refusal(request: HoldRequest, states: Sequence[ScopeState], refusals: Sequen
                 retry_after=None if is_settled or alone else (wait_ms / 1000 if wait_ms >= 0 else 1.0),
                 is_settled=is_settled,
                 alone_exceeds=alone,
+                headroom=left,
                 requests=requests,
                 tokens=tokens,
             )

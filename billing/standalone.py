@@ -5,12 +5,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 from msgspec import Struct
 
-from billing.holds import Hold, HoldRequest, LimitName, RefusedHold, Scope, Settlement, Sums, demands
+from billing.holds import (
+    Hold,
+    HoldRequest,
+    LimitName,
+    RefusedHold,
+    Scope,
+    Settlement,
+    Sums,
+    demands,
+    headroom_of,
+)
 from billing.quota_verbs import month_of, period
 from billing.scope_state import ScopeState
 
@@ -31,6 +41,18 @@ class Room(Struct, frozen=True):
     told_at: float
     state: ScopeState
     others: int  # calls of other processes that ran
+
+
+class Share(Struct, frozen=True):
+    """What this process may give of one limit, and what one request wants of it."""
+
+    scope: Scope
+    limit: LimitName
+    cap: int
+    wanted: int
+    base: int | None  # what the limit has left for all processes; None: nobody says
+    spent: int  # of the share
+    left: int  # of the share
 
 
 class Minute:
@@ -119,10 +141,22 @@ class Standalone:
 
     def open(self, request: HoldRequest, now: float) -> Hold | RefusedHold:
         """Hold against this process's share, or say which share has no room."""
-        for scope in request.scopes:
-            refused = self._check(scope, request, now)
-            if refused is not None:
-                return refused
+        shares = [share for scope in request.scopes for share in self._shares(scope, request, now)]
+        for share in shares:
+            if share.wanted > share.left:
+                return RefusedHold(
+                    scope=share.scope,
+                    limit=share.limit,
+                    cap=share.cap,
+                    used=share.cap - (share.base or 0),
+                    held=share.spent,
+                    wanted=share.wanted,
+                    retry_after=1.0,
+                    is_settled=False,
+                    alone_exceeds=share.wanted > share.cap,
+                    headroom=headroom_of((one.limit, one.left) for one in shares),
+                    is_unknown=share.base is None,
+                )
         for scope in request.scopes:
             name = (scope.kind, scope.id)
             if not request.is_aside:
@@ -146,7 +180,8 @@ class Standalone:
         self._sums.clear()
         self._holds.clear()
 
-    def _check(self, scope: Scope, request: HoldRequest, now: float) -> RefusedHold | None:
+    def _shares(self, scope: Scope, request: HoldRequest, now: float) -> Iterator[Share]:
+        """Yield this process's share of each limit of a scope that counts for the request."""
         name = (scope.kind, scope.id)
         recent = self._recent.get(name) or Minute()
         recent.forget(now)
@@ -163,20 +198,7 @@ class Standalone:
                     base = self._remainder(scope, request, limit, cap)
                     spent = self._spent.get(name, {}).get((limit, _span(limit, request)), 0)
             allowed = max(int((base or 0) * self.share), 1 if base and limit in SMALL else 0)
-            if spent + wanted > allowed:
-                return RefusedHold(
-                    scope=scope,
-                    limit=limit,
-                    cap=cap,
-                    used=cap - (base or 0),
-                    held=spent,
-                    wanted=wanted,
-                    retry_after=1.0,
-                    is_settled=False,
-                    alone_exceeds=wanted > cap,
-                    is_unknown=base is None,
-                )
-        return None
+            yield Share(scope, limit, cap, wanted, base, spent, allowed - spent)
 
     def _flowing(self, scope: Scope, limit: LimitName, cap: int, now: float) -> int:
         """Return what is left of a limit that flows back: for a minute, no more than what Redis last told."""

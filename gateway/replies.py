@@ -199,6 +199,8 @@ def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
         headers.append((b"x-route-score", b"%.4f" % reply.route.verdict.score))
     if log.queued:
         headers.append((b"x-tollgate-queue-ms", b"%.3f" % (log.queued * 1000)))
+    if reply.call.fitted_output is not None:
+        headers.append((b"x-tollgate-max-tokens", b"%d" % reply.call.fitted_output))
     limits = rate_limit_headers(reply.account.hold)
     if reply.call.endpoint == "messages":
         limits |= anthropic_limit_headers(reply.account.hold, reply.call.created_at)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from billing.holds import Headroom
 from billing.money import NanoDollars
 from billing.prices import most_cost
 from protocol.chat import ChatRequest
@@ -22,6 +28,12 @@ from router.targets import ModelSpec
 USUAL_IMAGE_TOKENS = 2_048  # of a large image in most models; nothing is held by it
 # Text of any kind has more bytes to a token than this: base64 and digits about 2, prose 4. Nothing is held by it.
 FEWEST_TOKEN_BYTES = 2
+
+# The least output limit that a budget sets for a caller who named none: shorter answers would mostly be cut off (those
+# of public chat traces have 211 tokens on average, one in ten over 500).
+WORTHWHILE = 512
+WORTHWHILE_WITH_EFFORT = 4_096  # where a part of it is spent on thinking
+COMPLETION_LIMIT = 16  # of a completion whose caller names none: what OpenAI documents, and our own engine does
 
 
 def output_tokens_most(request: InferenceRequest, model: ModelSpec, prompt: int | None = None) -> int:
@@ -57,6 +69,60 @@ def output_limit(request: InferenceRequest, model: ModelSpec, prompt: int | None
         return None
     prompt = prompt_tokens_most(request) if prompt is None else prompt
     return model.max_output if _likely_most(request, prompt) + model.max_output <= model.context else None
+
+
+def worthwhile_limit(request: InferenceRequest) -> int:
+    """Return the output limit below which a caller who named none is better refused than answered."""
+    if isinstance(request, CompletionRequest):
+        return COMPLETION_LIMIT
+    thinks = isinstance(request, ChatRequest) and request.reasoning_effort not in (None, "none", "minimal")
+    return WORTHWHILE_WITH_EFFORT if thinks else WORTHWHILE
+
+
+def limit_within(
+    request: InferenceRequest,
+    models: Iterable[ModelSpec],
+    headroom: Headroom,
+    prompt: int,
+    *,
+    batch: bool = False,
+    at: float | None = None,
+) -> int:
+    """Return the largest output limit with which the request fits into ``headroom`` on each of ``models``.
+
+    At most what the largest of them can say; below 0 where the prompt alone does not fit. ``prompt`` as in
+    ``usage_most``.
+    """
+    most, found = 0, None
+    for model in models:
+        limit = _limit_within(request, model, headroom, prompt, batch=batch, at=at)
+        most = max(most, model.max_output)
+        if limit < model.max_output:  # a model whose own limit fits lets others say more
+            found = limit if found is None else min(found, limit)
+    return most if found is None else found
+
+
+def _limit_within(
+    request: InferenceRequest, model: ModelSpec, headroom: Headroom, prompt: int, *, batch: bool, at: float | None
+) -> int:
+    prompt_most, replies = min(prompt, model.context * number_of_prompts(request)), replies_asked(request)
+
+    def is_too_much(limit: int) -> bool:
+        most = Usage(input_tokens=prompt_most, output_tokens=limit * replies)
+        if headroom.tokens is not None and most.total_tokens > headroom.tokens:
+            return True
+        return headroom.nanousd is not None and most_cost(most, model.price, batch=batch, at=at) > headroom.nanousd
+
+    return bisect_left(range(model.max_output + 1), True, key=is_too_much) - 1
+
+
+def with_output_limit(request: InferenceRequest, limit: int | None) -> InferenceRequest:
+    """Return the request with another output limit, whatever it was called."""
+    if isinstance(request, EmbeddingRequest) or request.output_limit == limit:
+        return request
+    if isinstance(request, ChatRequest):
+        return replace(request, max_tokens=None, max_completion_tokens=limit)
+    return replace(request, max_tokens=limit)
 
 
 def _likely_most(request: ChatRequest, prompt: int) -> int:

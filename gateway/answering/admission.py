@@ -9,24 +9,29 @@ from contextlib import asynccontextmanager
 from msgspec.structs import replace
 
 from billing.errors import refusal_error
-from billing.holds import Hold, HoldRequest, Leg, RefusedHold
+from billing.holds import DOLLAR_LIMITS, TOKEN_LIMITS, Headroom, Hold, HoldRequest, Leg, RefusedHold
 from billing.prices import most_cost
 from gateway.access import Caller
 from gateway.answering.account import NOTHING, Account
 from gateway.answering.call import Call, scopes_of
 from gateway.rate_limits import anthropic_limit_headers, rate_limit_headers
 from gateway.services import Services
-from router.bounds import usage_most
+from protocol.completions import CompletionRequest
+from protocol.embeddings import EmbeddingRequest
+from protocol.errors import ServiceError
+from router.bounds import COMPLETION_LIMIT, limit_within, usage_most, with_output_limit, worthwhile_limit
 from router.prompt_bounds import prompt_tokens_most
 from router.targets import Route, Tier
 
 OPEN_WITHIN = 5.0  # seconds; a hold that reaches Redis later than this is refused there
+FITTINGS = 3  # times that a call is made to fit: others may take the room between
 
 
-async def admit(services: Services, call: Call, route: Route) -> Account:
-    """Hold the call's largest cost on ``route`` and return its open books.
+async def admit(services: Services, call: Call, route: Route) -> tuple[Call, Account]:
+    """Hold the call's largest cost on ``route``; return the call as it goes on, and its open books.
 
-    Raises RateLimited or QuotaExhausted when a limit has no room for it.
+    Where its caller named no output limit and a budget has no room for the model's own, it goes on with the limit that
+    fits. Raises RateLimited, ExceedsLimit or QuotaExhausted when a limit has no room for it.
     """
     request = HoldRequest(
         request_id=call.request_id,
@@ -36,10 +41,17 @@ async def admit(services: Services, call: Call, route: Route) -> Account:
         valid_until=services.clock.now() + OPEN_WITHIN,
         is_aside=call.is_aside,
     )
-    hold = await _open(services, request, call.endpoint)
+    hold = await _open(services, request)
+    for _ in range(FITTINGS):
+        if isinstance(hold, Hold) or (fitted := _fitted(call, route, hold)) is None:
+            break
+        call = fitted
+        hold = await _open(services, replace(request, legs=legs_of(call, route)))
+    if isinstance(hold, RefusedHold):
+        raise _refusal(services, hold, call.endpoint, _limit_within(call, route, hold.headroom))
     account = Account(hold, services.journal, services.quotas, owes_parts=call.owes_parts)
     services.keeper.add(account)
-    return account
+    return call, account
 
 
 @asynccontextmanager
@@ -56,13 +68,15 @@ async def counted(services: Services, request_id: str, caller: Caller) -> AsyncI
         valid_until=services.clock.now() + OPEN_WITHIN,
     )
     hold = await _open(services, request)
+    if isinstance(hold, RefusedHold):
+        raise _refusal(services, hold)
     try:
         yield hold
     finally:
         services.background.spawn(services.quotas.settle(hold, NOTHING))
 
 
-async def _open(services: Services, request: HoldRequest, endpoint: str = "") -> Hold:
+async def _open(services: Services, request: HoldRequest) -> Hold | RefusedHold:
     try:
         hold = await services.quotas.open(request)
         if isinstance(hold, RefusedHold) and hold.is_late:  # this process stood still, and its client still waits
@@ -71,13 +85,45 @@ async def _open(services: Services, request: HoldRequest, endpoint: str = "") ->
     except asyncio.CancelledError:  # the client left; Redis may hold it all the same
         services.background.spawn(services.quotas.release(Hold(request=request)))
         raise
-    if isinstance(hold, RefusedHold):
-        error = refusal_error(hold)
-        error.headers |= rate_limit_headers(hold)
-        if endpoint == "messages":
-            error.headers |= anthropic_limit_headers(hold, services.clock.now())
-        raise error
     return hold
+
+
+def _refusal(services: Services, refused: RefusedHold, endpoint: str = "", fits: int | None = None) -> ServiceError:
+    error = refusal_error(refused, fits)
+    error.headers |= rate_limit_headers(refused)
+    if endpoint == "messages":
+        error.headers |= anthropic_limit_headers(refused, services.clock.now())
+    return error
+
+
+def _fitted(call: Call, route: Route, refused: RefusedHold) -> Call | None:
+    """Return the call with the largest output limit for which the refusal says there is room.
+
+    ``None`` where that is the caller's to say, is not what is in the way, or would be too small for an answer. A call
+    that nobody waits for takes no less than the whole while waiting may bring it.
+    """
+    request = call.request
+    if isinstance(request, EmbeddingRequest) or request.output_limit not in (None, call.fitted_output):
+        return None
+    may_wait = (call.is_batch_item or call.is_aside) and not (refused.is_settled or refused.alone_exceeds)
+    if may_wait or refused.is_late or refused.limit not in TOKEN_LIMITS | DOLLAR_LIMITS:
+        return None
+    limit = _limit_within(call, route, refused.headroom)
+    assert limit is not None
+    if isinstance(request, CompletionRequest):
+        limit = min(limit, COMPLETION_LIMIT)
+    if limit < worthwhile_limit(request):
+        return None
+    return replace(call, request=with_output_limit(request, limit), fitted_output=limit)
+
+
+def _limit_within(call: Call, route: Route, headroom: Headroom) -> int | None:
+    """Return the largest output limit for which there is room on every target of ``route``; ``None``: it has none."""
+    if isinstance(call.request, EmbeddingRequest):
+        return None
+    models = {target.model.name: target.model for target in route.targets}
+    prompt, batch = prompt_tokens_most(call.request), call.wish.tier is Tier.BATCH
+    return limit_within(call.request, models.values(), headroom, prompt, batch=batch, at=call.created_at)
 
 
 def legs_of(call: Call, route: Route) -> tuple[Leg, ...]:

@@ -62,7 +62,7 @@ async def _answer_in_turn(services: Services, call: Call, turn: Turn) -> Reply:
 
 async def _answer_checked(services: Services, call: Call, turn: Turn, check: InputCheck | None) -> Reply:
     route = turn.route
-    account = await admit(services, call, route)
+    call, account = await admit(services, call, route)
     log = AttemptLog(queued=turn.waited)
     try:
         lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from billing.records import Attempt
 from gateway.answering.call import Call
 from gateway.answering.unroll import events_of
-from gateway.providers.base import Asking, EventStream, Provider, Request, Resume, WholeReply
+from gateway.providers.base import Asking, EventStream, Provider, Resume, WholeReply
 from gateway.providers.client import UpstreamResponse, read_error_body
 from gateway.providers.errors import UpstreamError, UpstreamRefused, UpstreamTimeout
 from gateway.providers.manners import Manners
@@ -24,12 +24,11 @@ from gateway.resilience.deadline import Deadline
 from gateway.resilience.retry import RetryBudget
 from gateway.services import Services
 from gateway.settings import ProviderSettings
-from protocol.chat import ChatRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta, Event, ReplyEnd
 from protocol.usage import Usage
-from router.bounds import output_limit
-from router.targets import ModelSpec, Target
+from router.bounds import output_limit, with_output_limit
+from router.targets import Target
 
 LESSONS = 2  # that one call may find out of a target's manners
 
@@ -124,7 +123,8 @@ async def send_once(
     # Our own engine always streams to us: a reply that breaks can then be continued, and is charged by its tokens.
     streams = call.streams or (provider.self_hosted and not isinstance(call.request, EmbeddingRequest))
     asking = Asking(
-        request=_within_output(call.request, target.model),
+        # What its hold covers: a spare may be smaller than the model asked.
+        request=with_output_limit(call.request, output_limit(call.request, target.model)),
         target=target,
         api_key=permit.api_key,
         streams=streams,
@@ -190,16 +190,6 @@ def _allowed_extra(call: Call, provider: ProviderSettings) -> dict[str, Any]:
         return {}
     allowed = provider.allow_fields | ENGINE_FIELDS if provider.self_hosted else provider.allow_fields
     return {name: value for name, value in call.extra.items() if name in allowed}
-
-
-def _within_output(request: Request, model: ModelSpec) -> Request:
-    """Return the request with the output limit that its hold covers: a spare may be smaller than the model asked."""
-    limit = output_limit(request, model)
-    if isinstance(request, EmbeddingRequest) or request.output_limit == limit:
-        return request
-    if isinstance(request, ChatRequest):
-        return replace(request, max_tokens=None, max_completion_tokens=limit)
-    return replace(request, max_tokens=limit)
 
 
 async def _read_first(response: UpstreamResponse, events: EventStream, piece: bytes | None) -> list[Event]:

@@ -37,6 +37,7 @@ class Call(Struct, frozen=True, kw_only=True):
     size: int = 0  # bytes of the request as it came
     client_request_id: str | None = None
     traceparent: str | None = None  # the caller's trace, where calls are traced
+    fitted_output: int | None = None  # tokens: the output limit that a budget set, where the caller named none
     idempotency_key: str | None = None  # the same key and request get the same answer, and pay once
     is_batch_item: bool = False
     is_aside: bool = False  # asked by the house, for a team that pays: nothing that its key tried

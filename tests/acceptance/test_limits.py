@@ -15,6 +15,7 @@ import pytest
 from openai import APIStatusError, AuthenticationError, OpenAI, PermissionDeniedError, RateLimitError
 
 from gateway.team_inputs import LimitsInput
+from router.bounds import WORTHWHILE
 from tests.support.house import House, make_team
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.waiting import until
@@ -120,6 +121,25 @@ def test_a_request_that_alone_exceeds_a_limit_is_told_to_ask_for_less(house: Hou
     assert caught.value.param == "max_tokens"
     assert "max_tokens" in caught.value.message
     assert caught.value.response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_small_budget_answers_who_names_no_limit(house: House, upstream: ScriptedUpstream, streams: bool) -> None:
+    """The upstream is told the limit that the budget holds, and the caller which one that was: no cap is passed."""
+    cap = Decimal("0.002")  # the model's own 1,024 tokens would come to $0.002048
+    client = client_of(house, f"small-budget-{streams}".lower(), usd_per_day=cap)
+    ask = {**ASK, "stream": streams}
+    del ask["max_tokens"]
+    upstream.script("tokens=5")
+    with client.chat.completions.with_streaming_response.create(**ask) as response:
+        response.read()
+    [seen] = upstream.requests
+    assert seen.body is not None
+    told = seen.body["max_tokens"]
+
+    assert WORTHWHILE <= told < 1_024
+    assert response.headers["x-tollgate-max-tokens"] == str(told)
+    assert 2 * told < 2_000 < 2 * (told + 200)  # millionths of a dollar; the rest is the prompt's
 
 
 def test_a_stream_says_what_is_left_too(house: House) -> None:

@@ -1,7 +1,9 @@
-# The hold of a call whose gateway stood still: it comes too late at first, and once more in time.
+# What admission makes of a hold that is refused: asked for again when it came too late, or for an answer that fits.
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,20 +12,31 @@ from typing import Any, cast
 import pytest
 from redis.asyncio import Redis
 
-from billing.errors import TooLate
-from billing.holds import Hold, HoldRequest, RefusedHold
+from billing.errors import ExceedsLimit, QuotaExhausted, RateLimited, TooLate
+from billing.holds import Hold, HoldRequest, Limits, RefusedHold, Settlement
 from billing.journal import Journal
-from billing.quotas import Quotas
+from billing.money import to_nano
+from billing.prices import Price
+from billing.quotas import NO_LIMITS, Quotas
 from gateway.access import Caller, Team
 from gateway.answering.admission import OPEN_WITHIN, admit
 from gateway.answering.call import Call
 from gateway.answering.keeper import Keeper
+from gateway.providers.base import Request
 from gateway.services import Services
 from protocol.chat import ChatRequest, Message
+from protocol.completions import CompletionRequest
+from protocol.embeddings import EmbeddingRequest
+from protocol.errors import ServiceError
+from protocol.usage import Usage
 from router import Wish
-from router.targets import Endpoint, Route, Target
+from router.bounds import WORTHWHILE
+from router.prompt_bounds import prompt_tokens_most
+from router.targets import Endpoint, ModelSpec, Route, Target
 from tests.support.clock import SetClock
 from tests.support.house import model
+
+SMALL = model("small")  # $1 in, $2 out; answers of up to 1,024 tokens
 
 
 class StandsStill(Quotas):
@@ -50,25 +63,47 @@ async def services(redis: Redis, tmp_path: Path) -> AsyncIterator[Services]:
     journal.close()
 
 
-def call_of(services: Services) -> tuple[Call, Route]:
+def call_of(
+    services: Services,
+    request: Request | None = None,
+    *,
+    team: Limits = NO_LIMITS,
+    key: Limits = NO_LIMITS,
+    models: tuple[ModelSpec, ...] = (SMALL,),
+    **more: Any,
+) -> tuple[Call, Route]:
     """Return a call and its route."""
     call = Call(
         request_id=services.clock.new_id(),
-        caller=Caller(team=Team(id="a", name="A"), key_id="k"),
+        caller=Caller(team=Team(id="a", name="A", limits=team), key_id="k", key_limits=key),
         endpoint="chat.completions",
-        request=ChatRequest(model="small", messages=(Message(role="user", content="Hi"),), max_tokens=10),
+        request=request or chat(max_tokens=10),
         wish=Wish(),
         created_at=services.clock.now(),
         started=0.0,
+        **more,
     )
-    return call, Route("small", (Target(model("small"), Endpoint("here", "http://upstream")),), "named")
+    return call, Route("small", tuple(Target(one, Endpoint("here", "http://upstream")) for one in models), "named")
+
+
+def chat(**more: Any) -> ChatRequest:
+    """Return a short question."""
+    return ChatRequest(model="small", messages=(Message(role="user", content="Hi"),), **more)
+
+
+PROMPT = prompt_tokens_most(chat())
+
+
+def budget_for(answer: int) -> int:
+    """Return nano-dollars that cover a short question and an answer of so many tokens, to the last."""
+    return 1_000 * PROMPT + 2_000 * answer
 
 
 async def test_a_gateway_that_stood_still_asks_once_more(services: Services) -> None:
     """Its client still waits, and nothing was held the first time: the call is admitted, and held once."""
     cast(StandsStill, services.quotas).times = 1
 
-    account = await admit(services, *call_of(services))
+    _, account = await admit(services, *call_of(services))
 
     assert not account.hold.standalone
     assert (await services.quotas.usage("a")).live == 1
@@ -82,3 +117,145 @@ async def test_one_that_stands_still_again_says_so(services: Services) -> None:
         await admit(services, *call_of(services))
 
     assert (await services.quotas.usage("a")).live == 0
+
+
+@pytest.mark.parametrize("kind", ["team", "key"])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(nanousd_per_day=budget_for(700)),
+        Limits(nanousd_per_month=budget_for(700)),
+        Limits(tokens_per_day=PROMPT + 700),
+        Limits(tokens_per_minute=PROMPT + 700),
+    ],
+)
+async def test_a_call_that_names_no_limit_gets_the_one_that_fits(services: Services, limits: Limits, kind: str) -> None:
+    """The smaller of the model's own output and what the tightest budget of team and key holds, to the token."""
+    call, route = call_of(services, chat(), **{kind: limits})  # type: ignore[arg-type]
+
+    fitted, account = await admit(services, call, route)
+
+    assert (fitted.fitted_output, fitted.request.output_limit) == (700, 700)  # type: ignore[union-attr]
+    assert account.hold.request.tokens == PROMPT + 700
+
+
+async def test_a_call_that_fits_is_left_alone(services: Services) -> None:
+    """Where the model's own output fits, nothing is said of a limit."""
+    call, route = call_of(services, chat(), team=Limits(nanousd_per_day=budget_for(1_024)))
+
+    assert (await admit(services, call, route))[0] is call
+
+
+async def test_what_fits_the_dearest_target_is_held(services: Services) -> None:
+    """A fallback may be dearer, or say less than the first: the limit covers each of them."""
+    dear = model("dear", price=Price(input=to_nano(2), output=to_nano(4)))
+    short = model("short", max_output=100)
+    call, route = call_of(
+        services, chat(), team=Limits(nanousd_per_day=2 * budget_for(600)), models=(SMALL, dear, short)
+    )
+
+    fitted, account = await admit(services, call, route)
+
+    assert fitted.fitted_output == 600
+    assert account.hold.request.cost_nanousd == 2 * budget_for(600)
+
+
+async def test_every_reply_of_a_call_fits(services: Services) -> None:
+    """The limit is one for each of ``n`` replies; all of them are held."""
+    call, route = call_of(services, chat(n=2), team=Limits(nanousd_per_day=budget_for(1_300)))
+
+    assert (await admit(services, call, route))[0].fitted_output == 650
+
+
+async def test_an_answer_that_would_be_cut_off_is_refused(services: Services) -> None:
+    """Below a few hundred tokens the caller is told what is left; whoever names so few gets them."""
+    limits = Limits(nanousd_per_day=budget_for(WORTHWHILE - 1))
+
+    with pytest.raises(ExceedsLimit, match=f"max_tokens of {WORTHWHILE - 1} or less"):
+        await admit(services, *call_of(services, chat(), team=limits))
+    named, _ = await admit(services, *call_of(services, chat(max_tokens=WORTHWHILE - 1), team=limits))
+
+    assert named.fitted_output is None
+
+
+async def test_thinking_needs_a_larger_answer(services: Services) -> None:
+    """A model that is told to think may spend a small limit on that alone."""
+    large = model("large", max_output=16_384)
+    limits = Limits(nanousd_per_day=budget_for(2_000))
+
+    with pytest.raises(ExceedsLimit):
+        await admit(services, *call_of(services, chat(reasoning_effort="high"), team=limits, models=(large,)))
+
+
+@pytest.mark.parametrize("spent", [0, budget_for(50)])
+async def test_a_refused_limit_is_told_the_one_that_fits(services: Services, spent: int) -> None:
+    """With that number the same request is admitted, with one more it is refused."""
+    limits = Limits(nanousd_per_day=budget_for(300) + spent)
+    await _spend(services, limits, spent)
+
+    error = await _refused(services, chat(max_tokens=320), limits)
+    told = int(re.findall(r"max_tokens of ([\d,]+) or less", error.message)[0].replace(",", ""))
+    assert isinstance(await _refused(services, chat(max_tokens=told + 1), limits), type(error))
+    _, account = await admit(services, *call_of(services, chat(max_tokens=told), team=limits))
+
+    assert isinstance(error, QuotaExhausted if spent else ExceedsLimit)
+    assert (error.param, error.headers["x-should-retry"]) == ("max_tokens", "false")
+    assert told == 300 and account.hold.request.cost_nanousd == budget_for(300)
+
+
+async def test_a_prompt_that_is_too_large_alone_is_to_be_shortened(services: Services) -> None:
+    """No max_tokens helps, and there is none where nothing is generated."""
+    limits = Limits(tokens_per_day=PROMPT - 1)
+
+    chatting = await _refused(services, chat(max_tokens=5), limits)
+    embedding = await _refused(services, EmbeddingRequest(model="small", input="word " * PROMPT), limits)
+
+    assert "does not cover the prompt" in chatting.message
+    assert (embedding.param, "max_tokens" in embedding.message) == ("input", False)
+
+
+async def test_a_completion_that_names_no_limit_has_a_default(services: Services) -> None:
+    """16 tokens, as its dialect documents: it is not made longer by a budget."""
+    request = CompletionRequest(model="small", prompt="Hi")
+
+    fitted, _ = await admit(services, *call_of(services, request, team=Limits(tokens_per_day=600)))
+
+    assert fitted.fitted_output == 16
+
+
+async def test_a_call_that_nobody_waits_for_waits_rather_than_be_cut(services: Services) -> None:
+    """An item of a batch takes less than the whole only where waiting would not bring it."""
+    limits = Limits(nanousd_per_day=budget_for(1_024) + budget_for(700))
+    await admit(services, *call_of(services, chat(), team=limits))
+
+    with pytest.raises(RateLimited) as caught:
+        await admit(services, *call_of(services, chat(), team=limits, is_batch_item=True))
+    fitted, _ = await admit(services, *call_of(services, chat(), team=limits))
+
+    assert caught.value.headers["retry-after"] == "1"
+    assert fitted.fitted_output == 700
+
+
+async def test_calls_that_are_made_to_fit_never_pass_a_cap_together(services: Services) -> None:
+    """However many at once: each limit is held, as any other, in one step with the check."""
+    cap = 3 * budget_for(1_024) + budget_for(600)
+    calls = [call_of(services, chat(), team=Limits(nanousd_per_day=cap)) for _ in range(30)]
+
+    ended = await asyncio.gather(*(admit(services, *one) for one in calls), return_exceptions=True)
+    state = await services.quotas.usage("a")
+    limits = sorted(one[0].fitted_output or 0 for one in ended if isinstance(one, tuple))
+
+    assert state.day_nanousd_held == cap
+    assert limits == [0, 0, 0, 600]
+    assert {type(one) for one in ended if not isinstance(one, tuple)} == {RateLimited}
+
+
+async def _spend(services: Services, limits: Limits, cost: int) -> None:
+    _, account = await admit(services, *call_of(services, chat(max_tokens=1), team=limits))
+    await services.quotas.settle(account.hold, Settlement(Usage(1), cost))
+
+
+async def _refused(services: Services, request: Request, limits: Limits) -> ServiceError:
+    with pytest.raises(ServiceError) as caught:
+        await admit(services, *call_of(services, request, team=limits))
+    return caught.value

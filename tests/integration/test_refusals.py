@@ -145,9 +145,12 @@ async def test_a_request_larger_than_its_limit_names_max_tokens(
     for _ in range(2):
         await spend(quotas, ask(clock, limit, kind))
 
-    error = await refusal(quotas, ask(clock, limit, kind, times=3))
+    refused = await quotas.open(ask(clock, limit, kind, times=3))
+    assert isinstance(refused, RefusedHold)
+    error = refusal_error(refused, fits=42)
 
     assert (error.status, error.code, error.param) == (429, "rate_limit_exceeded", "max_tokens")
+    assert "max_tokens of 42 or less" in error.message
     assert error.headers["x-should-retry"] == "false" and "retry-after" not in error.headers
 
 
