@@ -19,8 +19,8 @@ from gateway.config.readers import (
     network,
     number,
     one_of,
-    secret,
     secrets,
+    strong_secret,
     struct_of,
     text,
     url,
@@ -43,6 +43,7 @@ _RETENTION = {"usage": duration, "batch_files": duration, "idempotency": duratio
 _TRACING = struct_of(
     Tracing, {"url": url(("http", "https"), "http://collector:4318"), "share": number(0, 1)}, needed=("url",)
 )
+_ADMIN_KEYS = secrets(1, strong_secret)
 _POSTGRES = url(("postgresql", "postgres", "postgresql+asyncpg"), "postgresql://user:password@host:5432/tollgate")
 _REDIS = url(("redis", "rediss", "unix"), "redis://host:6379/0")
 
@@ -88,8 +89,8 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         database_url=_postgres_url(root),
         redis_url=root.need("redis_url", _REDIS, "", "where Redis answers: redis://host:6379/0"),
         data_dir=folder / root.get("data_dir", text, DEFAULT_DATA_DIR),
-        admin_keys=root.need("admin_keys", secrets(1), (), "at least one admin key: [${TOLLGATE_ADMIN_KEY}]"),
-        key_pepper=root.need("key_pepper", secret, "", "the secret that keys are stored under: ${TOLLGATE_KEY_PEPPER}"),
+        admin_keys=root.need("admin_keys", _ADMIN_KEYS, (), "at least one admin key: [${TOLLGATE_ADMIN_KEY}]"),
+        key_pepper=root.need("key_pepper", strong_secret, "", "what keys are stored under: ${TOLLGATE_KEY_PEPPER}"),
         other_key_peppers=root.get("other_key_peppers", secrets(0), ()),
         providers=catalogue.providers,
         models=catalogue.models,

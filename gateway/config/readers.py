@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from billing.money import NanoDollars, to_nano
 from gateway.config.fields import NUMBER, WORDS_OF_YAML, Faults, Fields, Read, complain, kind_of
 from gateway.config.tree import Items, Node, Scalar
+from gateway.config.weakness import meant_variable, why_no_service, why_weak
 from gateway.durations import read_duration
 
 T = TypeVar("T")
@@ -38,12 +39,28 @@ def text(node: Node, faults: Faults) -> str | None:
 def secret(node: Node, faults: Faults) -> str | None:
     """Read a text that no message may show."""
     if isinstance(node, Scalar) and (node.is_broken or node.text.strip()):
-        return None if node.is_broken else node.text.strip()
+        return None if node.is_broken or _names_a_variable(node, faults) else node.text.strip()
     found = "an empty text" if isinstance(node, Scalar) else kind_of(node)
     return complain(node, faults, f"expected a secret as text, such as ${{NAME}}, found {found}")
 
 
-def secrets(least: int) -> Read[tuple[str, ...]]:
+def strong_secret(node: Node, faults: Faults) -> str | None:
+    """Read a secret that opens the house: one that cannot be guessed."""
+    value = secret(node, faults)
+    if value is not None and (why := why_weak(value)) is not None:
+        return complain(node, faults, why)
+    return value
+
+
+def _names_a_variable(node: Scalar, faults: Faults) -> bool:
+    """Note a fault where the file names a variable in a form that is not read here, and so would take it literally."""
+    name = meant_variable(node.shown)
+    if name is not None:
+        complain(node, faults, f"${name} is taken literally; the value of a variable is written ${{{name}}}")
+    return name is not None
+
+
+def secrets(least: int, read_one: Read[str] = secret) -> Read[tuple[str, ...]]:
     """Make a reader of a list of secrets; ``${NAME:-}`` that turns out empty is one less."""
 
     def read(node: Node, faults: Faults) -> tuple[str, ...] | None:
@@ -52,7 +69,7 @@ def secrets(least: int) -> Read[tuple[str, ...]]:
         if any(isinstance(each, Scalar) and each.is_broken for each in node.items):
             return None
         given = [each for each in node.items if not (isinstance(each, Scalar) and each.is_expanded and not each.text)]
-        values = [value for each in given if (value := secret(each, faults)) is not None]
+        values = [value for each in given if (value := read_one(each, faults)) is not None]
         if len(given) < least:
             return complain(node, faults, f"expected at least {least}, found {len(given)}")
         if len(set(values)) < len(values):
@@ -164,7 +181,7 @@ def url(schemes: tuple[str, ...], example: str) -> Read[str]:
 
     def read(node: Node, faults: Faults) -> str | None:
         value = text(node, faults)
-        if value is None:
+        if value is None or (isinstance(node, Scalar) and _names_a_variable(node, faults)):
             return None
         try:
             parts = urlsplit(value)
@@ -172,13 +189,12 @@ def url(schemes: tuple[str, ...], example: str) -> Read[str]:
             parts.port  # noqa: B018  (reading it checks it)
         except ValueError:
             fits = False
-        return (
-            value
-            if fits
-            else complain(
-                node, faults, f"expected a URL such as {example}, special characters in a password written as %XX"
-            )
-        )
+        if not fits:
+            right = f"expected a URL such as {example}, special characters in a password written as %XX"
+            return complain(node, faults, right)
+        if (why := why_no_service(parts.hostname or "")) is not None:
+            return complain(node, faults, why)
+        return value
 
     return read
 

@@ -38,7 +38,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 def worker(house: House, tmp_path: Path) -> Iterator[None]:
     """A worker of the house whose callbacks may reach this machine."""
     path = write_config(tmp_path / "tollgate.yaml", house.settings.database_url, house.settings.redis_url)
-    text = path.read_text().replace("key_pepper: pepper\n", f"key_pepper: {PEPPER}\n")
+    text = path.read_text().replace("key_pepper: pepper of all the tests\n", f"key_pepper: {PEPPER}\n")
     path.write_text(text + "callbacks: {allow: [127.0.0.0/8]}\n")
     command = [str(TOLLGATE), "work", "--config", str(path)]
     with (tmp_path / "worker.log").open("wb") as log:

@@ -151,7 +151,7 @@ database_url: {database_url}
 redis_url: {redis_url}
 data_dir: data
 admin_keys: [{ADMIN_KEY}]
-key_pepper: pepper
+key_pepper: pepper of the reloads
 drain: {values["drain"]}
 lame_duck: 0s
 providers:
@@ -234,13 +234,13 @@ def test_a_faulty_file_changes_nothing(gateway: Reloadable, text: Callable[..., 
 
 def test_what_needs_a_restart_is_named_and_kept(gateway: Reloadable, text: Callable[..., str]) -> None:
     """Another admin key, Redis and drain do not count until then; the rest of the file does, at once."""
-    changed = text(drain="9s", price="{input: 5, output: 5}").replace(ADMIN_KEY, "tgadmin-other")
+    changed = text(drain="9s", price="{input: 5, output: 5}").replace(ADMIN_KEY, "tgadmin-another-8d63")
     line = gateway.reload(changed)
     (named,) = gateway.log_lines("config_needs_restart")
 
     assert line["event"] == "config_reloaded"
     assert named["settings"] == ["admin_keys", "drain"]
-    assert "tgadmin-other" not in gateway.service.log.read_text()
+    assert "tgadmin-another-8d63" not in gateway.service.log.read_text()
     assert gateway.admin.get("/admin/teams").status_code == 200
     assert cost_at(gateway.ask()["usage"], 5, 5)
 

@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 CONFIG = """\
 database_url: {database_url}
 redis_url: redis://127.0.0.1:1
-admin_keys: [tgadmin-tests]
-key_pepper: pepper of the tests
+admin_keys: [tgadmin-of-the-tests]
+key_pepper: pepper of all the tests
 providers: {{own: {{format: openai, self_hosted: true, endpoints: [{{region: here, base_url: "http://gpu/v1"}}]}}}}
 models: {{small: {{provider: own, price: {{input: 1, output: 2}}}}}}
 """
@@ -174,7 +174,7 @@ def test_example_sets_ten_teams_up(config: Path, monkeypatch: pytest.MonkeyPatch
     commands = [shlex.split(line) for line in script.splitlines() if line.startswith("tollgate teams create")]
     secrets = re.findall(r"\$\{(\w+)\}", (ROOT / "tollgate.yaml").read_text())
     for name in secrets:
-        monkeypatch.setenv(name, f"secret-{name}")
+        monkeypatch.setenv(name, f"of-a-test-{len(name)}-4c1f09a27be8")
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1")
     monkeypatch.setenv("DATABASE_URL", load_settings(config).database_url)
     monkeypatch.setenv("TOLLGATE_CONFIG", str(ROOT / "tollgate.yaml"))

@@ -25,7 +25,7 @@ from gateway.team_keys import NewlyMade, create_key, revoke_key
 from gateway.teams import create_team, find_caller
 from tests.support.clock import SetClock
 
-PEPPER = "pepper of the tests"
+PEPPER = "pepper of all the tests"
 ACT = Act("tests")
 HERE = "127.0.0.1"
 

@@ -37,8 +37,8 @@ SECRET = re.compile(r"PASSWORD|SECRET|KEY|PEPPER|TOKEN")
 SECRETS = {
     "POSTGRES_PASSWORD": "postgres-of-the-test",
     "REDIS_PASSWORD": "redis-of-the-test",
-    "TOLLGATE_ADMIN_KEY": "tgadmin-of-the-test",
-    "TOLLGATE_KEY_PEPPER": "pepper-of-the-test",
+    "TOLLGATE_ADMIN_KEY": "tgadmin-of-the-tests",
+    "TOLLGATE_KEY_PEPPER": "pepper-of-all-the-tests",
     "ENGINE_SECRET": "engine-of-the-test",
 }
 

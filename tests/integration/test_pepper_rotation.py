@@ -36,7 +36,7 @@ PLACE = Place("team_a", "chat.completions", "key-1")
 CONFIG = """\
 database_url: {database_url}
 redis_url: redis://127.0.0.1:1
-admin_keys: [tgadmin-tests]
+admin_keys: [tgadmin-of-the-tests]
 key_pepper: {pepper}
 other_key_peppers: [{other}]
 providers: {{own: {{format: openai, self_hosted: true, endpoints: [{{region: here, base_url: "http://gpu/v1"}}]}}}}

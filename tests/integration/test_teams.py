@@ -27,7 +27,7 @@ from gateway.teams import create_team, find_caller, get_team, list_teams, update
 from protocol.errors import BadRequest, NotFound
 from tests.support.servers import database_of_its_own
 
-PEPPER = "pepper of the tests"
+PEPPER = "pepper of all the tests"
 ADMIN = Act("tests", "0192f0c0-0000-7000-8000-000000000000")
 NOW = time.time()
 

@@ -28,8 +28,8 @@ from tests.support.factories import make_record
 CONFIG = """\
 database_url: {database_url}
 redis_url: redis://127.0.0.1:1
-admin_keys: [tgadmin-tests]
-key_pepper: pepper of the tests
+admin_keys: [tgadmin-of-the-tests]
+key_pepper: pepper of all the tests
 providers:
   own: {{format: openai, self_hosted: true, endpoints: [{{region: here, base_url: "http://gpu/v1"}}]}}
   rented: {{format: openai, api_keys: [sk-x], endpoints: [{{region: us, base_url: "https://rented.example/v1"}}]}}

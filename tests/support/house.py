@@ -33,7 +33,7 @@ from tests.support.waiting import until
 
 TEAM = "team_a"
 ADMIN_KEY = "tgadmin-" + "a" * 43
-PEPPER = "pepper of the tests"
+PEPPER = "pepper of all the tests"
 
 # Many tests share a house: each sees the fault that it asked for, once, and none that another one left behind.
 ONCE = Retries(attempts=1)

@@ -13,7 +13,7 @@ from gateway.config.file import load_settings
 from gateway.config.tree import ConfigFaults, Fault, Node, Scalar, Section, read_tree, tree_of
 from gateway.local.config import HouseSecrets, house_config, joined, read_config_file, text_at, to_yaml
 
-KNOWN = HouseSecrets("tgadmin-x", "pepper")
+KNOWN = HouseSecrets("tgadmin-x-of-the-house", "pepper of the house here")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_the_house_without_a_file_is_a_whole_configuration(checkpoint: Path, tmp
     settings = load_settings(path, {})
     model = settings.models["tollgate-demo"]
 
-    assert settings.admin_keys == ("tgadmin-x",)
+    assert settings.admin_keys == ("tgadmin-x-of-the-house",)
     assert settings.data_dir == checkpoint / "data"
     assert settings.providers[model.provider].self_hosted
     assert (model.price.input, model.price.output, model.context) == (50_000_000, 100_000_000, 1024)

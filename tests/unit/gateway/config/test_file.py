@@ -23,8 +23,8 @@ from router.targets import Ability, Endpoint, Tier
 ENV = {
     "DATABASE_URL": "postgresql://house:pass@db/tollgate",
     "REDIS_URL": "redis://cache:6379/0",
-    "TOLLGATE_ADMIN_KEY": "tgadmin-canary",
-    "TOLLGATE_KEY_PEPPER": "pepper: [canary] #1",
+    "TOLLGATE_ADMIN_KEY": "tgadmin-canary-of-the-admins",
+    "TOLLGATE_KEY_PEPPER": "pepper: [canary] #1 and more",
     "OPENAI_API_KEY": "sk-canary",
     "ANTHROPIC_API_KEY": "sk-ant-canary",
     "ENGINE_SECRET": "engine-canary",
@@ -62,8 +62,8 @@ def test_smallest_file_takes_the_defaults(tmp_path: Path) -> None:
     settings = load(tmp_path, HEAD)
 
     assert settings.database_url == "postgresql://house:pass@db/tollgate"
-    assert settings.admin_keys == ("tgadmin-canary",)
-    assert settings.key_pepper == "pepper: [canary] #1"
+    assert settings.admin_keys == ("tgadmin-canary-of-the-admins",)
+    assert settings.key_pepper == "pepper: [canary] #1 and more"
     assert settings.data_dir == Path("/var/lib/tollgate")
     assert settings.models["gpt-4o"].price == Price(
         input=to_nano("2.5"), output=to_nano(10), cached_input=to_nano("1.25")
@@ -101,8 +101,8 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         database_url: postgres://house@db/tollgate
         redis_url: rediss://cache
         data_dir: books
-        admin_keys: [one, two]
-        key_pepper: "0123"
+        admin_keys: [one-4c1f09a27be85d63, two-4c1f09a27be85d63]
+        key_pepper: "01230456078901324567"
         providers:
           openai:
             format: openai
@@ -154,7 +154,10 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
 
     assert settings.database_url == "postgresql://house@db/tollgate"
     assert settings.data_dir == tmp_path / "books"
-    assert (settings.admin_keys, settings.key_pepper) == (("one", "two"), "0123")
+    assert (settings.admin_keys, settings.key_pepper) == (
+        ("one-4c1f09a27be85d63", "two-4c1f09a27be85d63"),
+        "01230456078901324567",
+    )
     assert provider.endpoints[0] == Endpoint("us", "https://us.api.openai.com/v1")
     assert (provider.timeouts.connect, provider.timeouts.first_token, provider.timeouts.total) == (0.5, 90.0, 3600.0)
     assert (provider.retries.attempts, provider.breaker.failure_ratio) == (3, 0.25)
@@ -464,7 +467,7 @@ def test_needed_setting_may_not_be_missing(tmp_path: Path, key: str) -> None:
 
 def test_admin_key_cannot_be_taken_for_a_teams(tmp_path: Path) -> None:
     """A key that looks like a team's would be looked up among teams and let nobody in."""
-    (fault,) = faults_of(tmp_path, HEAD, ENV | {"TOLLGATE_ADMIN_KEY": "tg-" + "x" * 43})
+    (fault,) = faults_of(tmp_path, HEAD, ENV | {"TOLLGATE_ADMIN_KEY": "tg-" + "4c1f09a27be85d63" * 3})
 
     assert (fault.line, fault.path) == (3, "admin_keys")
 
@@ -508,8 +511,8 @@ def test_no_fault_shows_a_secret(tmp_path: Path) -> None:
 def test_variables_are_values_and_nothing_else(tmp_path: Path) -> None:
     """A variable may hold anything, YAML's own characters too; defaults, files and a literal `${` work beside it."""
     secret = tmp_path / "secret"
-    secret.write_text("from a file\n")
-    env = ENV | {"TOLLGATE_ADMIN_KEY": "a, b]: {c} # d", "WAIT": "3s", "EMPTY": ""}
+    secret.write_text("from a file of secrets\n")
+    env = ENV | {"TOLLGATE_ADMIN_KEY": "a, b]: {c} # d, e and f", "WAIT": "3s", "EMPTY": ""}
     text = (
         textwrap.dedent(HEAD).replace("${TOLLGATE_KEY_PEPPER}", f"${{file:{secret}}}")
         + "queue: {wait: ${WAIT}, per_team: ${NONE:-5}}\n"
@@ -519,8 +522,8 @@ def test_variables_are_values_and_nothing_else(tmp_path: Path) -> None:
 
     settings = load(tmp_path, text, env)
 
-    assert settings.admin_keys == ("a, b]: {c} # d",)
-    assert settings.key_pepper == "from a file"
+    assert settings.admin_keys == ("a, b]: {c} # d, e and f",)
+    assert settings.key_pepper == "from a file of secrets"
     assert (settings.queue.wait, settings.queue.per_team, settings.drain) == (3.0, 5, 7.0)
     assert settings.data_dir == Path("/data/${literal}/deep")
 
@@ -641,8 +644,8 @@ def test_base_lies_under_the_file(tmp_path: Path) -> None:
     base = {
         "database_url": "postgresql://house@127.0.0.1/tollgate",
         "redis_url": "redis://127.0.0.1",
-        "admin_keys": ["tgadmin-local"],
-        "key_pepper": "12345",
+        "admin_keys": ["tgadmin-local-4c1f09a27b"],
+        "key_pepper": "31415926535897932384",
         "providers": {
             "demo": {
                 "format": "openai",
@@ -666,7 +669,7 @@ def test_base_lies_under_the_file(tmp_path: Path) -> None:
     assert alone.drain == 5.0
     assert list(joined.models) == ["demo", "gpt-4o"]
     assert list(joined.providers) == ["demo", "openai"]
-    assert (joined.drain, joined.key_pepper) == (9.0, "12345")
+    assert (joined.drain, joined.key_pepper) == (9.0, "31415926535897932384")
 
 
 def test_the_example_is_fine() -> None:
