@@ -50,6 +50,7 @@ from gateway.services import Services
 from gateway.settings import Settings, Tracing
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.middleware import Telemetry
+from gateway.telemetry.refusals import Refusals
 from gateway.telemetry.tracing import Tracer
 from router.complexity import Complexity
 
@@ -69,7 +70,7 @@ def create_app(settings: Settings, drain: Drain | None = None, reloader: Reloade
             app.state.services = services
             if reloader is not None:
                 reloader.state = app.state
-            telemetry.metrics = services.metrics
+            telemetry.metrics, telemetry.refusals = services.metrics, services.refusals
             yield
 
     app = _Litestar(
@@ -119,6 +120,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         complexity = Complexity.load()
         taker = Taker(catalog, database, background, clock, complexity.version)
         recalibrations = Recalibrations(catalog, database)
+        refusals = Refusals(metrics, catalog)
 
         def follow(edition: Services) -> None:
             guard.follow(edition.settings.safety)
@@ -131,6 +133,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             engines.follow(edition)
             taker.follow(edition.catalog)
             recalibrations.follow(edition.catalog)
+            refusals.follow(edition.catalog)
 
         books = await stack.enter_async_context(open_books(settings, clock, database, redis))
         tracer = _open_tracer(settings.tracing)
@@ -158,6 +161,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             idempotency=idempotency,
             keeper=Keeper(),
             metrics=metrics,
+            refusals=refusals,
             tracer=tracer,
             background=background,
             hooks=hooks if tracer is None else (*hooks, tracer.watch),
@@ -170,7 +174,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         metrics.config_loaded.set(clock.now())
         watcher, engines = InstanceWatcher(services), EngineWatch(services)
         kept = (books.flusher, books.sweeper, books.auditor, services.auth, idempotency, services.keeper, breakers)
-        for one in (*kept, outcomes, abuse, recalibrations, metrics, watcher, engines):
+        for one in (*kept, outcomes, abuse, recalibrations, metrics, refusals, watcher, engines):
             task = asyncio.create_task(_keep_going(one.run))
             stack.push_async_callback(stop_all, [task])
         yield services

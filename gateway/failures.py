@@ -26,7 +26,7 @@ LARGEST_BODY = 32 * 1024 * 1024  # bytes
 def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:
     """Return the error object for any exception. What is not meant for callers is logged and named only by its id."""
     error = as_service_error(request, exc)
-    request.app.state.services.metrics.count_refusal(request.scope["state"].get("caller"), error)
+    request.app.state.services.refusals.note(request.scope, error)
     headers = dict(error.headers)
     if error.status in (429, 503) and "retry-after" not in headers and "x-should-retry" not in headers:
         headers["retry-after"] = "1"

@@ -51,9 +51,11 @@ class ReplyResponse:
         self._services = services
         self._call = call
         self._dialect = dialect
+        self._scope: Any = None  # of the request, once it is answered
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the call until its last byte is sent, or until its client leaves; with a key, until its end."""
+        self._scope = scope
         if self._call.streams:
             scope["state"]["write_error"] = self._write_error
         async with ended_when_client_leaves(scope, receive) as client:
@@ -126,7 +128,7 @@ class ReplyResponse:
 
     def _write_error(self, error: ServiceError) -> bytes:
         """Return the bytes that end a stream which was begun with 200; no handler of errors hears of it any more."""
-        self._services.metrics.count_refusal(self._call.caller, error)
+        self._services.refusals.note(self._scope, error)
         return self._dialect.error(error)
 
 

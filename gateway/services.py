@@ -29,6 +29,7 @@ from gateway.resilience.retry import RetryBudgets
 from gateway.safety.guard import Guard
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.refusals import Refusals
 from gateway.telemetry.tracing import Tracer
 from router.catalog import Catalog
 from router.complexity import Complexity
@@ -64,6 +65,7 @@ class Services:
     idempotency: IdempotencyStore
     keeper: Keeper
     metrics: Metrics
+    refusals: Refusals
     tracer: Tracer | None
     background: Background
     hooks: tuple[HookMaker, ...]

@@ -71,6 +71,7 @@ def call_of(
     """
     services = services_of(request)
     caller = caller_of(request)
+    request.scope["state"]["model_asked"] = asked.model  # for the log, should the call be refused
     options = read_options(request.headers, extra)
     if options.team_id is not None and options.team_id != caller.team.id:
         raise Forbidden("The request names another team than the key's own.", param="team_id")

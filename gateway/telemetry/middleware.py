@@ -34,7 +34,8 @@ class Telemetry:
         self._app = app
         self._clock = clock
         self._drain = drain
-        self.metrics: Any = None  # set once the app has started
+        self.metrics: Any = None  # set once the app has started, as are
+        self.refusals: Any = None
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Handle one connection."""
@@ -89,7 +90,7 @@ class Telemetry:
         if self.metrics is not None:
             counter_of(self.metrics.requests, handler, str(status)).inc()
             histogram_of(self.metrics.request_seconds, handler).observe(seconds)
-        if status >= 500 or status == 0:
+        if status == 0 or (status >= 500 and "is_noted" not in state):
             log.warning(
                 "request_failed" if status else "client_left",
                 request_id=state["request_id"],
@@ -101,8 +102,8 @@ class Telemetry:
 
     async def _say_closing(self, scope: dict[str, Any], send: App) -> None:
         error = Unavailable("The gateway is closing and could not wait for this call's end. Try again.")
-        if self.metrics is not None:
-            self.metrics.count_refusal(scope["state"].get("caller"), error)
+        if self.refusals is not None:
+            self.refusals.note(scope, error)
         headers = [(b"content-type", b"application/json")]
         headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
         await send({"type": "http.response.start", "status": error.status, "headers": headers})

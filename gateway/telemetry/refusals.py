@@ -1,0 +1,107 @@
+# The trace of a call that is refused: one log line with who asked for what, and why it was refused; never a prompt, a
+# key or any other words of the caller's. A flood of refusals is told by its first lines of each second and a count.
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+from litestar.connection import ASGIConnection
+
+from gateway.access import Admin, Caller
+from gateway.auth import read_key
+from gateway.keys import KEY_PREFIX, shown_prefix
+from gateway.providers.errors import UpstreamFailure
+from gateway.telemetry.metrics import Metrics
+from protocol.errors import ServiceError
+from router.catalog import Catalog
+
+ALIKE = 5  # lines a second of one team, key and code
+IN_ALL = 100  # lines a second of this process
+COUNTED = 20  # of those that were left out, how many are named with their count
+
+log = structlog.get_logger()
+
+Kind = tuple[str, str, str]  # team, key, code
+
+
+class Refusals:
+    """Counts and logs every error that a request is answered with."""
+
+    def __init__(self, metrics: Metrics, catalog: Catalog) -> None:
+        self._metrics = metrics
+        self._logged: Counter[Kind] = Counter()  # in this second,
+        self._lines = 0  # all together
+        self._left_out: Counter[Kind] = Counter()
+        self.follow(catalog)
+
+    def follow(self, catalog: Catalog) -> None:
+        """Go by the models of another configuration."""
+        self._names = frozenset(catalog.names())
+
+    def note(self, scope: MutableMapping[str, Any], error: ServiceError) -> None:
+        """Count and log that the request of ``scope`` is answered with ``error``, by status or in a stream.
+
+        ``scope["state"]`` has ``caller`` and ``model_asked`` where these are known.
+        """
+        state = scope["state"]
+        state["is_noted"] = True
+        caller = state.get("caller")
+        self._metrics.count_refusal(caller, error)
+        code = error.code or str(error.status)
+        kind = (caller.team.id, caller.key_id, code) if isinstance(caller, Caller) else ("", "", code)
+        if self._logged[kind] >= ALIKE or self._lines >= IN_ALL:
+            self._left_out[kind] += 1
+            return
+        self._logged[kind] += 1
+        self._lines += 1
+        outcome = {"outcome": error.outcome} if isinstance(error, UpstreamFailure) else {}
+        log.info(
+            "call_failed" if outcome else "call_refused",
+            request_id=state.get("request_id", ""),
+            **_who(scope, caller),
+            model=self._model(state),
+            endpoint=scope.get("path_template", "unknown"),
+            status=error.status,
+            code=code,
+            **({"limit": error.limit} if error.limit else {}),
+            **outcome,
+        )
+
+    def turn(self) -> None:
+        """Begin another second, and tell how many lines the last one left out."""
+        if self._left_out:
+            named = self._left_out.most_common(COUNTED)
+            most = [{"team": team, "key": key, "code": code, "count": count} for (team, key, code), count in named]
+            log.warning("refusals_left_out", count=self._left_out.total(), most=most)
+            self._left_out.clear()
+        self._logged.clear()
+        self._lines = 0
+
+    async def run(self) -> None:
+        """Turn every second, until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(1.0)
+                self.turn()
+        finally:
+            self.turn()
+
+    def _model(self, state: MutableMapping[str, Any]) -> str | None:
+        """Return the model that was asked for: of names that are not in the catalogue only that there is one."""
+        asked = state.get("model_asked")
+        return asked if asked is None or asked in self._names else "unknown"
+
+
+def _who(scope: MutableMapping[str, Any], caller: object) -> dict[str, str]:
+    """Return who asked: a team by its key, an admin, or an address with the beginning of a key that is none."""
+    if isinstance(caller, Caller):
+        return {"team": caller.team.id, "key": caller.key_id}
+    if isinstance(caller, Admin):
+        return {"admin": caller.fingerprint}
+    key = read_key(ASGIConnection(scope)) or ""  # type: ignore[arg-type]
+    who = {"address": scope["client"][0]} if scope.get("client") else {}
+    return who | ({"key_prefix": shown_prefix(key)} if key.startswith(KEY_PREFIX) else {})

@@ -1,0 +1,106 @@
+# A refused call leaves one line in the log, whatever refuses it.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.team_inputs import LimitsInput
+from tests.support.house import House, make_team
+from tests.support.scripted_upstream import ScriptedUpstream
+
+SAID = "a-secret-that-a-user-wrote"
+CHAT = "/v1/chat/completions"
+ASK: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": SAID}], "max_tokens": 100}
+LONG = [{"role": "user", "content": SAID + " hello" * 20_000}]
+
+
+@pytest.fixture(scope="module")
+def keys(house: House) -> dict[str, str]:
+    """Keys of teams that are near one limit or another."""
+    limits = {
+        "minute": LimitsInput(requests_per_minute=0),
+        "day": LimitsInput(usd_per_day=0),
+        "small": LimitsInput(tokens_per_day=10),
+        "plain": LimitsInput(),
+    }
+    return {name: asyncio.run(make_team(house.settings, f"refused_{name}", one)) for name, one in limits.items()}
+
+
+@pytest.fixture(autouse=True)
+def _quiet(upstream: ScriptedUpstream) -> Iterator[None]:
+    upstream.forget()
+    yield
+    upstream.forget()
+
+
+def line_of(house: House, key: str, path: str = CHAT, **said: Any) -> tuple[httpx.Response, dict[str, Any]]:
+    """Send a call and return its answer, and the one line that the log has of it."""
+    with capture_logs() as logs, house.client(key) as client:
+        answer = client.post(path, **said)
+    assert answer.status_code >= 400, answer.text
+    [line] = [one for one in logs if one.get("request_id") == answer.headers["x-request-id"]]
+    assert SAID not in str(logs) and key not in str(logs)
+    return answer, dict(line)
+
+
+@pytest.mark.parametrize(
+    ("team", "path", "said", "status", "code", "model", "limit"),
+    [
+        ("minute", CHAT, {"json": ASK}, 429, "insufficient_quota", "small", "team.requests_per_minute"),
+        ("day", CHAT, {"json": {**ASK, "stream": True}}, 429, "insufficient_quota", "small", "team.usd_per_day"),
+        ("small", "/v1/messages", {"json": ASK}, 429, "rate_limit_exceeded", "small", "team.tokens_per_day"),
+        ("plain", CHAT, {"json": {**ASK, "model": "nothing"}}, 404, "model_not_found", "unknown", None),
+        ("plain", CHAT, {"json": {**ASK, "temperature": 9}}, 400, "invalid_value", "small", None),
+        ("plain", CHAT, {"json": {**ASK, "messages": LONG}}, 400, "context_length_exceeded", "small", None),
+        ("plain", CHAT, {"json": {**ASK, "audio": {}}}, 400, "unsupported_parameter", "small", None),
+        ("plain", CHAT, {"content": b'{"model": "' + SAID.encode()}, 400, "invalid_json", None, None),
+        ("plain", CHAT, {"json": ASK, "headers": {"x-team-id": "x"}}, 403, "permission_denied", None, None),
+        ("plain", "/v1/nothing", {"json": ASK}, 404, "unknown_url", None, None),
+        ("plain", CHAT, {"content": b" " * (32 * 2**20 + 1)}, 413, "request_too_large", None, None),
+    ],
+)
+def test_a_refused_call_is_in_the_log(
+    house: House,
+    keys: dict[str, str],
+    team: str,
+    path: str,
+    said: dict[str, Any],
+    status: int,
+    code: str,
+    model: str | None,
+    limit: str | None,
+) -> None:
+    """One line: the answer's request id, the team and its key, the model, status, code and limit; none of its words."""
+    answer, line = line_of(house, keys[team], path, **said)
+
+    assert answer.status_code == line["status"] == status
+    assert (line["event"], line["code"], line["model"], line.get("limit")) == ("call_refused", code, model, limit)
+    if path != "/v1/nothing":  # where no guard asked who it is
+        assert line["team"] == f"refused_{team}" and line["key"].startswith("key_")
+        assert line["endpoint"] == path
+
+
+def test_an_unknown_key_is_in_the_log(house: House) -> None:
+    """401 has no team: the address and the beginning of the key that people may see."""
+    _, line = line_of(house, "tg-abcdefgh" + "x" * 35, json=ASK)
+
+    assert (line["event"], line["status"], line["code"]) == ("call_refused", 401, "invalid_api_key")
+    assert (line["address"], line["key_prefix"]) == ("127.0.0.1", "tg-abcdefgh")
+
+
+@pytest.mark.parametrize(("script", "status", "outcome"), [("500", 502, "status_500"), ("400", 400, "refused")])
+def test_a_failed_call_is_in_the_log(
+    house: House, upstream: ScriptedUpstream, keys: dict[str, str], script: str, status: int, outcome: str
+) -> None:
+    """What an upstream did is told apart from what the gateway refuses, once, by the word of its attempts."""
+    upstream.script(script)
+    _, line = line_of(house, keys["plain"], json=ASK)
+
+    assert (line["event"], line["status"], line["outcome"]) == ("call_failed", status, outcome)
+    assert (line["team"], line["model"]) == ("refused_plain", "small")
