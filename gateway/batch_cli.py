@@ -7,8 +7,9 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.batch.file_store import CHUNK, add_chunk, begin_file, end_file
 from gateway.batch.keeping import check_kept
 from gateway.batch.limits import check_queue, check_storage
-from gateway.batch.results import ENDED, read_results
+from gateway.batch.results import ENDED, ERRORS, read_results
 from gateway.batch.shapes import ENDPOINTS, LARGEST_FILE, WINDOWS
 from gateway.batch.store import Batch, get_batch, make_batch
 from gateway.batch.views import batch_view
@@ -34,6 +35,9 @@ from gateway.teams import get_team
 from protocol.errors import BadRequest, NotFound
 
 POLL = 0.5  # seconds between looks at a batch
+FIRST_FAILURES = 5  # that are shown at the end of a wait,
+LONGEST_LINE = 300  # characters of each
+NOT_COMPLETED, SOME_FAILED = 1, 3  # exit statuses of a wait; 2 is a command line that makes no sense
 SHOWN = ("status", "total", "completed", "failed", "cost_usd", "estimated_completion", "expires_at")
 
 batch_app = typer.Typer(no_args_is_help=True, help="Submit batches, watch them and read their results.")
@@ -49,7 +53,11 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Watch it to its end")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Submit a file of requests. With --wait, exits 1 unless the batch completes."""
+    """Submit a file of requests and print the batch's id.
+
+    With --wait, the exit status is 0 when every request was answered, 3 when the batch completed and some requests
+    failed, 1 when it did not complete.
+    """
     settings = read_settings(config)
     if endpoint not in ENDPOINTS:
         raise typer.BadParameter(f"--endpoint is one of {', '.join(ENDPOINTS)}")
@@ -91,11 +99,7 @@ def submit(
     batch = run(settings, act)
     say(batch.id)
     if wait:
-        ended = _watch(settings, batch)
-        for error in ended.errors or ():
-            sys.stderr.write(f"line {error['line']}: {error['message']}\n")
-        sys.stderr.write(f"{ended.status}\n")
-        raise typer.Exit(int(ended.status != "completed"))
+        raise typer.Exit(_tell_end(settings, _watch(settings, batch)))
 
 
 @batch_app.command("status")
@@ -107,7 +111,11 @@ def status(batch_id: str, config: ConfigOption = None, format: FormatOption = Fo
 
 
 @batch_app.command("results")
-def results(batch_id: str, config: ConfigOption = None) -> None:
+def results(
+    batch_id: str,
+    failed: Annotated[bool, typer.Option("--failed", help="Only what failed or expired")] = False,
+    config: ConfigOption = None,
+) -> None:
     """Write what came out so far to standard output, as JSON Lines in the order of the input."""
     settings = read_settings(config)
 
@@ -120,7 +128,7 @@ def results(batch_id: str, config: ConfigOption = None) -> None:
     async def write() -> None:
         database = Database(settings.database_url, pool_size=1)
         try:
-            async for page in read_results(database, batch_id, ENDED):
+            async for page in read_results(database, batch_id, ERRORS if failed else ENDED):
                 sys.stdout.buffer.write(page)
         finally:
             await database.close()
@@ -140,6 +148,40 @@ def _watch(settings: Settings, batch: Batch) -> Batch:
             done = batch.completed + batch.failed
             progress.update(bar, description=batch.status, total=batch.total or None, completed=done)
     return batch
+
+
+def _tell_end(settings: Settings, batch: Batch) -> int:
+    """Say on standard error how a batch ended, with its first failures, and return the exit status."""
+    for error in batch.errors or ():
+        sys.stderr.write(f"line {error['line']}: {error['message']}\n")
+    failures = asyncio.run(_first_failures(settings, batch.id))
+    if failures:
+        shown = "\n".join(failures)
+        sys.stderr.write(f"{shown}\nAll that failed: tollgate batch results {batch.id} --failed\n")
+    counts = [f"{batch.completed} of {batch.total} requests answered", f"{batch.failed} failed"]
+    counts.append(f"{batch.total - batch.completed - batch.failed} not done")
+    sys.stderr.write(f"{batch.status}: {', '.join(counts)}\n")
+    if batch.status != "completed":
+        return NOT_COMPLETED
+    return SOME_FAILED if batch.failed else 0
+
+
+async def _first_failures(settings: Settings, batch_id: str) -> list[str]:
+    """Return the first failed requests of a batch, each with why it failed, on one line."""
+    database = Database(settings.database_url, pool_size=1)
+    try:
+        page = await anext(read_results(database, batch_id, ERRORS), b"")
+    finally:
+        await database.close()
+    return [_failure(msgspec.json.decode(line)) for line in page.splitlines()[:FIRST_FAILURES]]
+
+
+def _failure(line: dict[str, Any]) -> str:
+    answered = line["response"]
+    error = answered["body"]["error"] if answered else line["error"]
+    status = f"{answered['status_code']} " if answered else ""
+    words = f"{line['custom_id']}: {status}{error['code']}: {error['message']}"[:LONGEST_LINE]
+    return "".join(letter if letter.isprintable() else " " for letter in words)  # they may be an upstream's
 
 
 async def _find(connection: AsyncConnection, batch_id: str) -> Batch:
