@@ -10,7 +10,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from billing.records import Status, UsageRecord
+from billing.records import Served, Status, UsageRecord
 from billing.segments import SUFFIX, UNLOCKED, Kind, Segment
 from protocol.usage import Usage
 
@@ -90,7 +90,9 @@ def at_progress(record: UsageRecord, progress: Progress | None) -> UsageRecord:
     """Return ``record`` with what the call had used by then."""
     if progress is None:
         return record
-    usage = progress.usage
+    usage, served = progress.usage, progress.served
+    if served is not None:
+        record = served.named_in(record)
     return msgspec.structs.replace(
         record,
         input_tokens=usage.input_tokens,
@@ -110,11 +112,12 @@ def interrupted(record: UsageRecord) -> UsageRecord:
 
 
 class Progress(Struct, frozen=True, array_like=True):
-    """How far a call has come."""
+    """How far a call has come; what it costs is at the price of the target that answers."""
 
     request_id: str
     usage: Usage
     cost_nanousd: int
+    served: Served | None = None  # None: by the target that the call was opened with
 
 
 class _Name(Struct, frozen=True):

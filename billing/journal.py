@@ -24,7 +24,7 @@ from billing.edges import Clock
 from billing.errors import JournalFull
 from billing.ids import moment_of
 from billing.owners import dead
-from billing.records import UsageRecord, bounded, bounded_cost, bounded_usage
+from billing.records import Served, UsageRecord, bounded, bounded_cost, bounded_usage
 from billing.segments import HEAD, SUFFIX, Fsync, Kind, Segment
 from protocol.usage import Usage
 
@@ -101,12 +101,15 @@ class Journal:
         is_full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         return "full" if is_full else "not writable"
 
-    def progress(self, request_id: str, usage: Usage, cost_nanousd: int) -> None:
-        """Write down how much the call has used so far; left out on a full disk, where only closes have room."""
+    def progress(self, request_id: str, usage: Usage, cost_nanousd: int, served: Served | None = None) -> None:
+        """Write down how much the call has used so far, and at which target if not the one that it was opened with.
+
+        Left out on a full disk, where only closes have room.
+        """
         segment = self._open.get(request_id)
         if segment is None:
             return
-        body = self._encode(Progress(request_id, bounded_usage(usage), bounded_cost(cost_nanousd)))
+        body = self._encode(Progress(request_id, bounded_usage(usage), bounded_cost(cost_nanousd), served))
         if segment.has_room(HEAD.size + len(body)) or segment.grow(HEAD.size + len(body)):
             try:
                 segment.append(Kind.PROGRESS, body)

@@ -74,6 +74,20 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: float = 0.0
 
 
+class Served(Struct, frozen=True, array_like=True):
+    """Which target answers a call, as a record names it."""
+
+    model_used: str
+    provider: str
+    provider_endpoint: str
+
+    def named_in(self, record: UsageRecord) -> UsageRecord:
+        """Return ``record`` as one of a call that this target answers."""
+        return replace(
+            record, model_used=self.model_used, provider=self.provider, provider_endpoint=self.provider_endpoint
+        )
+
+
 def bounded(record: UsageRecord) -> UsageRecord:
     """Return ``record`` with every quantity inside what the ledger, the sums and the counters can hold.
 

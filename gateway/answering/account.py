@@ -8,7 +8,7 @@ from collections.abc import Callable
 from billing.holds import Hold, Settlement
 from billing.journal import Journal
 from billing.quotas import Quotas
-from billing.records import CHARGED, UsageRecord
+from billing.records import CHARGED, Served, UsageRecord
 from protocol.usage import Usage
 
 NOTHING = Settlement(Usage(), 0)
@@ -20,11 +20,14 @@ class Account:
     def __init__(self, hold: Hold, journal: Journal, quotas: Quotas, *, owes_parts: bool = True) -> None:
         self.hold = hold
         self.owes_parts = owes_parts  # whether a part of an answer is owed, should this process die
-        self.count: Callable[[], Settlement] = lambda: NOTHING  # tells what was used so far
+        self.count: Callable[[], Settlement] = lambda: NOTHING  # tells what was used so far,
+        self.served: Callable[[], Served | None] = lambda: (
+            None
+        )  # and by which target, if not the one it was opened with
         self.record: UsageRecord | None = None  # the final one, once closed
         self._journal = journal
         self._quotas = quotas
-        self._noted = NOTHING
+        self._noted: tuple[Settlement, Served | None] = NOTHING, None
         self._is_opened = False
         self._is_left = False
         self._epoch: str | None = None  # in which the call counts, once closed
@@ -40,12 +43,13 @@ class Account:
         self._is_opened = True
 
     def note_progress(self) -> None:
-        """Enter what was used so far, if that changed."""
-        if not self.owes_parts or not self._is_opened or self.is_closed:
+        """Enter which target answers and, where parts are owed, what was used so far, if that changed."""
+        if not self._is_opened or self.is_closed:
             return
-        if (used := self.count()) != self._noted:
-            self._journal.progress(self.hold.request.request_id, used.usage, used.cost_nanousd)
-            self._noted = used
+        used, served = self.count() if self.owes_parts else NOTHING, self.served()
+        if (used, served) != self._noted:
+            self._journal.progress(self.hold.request.request_id, used.usage, used.cost_nanousd, served)
+            self._noted = used, served
 
     async def renew(self) -> None:
         """Renew the lease of the hold and tell it what was used so far."""
@@ -60,7 +64,7 @@ class Account:
         if self._is_opened:
             self._journal.closed(record)
         self.record = record
-        self.count = lambda: NOTHING  # whoever counted may go
+        self._let_go()
 
     def leave(self) -> None:
         """Leave the books as they are, as a process that dies: this one ends and cannot know what became of the call.
@@ -68,7 +72,11 @@ class Account:
         Whoever adopts the journal finds out from the ledger, and so do the counters, once the hold is freed.
         """
         self._is_left = True
-        self.count = lambda: NOTHING
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Ask nobody any more: a reply may go before its books are settled."""
+        self.count, self.served = lambda: NOTHING, lambda: None
 
     async def settle(self) -> None:
         """Put what was used in place of the hold, or give the hold back when nothing is owed."""

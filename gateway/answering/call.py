@@ -9,7 +9,7 @@ from zlib import crc32
 from msgspec import Struct
 
 from billing.holds import Scope
-from billing.records import Status, UsageRecord
+from billing.records import Served, Status, UsageRecord
 from gateway.access import Caller
 from gateway.providers.base import Request
 from protocol.chat import ChatRequest
@@ -95,15 +95,16 @@ def scopes_of(caller: Caller) -> tuple[Scope, ...]:
 
 def record_for(call: Call, route: Route, target: Target, status: Status, **known: Any) -> UsageRecord:
     """Return the usage record of a call at one target of its route, with whatever else is known."""
+    served = served_by(target)
     return UsageRecord(
         request_id=call.request_id,
         team_id=call.caller.team.id,
         key_id=call.caller.key_id,
         endpoint=call.endpoint,
         model_asked=call.request.model,
-        model_used=target.model.name,
-        provider=target.model.provider,
-        provider_endpoint=f"{target.endpoint.region} {target.endpoint.base_url}",
+        model_used=served.model_used,
+        provider=served.provider,
+        provider_endpoint=served.provider_endpoint,
         status=status,
         tier=call.wish.tier.value,
         priority=call.priority,
@@ -115,3 +116,8 @@ def record_for(call: Call, route: Route, target: Target, status: Status, **known
         created_at=call.created_at,
         **known,
     )
+
+
+def served_by(target: Target) -> Served:
+    """Return a target as records name it."""
+    return Served(target.model.name, target.model.provider, f"{target.endpoint.region} {target.endpoint.base_url}")

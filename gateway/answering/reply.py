@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from billing.records import CHARGED, Status, UsageRecord
+from billing.records import CHARGED, Served, Status, UsageRecord
 from gateway.answering.account import Account
 from gateway.answering.attempt import Answering, AttemptLog
-from gateway.answering.call import Call, record_for
+from gateway.answering.call import Call, record_for, served_by
 from gateway.answering.collect import Collector
 from gateway.answering.continuation import Source
 from gateway.answering.hooks import HookMaker, ReplyHook
@@ -58,7 +58,9 @@ class Reply:
         self._services = services
         self._source = Source(services, call, route, answering, log)
         self.meter = Meter(call, self._source)
-        account.count = self.meter.so_far
+        account.count, account.served = self.meter.so_far, self._served
+        if self._served() is not None:
+            account.note_progress()  # the journal knows who answers before the first word goes out
         self._hooks = [make(call, answering.target) for make in hook_makers]
         self._delta_hooks = [hook for hook in self._hooks if type(hook).delta is not ReplyHook.delta]
         self._choices = choices_asked(call.request)
@@ -161,6 +163,10 @@ class Reply:
         if (whole := self._source.answering.whole) is not None:
             self.meter.take_whole(whole)
         self._end(Status.BLOCKED)
+
+    def _served(self) -> Served | None:
+        """Return the target that answers, unless it is the one that the call was opened with."""
+        return None if self.target is self.route.targets[0] else served_by(self.target)
 
     async def _let_go(self) -> None:
         await self._source.close()

@@ -94,6 +94,7 @@ class Scene:
         hooks: tuple[HookMaker, ...] = (),
         gpu_hour: int | None = None,
         is_ours: bool = False,
+        first: Target | None = None,
     ) -> None:
         self.clock = SetClock()
         self.journal = Journal.open(folder, clock=self.clock)
@@ -112,10 +113,10 @@ class Scene:
         )
         spec = model("small", gpu_hour_nanousd=gpu_hour)
         target = Target(spec, Endpoint("here", "http://upstream"))
-        route = Route("small", (target,), "named")
+        route = Route("small", (target,) if first is None else (first, target), "named")
         holding = HoldRequest(request_id=call.request_id, team_id="a", scopes=(), legs=(), valid_until=0)
         self.account = Account(Hold(request=holding), self.journal, cast(Any, self.books))
-        self.account.open(record_for(call, route, target, Status.FAILED))
+        self.account.open(record_for(call, route, route.targets[0], Status.FAILED))
         provider = ProviderSettings(
             name="upstream",
             format="openai",
@@ -126,8 +127,8 @@ class Scene:
         registry = ProviderRegistry({"upstream": provider})
         self.gate = Gate(registry, [target], cast(Any, None), QueueSettings(), self.clock, Metrics())
         events = OpenAIFormat().open_events(request)
-        first = events.feed(self.upstream.pieces.pop(0))
-        answering = Answering(target, provider, first, events, cast(Any, self.upstream))
+        begun = events.feed(self.upstream.pieces.pop(0))
+        answering = Answering(target, provider, begun, events, cast(Any, self.upstream))
         answering.let_go = partial(self.gate.release, self.gate.take(call, target))
         services = SimpleNamespace(clock=self.clock, background=self.background, keeper=Keeper(), gate=self.gate)
         self.reply = Reply(cast(Services, services), call, route, self.account, answering, AttemptLog(), hooks)
@@ -274,6 +275,64 @@ def test_a_whole_answer_whose_gateway_dies_costs_nothing(folder: Path) -> None:
         collecting.cancel()
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize("reads", ["a stream", "a whole answer"])
+def test_a_killed_call_is_booked_at_the_target_that_answered(folder: Path, reads: str) -> None:
+    """The first on the route failed and the second answers: the journal names it, and what it costs is its price."""
+
+    async def scene() -> None:
+        away = Target(model("large", provider="elsewhere"), Endpoint("there", "http://away"))
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b", first=away)
+        if reads == "a stream":
+            async for _ in scene.reply.pieces():
+                break
+        else:
+            scene.account.owes_parts = False
+        scene.account.note_progress()
+        scene.journal.close()  # the process is gone
+
+        found = adopted(folder, scene.clock)
+        assert (found.model_used, found.provider, found.provider_endpoint) == (
+            "small",
+            "upstream",
+            "here http://upstream",
+        )
+        is_owed = reads == "a stream"
+        assert found.cost_nanousd == (found.input_tokens * 1000 + 2000 if is_owed else 0)
+        assert found.status is (Status.INTERRUPTED if is_owed else Status.FAILED)
+
+    asyncio.run(scene())
+
+
+def test_a_call_that_is_killed_before_a_word_names_the_target_that_answered(folder: Path) -> None:
+    """The journal knows of the move before the first word goes out, and of a later one with the next progress."""
+
+    async def scene() -> None:
+        away = Target(model("large", provider="elsewhere"), Endpoint("there", "http://away"))
+        scene = Scene(folder / "one", TEXT % b"a", first=away)
+        scene.journal.close()
+        assert adopted(folder / "one", scene.clock).provider_endpoint == "here http://upstream"
+
+        scene = Scene(folder / "two", TEXT % b"a", TEXT % b"b")
+        async for _ in scene.reply.pieces():
+            break
+        scene.account.note_progress()
+        answering = scene.reply._source.answering
+        answering.target = replace(answering.target, endpoint=Endpoint("beside", "http://another"))
+        scene.account.note_progress()
+        scene.journal.close()
+        assert adopted(folder / "two", scene.clock).provider_endpoint == "beside http://another"
+
+    asyncio.run(scene())
+
+
+def adopted(folder: Path, clock: SetClock) -> UsageRecord:
+    """Return how a dead process's one call ended, as its neighbour finds it."""
+    heir = Journal.open(folder, clock=clock)
+    sum(heir.adopt_each())
+    [found] = heir.take_closed(10)
+    return found.record
 
 
 @pytest.mark.parametrize("ends", ["client", "upstream"])
