@@ -10,7 +10,8 @@
 #   ├── EncodedBody           415  unsupported_encoding
 #   ├── Conflict              409  the thing exists already, or is not in a state to be changed so
 #   │   ├── IdempotencyKeyReused   idempotency_key_reused: it stands for another request
-#   │   └── IdempotencyKeyInUse    idempotency_key_in_use: its call runs for longer than we wait
+#   │   ├── IdempotencyKeyInUse    idempotency_key_in_use: its call runs for longer than we wait
+#   │   └── AnswerNotKept          idempotency_answer_not_kept: it was given once, and was too long to be kept
 #   ├── CallTakenOver         503  another gateway runs the call now, and this one's answer does not count
 #   ├── StoredAnswerUnreadable 500 idempotency_answer_unreadable
 #   ├── Gone                  410  results_erased: they were kept as long as promised, or deleted
@@ -102,6 +103,15 @@ class IdempotencyKeyInUse(Conflict):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, headers={"retry-after": "1"})
+
+
+class AnswerNotKept(Conflict):
+    """The key's call was answered, and charged, at greater length than is kept. It is not run, or paid, again."""
+
+    code = "idempotency_answer_not_kept"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
 
 
 class CallTakenOver(ServiceError):

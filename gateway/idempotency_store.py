@@ -132,6 +132,12 @@ class IdempotencyStore:
             log.error("record_not_booked_with_its_answer", request_id=claim.request_id, error=repr(exc))
             return await self._store(values, None)
 
+    async def is_stored(self, claim: Claim) -> bool:
+        """Whether the call's answer is kept and its record booked, once no earlier try to store it is under way."""
+        values = _where(claim.place) | {"request_id": claim.request_id}
+        async with self._database.begin() as connection:
+            return (await connection.execute(IS_STORED, values)).scalar_one_or_none() is True
+
     async def release(self, claim: Claim) -> None:
         """Forget a call that ended without an answer to keep, never an answered one: whoever asks next runs it."""
         values = _where(claim.place) | {"request_id": claim.request_id}
@@ -219,6 +225,13 @@ STORE = text("""
     UPDATE idempotency SET status = :status, answer = :answer, lease_until = NULL, expires_at = :expires_at
     WHERE team_id = :team_id AND endpoint = :endpoint AND key = :key AND request_id = :request_id
     RETURNING 1
+""")
+
+# Waits for whoever has updated the row and is still to commit.
+IS_STORED = text("""
+    SELECT status IS NOT NULL FROM idempotency
+    WHERE team_id = :team_id AND endpoint = :endpoint AND key = :key AND request_id = :request_id
+    FOR UPDATE
 """)
 
 RELEASE = text("""

@@ -16,7 +16,7 @@ from gateway.answering.reply import Ending, KeepEnding, Reply
 from gateway.providers.base import WholeReply
 from gateway.rate_limits import anthropic_limit_headers, rate_limit_headers
 from gateway.services import Services
-from gateway.stored_answers import StoredAnswer
+from gateway.stored_answers import NOT_KEPT, StoredAnswer
 from gateway.stream_sender import EVENT_STREAM, StreamSender
 from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
@@ -150,10 +150,10 @@ class Written:
             whole, usage = ending
             self._end = self._remember(self._dialect.whole(reply, whole, usage))
 
-    def answer(self, reply: Reply) -> StoredAnswer | None:
-        """Return all that was written, as it is kept, or ``None`` if that is too long to be kept."""
+    def answer(self, reply: Reply) -> StoredAnswer:
+        """Return all that was written, as it is kept, or ``NOT_KEPT`` if that is too long to be kept."""
         if self._size > LARGEST_KEPT:
-            return None
+            return NOT_KEPT
         body = b"".join(self._parts)
         headers = answer_headers(reply, None if reply.call.streams else body)
         # What was left of a limit then says nothing now.

@@ -47,6 +47,9 @@ class StoredAnswer(Struct, frozen=True):
     body: bytes
 
 
+NOT_KEPT = StoredAnswer(409, (), b"")  # stands for an answer that was too long to be kept
+
+
 async def seal(sealer: Sealer, claim: Claim, answer: StoredAnswer) -> bytes:
     """Return the answer as Postgres keeps it: made small first, because sealed bytes compress no more."""
 

@@ -12,6 +12,10 @@
 # `failed` when a journal is adopted), and whoever asks next runs it anew. One that dies after it leaves an answer that
 # is paid. The house errs in the team's favour: it may pay an upstream twice, the team never does.
 #
+# What a call itself brings about is owed, with a key as without: a part that was streamed until the call's deadline, or
+# until the upstream's content filter, is `interrupted`. An answer too long to be kept is stored as just that: its key
+# never runs, and never pays, a second time.
+#
 # A gateway that was believed dead and was not (stopped for longer than its lease) finds at the end that its request id
 # no longer stands in the row: its answer does not count, costs nothing, and its client is told to ask again.
 
@@ -30,21 +34,28 @@ from billing.records import UsageRecord
 from billing.store_errors import POSTGRES_AWAY, postgres_refuses
 from gateway.answering.call import Call
 from gateway.answering.tape import Send, Tape
-from gateway.errors import CallTakenOver, IdempotencyKeyInUse, IdempotencyKeyReused, Overloaded, Unavailable
+from gateway.errors import (
+    AnswerNotKept,
+    CallTakenOver,
+    IdempotencyKeyInUse,
+    IdempotencyKeyReused,
+    Overloaded,
+    Unavailable,
+)
 from gateway.idempotency_store import Answered, Found, Reused, Running
 from gateway.services import Services
-from gateway.stored_answers import Claim, Place, StoredAnswer
+from gateway.stored_answers import NOT_KEPT, Claim, Place, StoredAnswer
 from gateway.telemetry.meters import counter_of
 from protocol.errors import ServiceError
 
-LARGEST_KEPT = 16 * 1024 * 1024  # bytes; a longer answer passes through and is not kept
+LARGEST_KEPT = 16 * 1024 * 1024  # bytes; a longer answer passes through, and only that it was given is kept
 ASK_WITHIN = 5.0  # seconds for Postgres to say whether a call may run
 CLIENT_WAITS = 30.0  # seconds that a client waits for its answer to be stored while Postgres is away
 MOST_REFUSALS = 5  # times that Postgres may refuse to store an answer before it is given up
 FIRST_LOOK, LAST_LOOK = 0.05, 0.5  # seconds between looks at a call that runs elsewhere
 
-# Stores an answer and books its record, before the books close; ``None`` is an answer too long to keep.
-Keep = Callable[[StoredAnswer | None, UsageRecord], Awaitable[None]]
+# Stores an answer and books its record, before the books close.
+Keep = Callable[[StoredAnswer, UsageRecord], Awaitable[None]]
 
 # Runs a call to its end: says everything through Send, and hands the answer to Keep before its last bytes.
 Run = Callable[[Call, Send, Keep], Awaitable[None]]
@@ -60,8 +71,8 @@ async def answer_once(
     """Answer a call that has an Idempotency-Key: run it, or wait for whoever does, or replay what was stored.
 
     Raises IdempotencyKeyReused for another request under the same key, IdempotencyKeyInUse when the call runs for
-    longer than any upstream may take, Overloaded when Postgres is away, CallTakenOver when this gateway was slept
-    through, and whatever ``run`` raises.
+    longer than any upstream may take, AnswerNotKept when it was answered at too great a length, Overloaded when
+    Postgres is away, CallTakenOver when this gateway was slept through, and whatever ``run`` raises.
     """
     assert call.idempotency_key is not None
     place = Place(call.caller.team.id, call.endpoint, call.idempotency_key)
@@ -79,6 +90,12 @@ async def answer_once(
             tape = Tape(LARGEST_KEPT)
             services.background.spawn(_run_to_the_end(services, call, found, run, tape))
             await tape.play(send, write_error)
+        case Answered() if found.answer == NOT_KEPT:
+            _count(services, "not_kept")
+            raise AnswerNotKept(
+                f"The answer to this call was longer than the {LARGEST_KEPT >> 20} MiB that are kept. It was given and "
+                f"charged once, as {found.request_id}. Use a new Idempotency-Key to run the call again."
+            )
         case Answered():
             _count(services, "replayed")
             await _replay(found, scope, send)
@@ -143,17 +160,14 @@ async def _run_to_the_end(services: Services, call: Call, claim: Claim, run: Run
     is_stored = False
     error: Exception | None = None
 
-    async def keep(answer: StoredAnswer | None, record: UsageRecord) -> None:
+    async def keep(answer: StoredAnswer, record: UsageRecord) -> None:
         nonlocal is_stored
-        if answer is not None:
-            async with services.flusher.writing():  # the books close right after
-                is_stored = await _store(services, claim, answer, record, tape)
-            if not is_stored:
-                log.warning("idempotent_call_taken_over", request_id=call.request_id)
-                _count(services, "taken_over")
-                raise CallTakenOver("Another gateway runs this call now. Send it again with the same Idempotency-Key.")
-        elif not tape.is_heard:
-            raise ServiceError("The answer is too long to keep, and nobody listens.")
+        async with services.flusher.writing():  # the books close right after
+            is_stored = await _store(services, claim, answer, record, tape)
+        if not is_stored:
+            log.warning("idempotent_call_taken_over", request_id=call.request_id)
+            _count(services, "taken_over")
+            raise CallTakenOver("Another gateway runs this call now. Send it again with the same Idempotency-Key.")
 
     try:
         with store.leased(claim):
@@ -174,25 +188,31 @@ async def _store(services: Services, claim: Claim, answer: StoredAnswer, record:
     """Store an answer; return False if the call was taken over. Raises Unavailable when Postgres refuses it.
 
     While Postgres is away nobody knows whether it was stored, so this goes on until Postgres says. The client is sent
-    away after a while: it may come back for the answer.
+    away after a while: it may come back for the answer. A refusal says nothing of an earlier try that broke off: only
+    the row tells whether that was stored, and charged.
     """
-    away = Overloaded("The answer cannot be stored right now. Ask again with the same Idempotency-Key.")
+    away = Overloaded(
+        "The answer cannot be stored right now and may have been charged. Ask again with the same Idempotency-Key."
+    )
     patience = asyncio.get_running_loop().call_later(CLIENT_WAITS, tape.end, away)
-    pause, refusals = 0.1, 0
+    store, pause, refusals = services.idempotency, 0.1, 0
     try:
         while True:
             try:
-                return await services.idempotency.store(claim, answer, record)
+                if refusals < MOST_REFUSALS:
+                    return await store.store(claim, answer, record)
+                if await store.is_stored(claim):
+                    return True
+                break
             except POSTGRES_AWAY as exc:
                 log.warning("idempotent_answer_not_stored_yet", request_id=claim.request_id, error=repr(exc))
                 refusals += postgres_refuses(exc)
-                if refusals == MOST_REFUSALS:
-                    log.error("idempotent_answer_refused", request_id=claim.request_id, error=repr(exc))
-                    raise Unavailable("The answer could not be stored. It costs nothing. Try again.") from exc
             await asyncio.sleep(pause)
             pause = min(2.0, 2 * pause)
     finally:
         patience.cancel()
+    log.error("idempotent_answer_refused", request_id=claim.request_id)
+    raise Unavailable("The answer could not be stored. It costs nothing. Try again.")
 
 
 async def _release(services: Services, claim: Claim) -> None:

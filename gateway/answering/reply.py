@@ -16,7 +16,7 @@ from gateway.answering.hooks import HookMaker, ReplyHook
 from gateway.answering.meter import Meter
 from gateway.errors import ContentPolicyViolation
 from gateway.providers.base import WholeReply, choices_asked
-from gateway.providers.errors import UpstreamFailure, UpstreamFiltered
+from gateway.providers.errors import UpstreamFailure, UpstreamFiltered, UpstreamRefused
 from gateway.providers.manners import Manners
 from gateway.services import Services
 from protocol.chat import FinishReason
@@ -68,6 +68,7 @@ class Reply:
         self._has_grown = True  # whether a token has come since events were last waited for
         self._was_sent = False
         self._is_counted = answering.usage is not None  # by its upstream
+        self._failure: UpstreamFailure | None = None  # how its upstream broke it
         self._violation: ContentPolicyViolation | None = None  # why the rest may not go out
         self._kept_record: UsageRecord | None = None  # while the end is being kept, and after
 
@@ -133,6 +134,7 @@ class Reply:
                 fresh = await self._source.next_events(has_grown=self._has_grown)
                 self._has_grown = False
             except UpstreamFailure as exc:
+                self._failure = exc
                 if isinstance(exc, UpstreamFiltered):
                     self._services.guard.note_filtered(self.call)
                 else:
@@ -234,7 +236,13 @@ class Reply:
             return Status.SUPERSEDED  # whole, and not stored
         if not self._was_sent:
             return Status.FAILED
-        return Status.INTERRUPTED if self.account.owes_parts else Status.SUPERSEDED
+        return Status.INTERRUPTED if self.account.owes_parts or self._ended_itself else Status.SUPERSEDED
+
+    @property
+    def _ended_itself(self) -> bool:
+        """Whether the call itself brought its end about: it took all its time, or its upstream refuses to go on."""
+        failure = self._failure
+        return failure is not None and (failure.outcome == "deadline" or isinstance(failure, UpstreamRefused))
 
     async def _conclude(self, ending: Ending) -> None:
         """Close the books of a whole reply; where its end is to be kept, only once it is."""

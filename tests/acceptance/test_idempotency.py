@@ -301,6 +301,20 @@ def test_a_broken_stream_is_not_stored_and_owes_nothing(house: House, upstream: 
     assert rows[0][2] == 0 < rows[1][2]
 
 
+def test_a_stream_that_takes_all_the_time_of_its_call_is_charged(
+    house: House, upstream: ScriptedUpstream, key: str
+) -> None:
+    """That is the call's own doing: as without a key, what was sent is owed, and the same key runs it again."""
+    upstream.script("tokens=100,pace=0.05", times=1)
+    broken = ask(house, key, body=CHAT | STREAMED)
+    whole = ask(house, key, body=CHAT | STREAMED)
+
+    assert b'"error"' in broken.body and whole.body.endswith(b"[DONE]\n\n")
+    rows = rows_of(house, key)
+    assert [row[1] for row in rows] == ["interrupted", "answered"]
+    assert rows[0][2] >= 15 * 2000
+
+
 def forget_answer(house: House, key: str, lease: float) -> None:
     """Make it look as if another gateway ran the call, last heard of so that its lease ends in ``lease`` seconds."""
     query = (
@@ -383,15 +397,33 @@ def test_no_answer_can_be_read_in_postgres(house: House, upstream: ScriptedUpstr
 def test_an_answer_too_long_to_keep_passes_through(
     house: House, upstream: ScriptedUpstream, key: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is delivered and paid like any other, and the next call under its key is a call of its own."""
+    """It is delivered and paid like any other, and its key says so from then on: it neither runs nor pays again."""
     monkeypatch.setattr(replies, "LARGEST_KEPT", 400)
     upstream.script("tokens=40")
     first, second = (ask(house, key, stream=stream) for _ in range(2))
 
-    assert (first.status, second.status) == (200, 200) and len(first.body) > 400
-    assert first.headers["x-request-id"] != second.headers["x-request-id"]
-    assert len(upstream.requests) == 2
-    assert [row[1] for row in rows_of(house, key)] == ["answered"] * 2
+    error = json.loads(second.body)["error"]
+    assert (first.status, second.status) == (200, 409) and len(first.body) > 400
+    assert error["code"] == "idempotency_answer_not_kept" and first.headers["x-request-id"] in error["message"]
+    assert second.headers["x-should-retry"] == "false"
+    assert len(upstream.requests) == 1
+    assert [(row[0], row[1]) for row in rows_of(house, key)] == [(first.headers["x-request-id"], "answered")]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_an_answer_too_long_to_keep_is_charged_though_its_client_left(
+    house: House, upstream: ScriptedUpstream, key: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was produced to its end, as the key asks for: whoever hangs up at its last token pays for all of it."""
+    monkeypatch.setattr(replies, "LARGEST_KEPT", 400)
+    upstream.script("tokens=40,pace=0.005")
+    body = CHAT | {"user": key, "stream": stream}
+    ask_and_leave(house, CHAT_URL, body, lambda: upstream.requests, **{"idempotency-key": key})
+    until(lambda: rows_of(house, key))
+
+    (row,) = rows_of(house, key)
+    assert row[1] == "answered" and row[2] > 40 * 2000
+    assert ask(house, key, stream=stream).status == 409
 
 
 def test_metrics_tell_what_became_of_calls_with_keys(house: House, key: str) -> None:

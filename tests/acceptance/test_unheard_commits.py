@@ -7,8 +7,13 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import asyncpg
 import pytest
+from sqlalchemy.exc import DBAPIError
 
+from billing.records import UsageRecord
+from gateway.idempotency_store import IdempotencyStore
+from gateway.stored_answers import Claim, StoredAnswer
 from tests.support.audits import lasting_differences
 from tests.support.house import House, running_house, settings_for
 from tests.support.paying_team import PayingTeam
@@ -42,3 +47,41 @@ def test_a_correction_is_counted_though_nobody_heard_that_it_was_booked(house: H
     assert (way.lost, unheard.status_code, again.status_code) == (1, 503, 201)
     assert team.usage().json()["corrections"]["entries"] == 1
     assert lasting_differences(house.settings.database_url, house.settings.redis_url) == []
+
+
+def test_refusals_after_an_unheard_commit_do_not_make_a_call_free(
+    house: House, way: PostgresProxy, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is stored and charged, unheard, and then Postgres refuses every further try: the row is asked, and the
+    client has the answer that it pays for."""
+    store, tries = IdempotencyStore.store, 0
+
+    async def refused_once_done(
+        self: IdempotencyStore, claim: Claim, answer: StoredAnswer, record: UsageRecord | None
+    ) -> bool:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            return await store(self, claim, answer, record)
+        raise DBAPIError("UPDATE", {}, refusal())
+
+    upstream.forget()
+    monkeypatch.setattr(IdempotencyStore, "store", refused_once_done)
+    way.lose_commit_of("UPDATE idempotency SET status")
+    body = {"model": "small", "messages": [{"role": "user", "content": "hello"}]}
+    headers = {"idempotency-key": str(uuid.uuid4())}
+    with house.client() as client:
+        first, again = (client.post("/v1/chat/completions", json=body, headers=headers) for _ in range(2))
+
+    assert (way.lost, tries) == (1, 5 + 1)
+    assert (first.status_code, again.status_code) == (200, 200) and again.content == first.content
+    record = house.record_of(first)
+    assert record["status"] == "answered" and record["cost_usd"] > 0 and len(upstream.requests) == 1
+    assert lasting_differences(house.settings.database_url, house.settings.redis_url) == []
+
+
+def refusal() -> Exception:
+    """Return what SQLAlchemy wraps when a lock is not to be had."""
+    error = Exception("canceling statement due to lock timeout")
+    error.__cause__ = asyncpg.QueryCanceledError("canceling statement due to lock timeout")
+    return error

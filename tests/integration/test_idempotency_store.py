@@ -74,6 +74,30 @@ async def test_an_answer_is_kept_with_its_row(store: IdempotencyStore, database:
     assert (await ask(database, "SELECT sum(calls) FROM usage_daily"))[0][0] == 1
 
 
+@pytest.mark.parametrize("ends", ["committed", "rolled back"])
+async def test_whether_an_answer_is_stored_waits_for_a_try_that_is_under_way(
+    store: IdempotencyStore, database: Database, clock: SetClock, ends: str
+) -> None:
+    """A transaction that nobody hears of any more may still commit: only then does the row tell."""
+    mine = wanted(clock)
+    await store.claim(mine)
+    assert not await store.is_stored(mine)
+    try:
+        async with database.begin() as connection:
+            await connection.execute(
+                text(f"UPDATE idempotency SET status = 200 WHERE request_id = '{mine.request_id}'")
+            )
+            asking = asyncio.create_task(store.is_stored(mine))
+            await asyncio.sleep(0.2)
+            assert not asking.done()
+            if ends == "rolled back":
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+
+    assert await asking is (ends == "committed")
+
+
 async def test_another_body_is_told_so(store: IdempotencyStore, clock: SetClock) -> None:
     """Under a key that runs or is answered, anything else is a mistake of the caller's."""
     mine = wanted(clock)

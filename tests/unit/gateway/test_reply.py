@@ -26,7 +26,7 @@ from gateway.answering.reply import Ending, Reply
 from gateway.background import Background
 from gateway.errors import ContentPolicyViolation
 from gateway.overload.gate import Gate
-from gateway.providers.errors import UpstreamError
+from gateway.providers.errors import UpstreamError, UpstreamFailure, UpstreamFiltered, UpstreamTimeout
 from gateway.providers.openai import OpenAIFormat
 from gateway.providers.registry import ProviderRegistry
 from gateway.services import Services
@@ -51,13 +51,16 @@ class Upstream:
 
     def __init__(self, *pieces: bytes) -> None:
         self.pieces = list(pieces)
-        self.falls_silent = False  # after the last piece
+        self.falls_silent = False  # after the last piece,
+        self.breaks_with: UpstreamFailure | None = None  # or breaks
         self.is_closed = False
 
     async def next_piece(self, patience: float) -> bytes | None:
         """Return the next piece; it never takes long."""
         if not self.pieces and self.falls_silent:
             await asyncio.Event().wait()
+        if not self.pieces and self.breaks_with is not None:
+            raise self.breaks_with
         return self.pieces.pop(0) if self.pieces else None
 
     async def close(self) -> None:
@@ -130,7 +133,10 @@ class Scene:
         begun = events.feed(self.upstream.pieces.pop(0))
         answering = Answering(target, provider, begun, events, cast(Any, self.upstream))
         answering.let_go = partial(self.gate.release, self.gate.take(call, target))
-        services = SimpleNamespace(clock=self.clock, background=self.background, keeper=Keeper(), gate=self.gate)
+        guard = SimpleNamespace(note_filtered=lambda call: None)
+        services = SimpleNamespace(
+            clock=self.clock, background=self.background, keeper=Keeper(), gate=self.gate, guard=guard
+        )
         self.reply = Reply(cast(Services, services), call, route, self.account, answering, AttemptLog(), hooks)
 
     async def finish(self) -> None:
@@ -200,6 +206,37 @@ def test_a_reply_that_breaks_after_text_is_interrupted_and_charged(folder: Path)
         record = scene.reply.record
         assert (record.status, record.output_tokens) == (Status.INTERRUPTED, 2)
         assert scene.books.told == [("settle", record.cost_nanousd)]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (UpstreamTimeout("late", outcome="deadline"), Status.INTERRUPTED),
+        (UpstreamFiltered("forbidden"), Status.INTERRUPTED),
+        (UpstreamTimeout("silent"), Status.SUPERSEDED),
+        (UpstreamError("reset", outcome="reset"), Status.SUPERSEDED),
+    ],
+    ids=["its deadline", "its content", "silence", "a reset"],
+)
+def test_with_an_idempotency_key_a_part_is_owed_where_the_call_ended_itself(
+    folder: Path, failure: UpstreamFailure, status: Status
+) -> None:
+    """What an upstream breaks is asked for again and paid once; what the call brings about costs what was sent."""
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b")
+        scene.upstream.breaks_with = failure
+        scene.account.owes_parts = False  # as with a key
+        with pytest.raises(UpstreamFailure):
+            async for _ in scene.reply.pieces():
+                pass
+        await scene.finish()
+
+        record = scene.reply.record
+        assert (record.status, record.output_tokens) == (status, 2)
+        assert (record.cost_nanousd > 0) is (status is Status.INTERRUPTED)
 
     asyncio.run(scene())
 
