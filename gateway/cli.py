@@ -67,7 +67,7 @@ def serve(
     import socket
 
     from gateway import serving
-    from gateway.listening import open_socket
+    from protocol.listening import open_socket
 
     put_off_collecting()
     path = find_config(config)
@@ -97,7 +97,7 @@ def work(
 ) -> None:
     """Run a worker: batch work, and the chores of the house."""
     from gateway.heartbeat import is_working
-    from gateway.listening import open_socket
+    from protocol.listening import open_socket
 
     put_off_collecting()
     path = find_config(config)

@@ -18,7 +18,7 @@ import structlog
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.listening import close_door
+from protocol.listening import close_door
 
 LOOK_EVERY = 0.05  # seconds between looks at what still runs
 HANDSHAKES = 0.25  # seconds for connections that are being made when the door closes

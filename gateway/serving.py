@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from gateway.collector import spare_what_stays
-from gateway.listening import close_door
 from gateway.processes import spawn
 from gateway.supervisor import Child, StopRequested, Supervisor
+from protocol.listening import close_door, raise_descriptor_limit
 
 if TYPE_CHECKING:
     from gateway.settings import Settings
@@ -46,6 +46,7 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     configure_logging()
+    raise_descriptor_limit()
     drain, reloader = Drain(), Reloader(lambda: load_settings(path))
     config = uvicorn.Config(
         create_app(settings, drain=drain, reloader=reloader),

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry, Metric, start_http_server
+import uvicorn
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from sqlalchemy import text
+from uvicorn.server import ServerState
 
 from billing.store_errors import POSTGRES_AWAY
 from gateway.batch.estimate import read_backlog
+from gateway.http_protocol import HttpProtocol
 from gateway.services import Services
+from protocol.listening import open_socket
 
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 LOOK_WITHIN = 2.0  # seconds; after it the scrape goes without what Postgres knows
 
 CALLBACKS = text("""
@@ -41,48 +47,57 @@ async def work_metrics(
     if address is None:
         yield
         return
-    registry = CollectorRegistry()
-    registry.register(_Work(services, running, budgets, asyncio.get_running_loop()))
-    host, port = address
-    server, thread = start_http_server(port, host, registry)
-    log.info("metrics_served", host=host, port=server.server_port)
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(server.shutdown)  # it answers what it has begun, and that asks this loop
-        server.server_close()
-        thread.join()
+    config = uvicorn.Config(
+        _Work(services, running, budgets).answer,
+        http=HttpProtocol,
+        ws="none",
+        interface="asgi3",
+        lifespan="off",
+        proxy_headers=False,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+    )
+    config.load()
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    with open_socket(*address) as listener:
+        server = await loop.create_server(lambda: HttpProtocol(config, state, {}), sock=listener)
+        log.info("metrics_served", host=address[0], port=listener.getsockname()[1])
+        try:
+            yield
+        finally:
+            server.close()
+            if state.tasks:
+                await asyncio.wait(state.tasks, timeout=LOOK_WITHIN)
+            for connection in list(state.connections):
+                connection.transport.abort()
 
 
-class _Work(Collector):
-    """Everything that a worker shows. A scrape comes in a thread; what it asks is looked up in the worker's loop."""
+class _Work:
+    """Everything that a worker shows."""
 
     def __init__(
-        self,
-        services: Services,
-        running: Callable[[], int],
-        budgets: Callable[[], Mapping[tuple[str, str], float]],
-        loop: asyncio.AbstractEventLoop,
+        self, services: Services, running: Callable[[], int], budgets: Callable[[], Mapping[tuple[str, str], float]]
     ) -> None:
         self._services = services
         self._running = running
         self._budgets = budgets
-        self._loop = loop
 
-    def describe(self) -> list[Metric]:
-        return []  # else it would be scraped to be registered
-
-    def collect(self) -> Iterator[Metric]:
-        look = asyncio.run_coroutine_threadsafe(self._look(), self._loop)
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer any request with all metrics, as an ASGI app."""
+        registry = CollectorRegistry()
         try:
-            yield from look.result(LOOK_WITHIN)
+            async with asyncio.timeout(LOOK_WITHIN):
+                registry.register(_Looked(await self._look()))
         except POSTGRES_AWAY as exc:
-            look.cancel()
             log.warning("metrics_incomplete", error=repr(exc))
-        yield from self._services.metrics.registry.collect()
+        body = generate_latest(registry) + self._services.metrics.render()
+        headers = [(b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     async def _look(self) -> list[Metric]:
-        self._services.metrics.refresh()
         running = GaugeMetricFamily("tollgate_batch_requests_running", "Batch requests that run in this worker")
         running.add_metric([], self._running())
         budgets = GaugeMetricFamily(
@@ -108,3 +123,13 @@ class _Work(Collector):
         for state, count in open_callbacks.items():
             callbacks.add_metric([state], count)
         return [running, budgets, waiting, callbacks]
+
+
+class _Looked(Collector):
+    """Metrics that were looked up."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics

@@ -36,6 +36,7 @@ from gateway.services import Services
 from gateway.settings import Settings
 from gateway.telemetry.logging import configure_logging
 from gateway.work_metrics import work_metrics
+from protocol.listening import raise_descriptor_limit
 
 FINAL_FLUSH = 5.0  # seconds for what is closed but not yet in Postgres when the worker ends
 
@@ -51,6 +52,7 @@ def run_worker(path: Path, settings: Settings, concurrency: int, metrics_at: tup
     be had.
     """
     configure_logging()
+    raise_descriptor_limit()
     spare_what_stays()
     return asyncio.run(_work(lambda: load_settings(path), settings, Clock(), concurrency, metrics_at))
 

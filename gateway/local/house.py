@@ -19,7 +19,6 @@ import msgspec
 
 from gateway.config.tree import ConfigFaults, Section
 from gateway.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
-from gateway.listening import open_socket
 from gateway.local.client import DEMO_TEAM, HouseClient
 from gateway.local.config import (
     DEMO_MODEL,
@@ -36,6 +35,7 @@ from gateway.local.greeting import Ready, welcome
 from gateway.processes import LOOPBACK, free_port, last_lines, spawn, stop
 from gateway.serving import TIDY_UP
 from gateway.supervisor import Child, StartFailed, StopRequested, Supervisor
+from protocol.listening import open_socket
 
 CHECKPOINT = Path(__file__).resolve().parents[2] / "gpu_backend" / "demo_model" / "checkpoint"
 START_WITHIN = 60.0  # seconds; a busy laptop takes a tenth of it

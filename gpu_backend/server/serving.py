@@ -19,11 +19,12 @@ from gpu_backend.server.engine_client import EngineClient
 from gpu_backend.server.front import build_front
 from gpu_backend.server.settings import FrontSettings
 from gpu_backend.server.shared_prompts import shared_prefixes
+from protocol.http_server import HttpProtocol
+from protocol.listening import BACKLOG, open_socket, raise_descriptor_limit
 
 log = logging.getLogger("gpu_backend")
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75  # longer than the gateway keeps idle connections, so that the gateway closes first
 
 
@@ -34,6 +35,7 @@ def serve(settings: FrontSettings) -> int:
     """
     checkpoint = load_checkpoint(settings.engine.folder, settings.engine.tokenizer_folder)
     prefixes = shared_prefixes(checkpoint, Path(settings.shared_prompts)) if settings.shared_prompts else ()
+    raise_descriptor_limit()
     listening = _listen(settings.host, settings.port)
     exit_status = 0
 
@@ -46,6 +48,7 @@ def serve(settings: FrontSettings) -> int:
     app = create_app(build_front(settings, checkpoint, engine))
     config = uvicorn.Config(
         app,
+        http=HttpProtocol,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -79,13 +82,9 @@ def die_with_parent() -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
+        listening = open_socket(host, port)
     except OSError as exc:
-        listening.close()
         raise OSError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
     listening.set_inheritable(False)
     return listening

@@ -20,7 +20,9 @@ import pytest
 from openai import APIError, BadRequestError, NotFoundError, OpenAI
 from tokenizers import pre_tokenizers
 
+from protocol.http_server import LONGEST_HEAD
 from tests.support.engine_server import EngineServer, running_engine_server, start_engine_server
+from tests.support.raw_client import tell
 from tests.support.tiny_model import TinyModel, write_tiny_model
 from tests.support.waiting import until
 
@@ -305,6 +307,15 @@ def test_errors_are_the_packages_own(client: OpenAI) -> None:
     assert "512" in too_long.value.message and "603" in too_long.value.message
     assert (bad.value.param, unknown.value.code) == ("temperature", "model_not_found")
     assert [m.id for m in client.models.list()] == ["tiny"]
+
+
+@pytest.mark.parametrize("line", [b"x" * 60_000, b"a:\r\n" * 15_000], ids=["bytes", "fields"])
+def test_a_head_without_an_end_is_refused(server: EngineServer, line: bytes) -> None:
+    """As at a gateway, before a secret is looked at: others would wait for its bytes to be put together."""
+    answer = tell(server.url, b"GET /health HTTP/1.1\r\nhost: x\r\nb: ", *[line] * (LONGEST_HEAD // 60_000 + 3))
+
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
 
 
 def test_the_front_stays_small(server: EngineServer, client: OpenAI) -> None:

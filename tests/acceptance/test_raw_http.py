@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 
 import pytest
 
-from gateway.http_protocol import LONGEST_HEAD
+from protocol.http_server import LONGEST_HEAD, MOST_HEADERS
 from tests.support.house import House
+from tests.support.raw_client import tell
 
 ASKED = json.dumps({"model": "small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}).encode()
 OFFER = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQB\r\n"
@@ -22,25 +22,6 @@ def post(house: House, more: str, body: bytes = ASKED) -> bytes:
     return head.encode() + body
 
 
-def tell(house: House, *pieces: bytes) -> bytes:
-    """Send bytes on a connection and return all that comes until it is closed."""
-    host, port = house.url.removeprefix("http://").split(":")
-    answer = b""
-    with socket.create_connection((host, int(port)), timeout=20) as client:
-        try:
-            for piece in pieces:
-                client.sendall(piece)
-        except ConnectionError:
-            pass  # it had heard enough
-        while True:
-            try:
-                if not (piece := client.recv(65536)):
-                    return answer
-            except ConnectionResetError:
-                return answer
-            answer += piece
-
-
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
 def test_an_offer_of_http_2_is_answered_in_http_1(house: House, is_chunked: bool) -> None:
     """As the client of Java's own library sends it, with each request: the body counts, the next request too."""
@@ -48,7 +29,7 @@ def test_an_offer_of_http_2_is_answered_in_http_1(house: House, is_chunked: bool
     length = "transfer-encoding: chunked\r\n" if is_chunked else f"content-length: {len(ASKED)}\r\n"
     offered = post(house, OFFER + length, body)
     last = post(house, f"connection: close, Upgrade\r\nupgrade: h2c\r\n{length}", body)
-    answer = tell(house, offered[:100], offered[100:-20], offered[-20:] + last)
+    answer = tell(house.url, offered[:100], offered[100:-20], offered[-20:] + last)
 
     assert answer.count(b"HTTP/1.1 200 OK") == 2
     assert answer.count(b'"object":"chat.completion"') == 2
@@ -59,7 +40,9 @@ def test_a_client_of_http_1_0_gets_no_chunks(house: House, keeps: str) -> None:
     """It knows none: a stream ends with the connection, and what has a length says so."""
     streamed = json.dumps(json.loads(ASKED) | {"stream": True}).encode()
     answers = [
-        tell(house, post(house, f"{keeps}content-length: {len(body)}\r\n", body).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        tell(
+            house.url, post(house, f"{keeps}content-length: {len(body)}\r\n", body).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+        )
         for body in (ASKED, streamed)
     ]
     (plain_head, _, plain), (stream_head, _, stream) = (answer.partition(b"\r\n\r\n") for answer in answers)
@@ -76,10 +59,18 @@ def test_a_client_of_http_1_0_gets_no_chunks(house: House, keeps: str) -> None:
 def test_a_head_without_an_end_is_refused(house: House, begins: bytes) -> None:
     """Before anybody has looked at a key; others would wait for its bytes to be put together."""
     line = b"x: y\r\n" if begins.endswith(b"\r\n") else b"xxxxxx"
-    answer = tell(house, begins, *[line * 10_000] * (LONGEST_HEAD // 60_000 + 3))
+    answer = tell(house.url, begins, *[line * 10_000] * (LONGEST_HEAD // 60_000 + 3))
 
     assert answer.startswith(b"HTTP/1.1 431 ") and b"x-request-id: 0" in answer
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+def test_a_head_of_very_many_fields_is_refused(house: House) -> None:
+    """Sixty thousand empty ones fit into its bytes, and each costs something."""
+    answer = tell(house.url, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n", b"a:\r\n" * 62_000, b"\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 431 ") and b"x-request-id: 0" in answer
+    assert str(MOST_HEADERS) in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +78,7 @@ def test_a_head_without_an_end_is_refused(house: House, begins: bytes) -> None:
 )
 def test_what_is_no_request_is_told_in_our_shape(house: House, said: bytes) -> None:
     """Another protocol, an unknown method, a tunnel."""
-    head, _, body = tell(house, said).partition(b"\r\n\r\n")
+    head, _, body = tell(house.url, said).partition(b"\r\n\r\n")
 
     assert head.startswith(b"HTTP/1.1 400 ") and b"x-request-id: 0" in head
     assert json.loads(body)["error"]["message"]

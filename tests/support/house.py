@@ -22,11 +22,11 @@ from gateway.app import create_app
 from gateway.audit_log import Act
 from gateway.database import Database
 from gateway.http_protocol import HttpProtocol
-from gateway.listening import UNREAD, open_socket
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Settings, Timeouts
 from gateway.team_inputs import LimitsInput, NewKey, NewTeam
 from gateway.team_keys import create_key
 from gateway.teams import create_team
+from protocol.listening import UNREAD, open_socket
 from router.catalog import AutoRoute
 from router.targets import Ability, Endpoint, ModelSpec
 from tests.support.waiting import until

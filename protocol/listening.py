@@ -1,7 +1,9 @@
-# The socket that clients connect to: how it is opened, and how it is closed behind the last who came.
+# The socket that clients connect to: how it is opened, how many descriptors its connections may take, and how it is
+# closed behind the last that came.
 
 from __future__ import annotations
 
+import resource
 import socket
 import struct
 from contextlib import suppress
@@ -9,6 +11,8 @@ from ctypes import addressof, create_string_buffer
 
 BACKLOG = 2048
 UNREAD = 60.0  # seconds that a client may leave all that was sent unread
+MOST_DESCRIPTORS = 1 << 20  # a hard limit may be a billion, which no process needs
+OWN_SHARE = 4  # one in so many descriptors is not for clients: upstreams, Postgres, files
 SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 
 
@@ -29,6 +33,24 @@ def open_socket(host: str, port: int, unread: float = UNREAD) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process, and those it starts from now on, open as many files and sockets as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def has_descriptors_left(newest: int) -> bool:
+    """Whether a client's connection may keep the descriptor ``newest``, which was the lowest that was free.
+
+    A process without a free descriptor cannot reach its upstreams and stores, and cannot even accept a connection in
+    order to close it.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft == resource.RLIM_INFINITY or newest < soft - soft // OWN_SHARE
 
 
 def close_door(listener: socket.socket) -> None:

@@ -1,0 +1,226 @@
+# How the sockets of gateway, worker and engine speak HTTP: as uvicorn does, with these things put right.
+#
+# - What a client may take before it is known has bounds: bytes and fields of a head, bytes of a body's framing,
+#   requests ahead of their answers, time for a head and for a body, a share of the process's descriptors.
+# - A client that offers HTTP/2 (Java's own does, with every request) is answered in HTTP/1.1, its body not lost.
+# - What cannot be read is told in the shape of all other errors.
+# - A client of HTTP/1.0, which knows no chunks, gets none.
+# - A client that leaves is told at once to the call that asked for it, without a task for each call
+#   (protocol/leaving.py).
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import httptools
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from protocol.errors import BadRequest
+from protocol.leaving import LEAVING
+from protocol.listening import has_descriptors_left
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
+
+LONGEST_HEAD = 1 << 18  # bytes; a read brings as many, so a head of that may still be whole
+MOST_HEADERS = 256  # fields; the trailers of a body count, too
+MOST_PIPELINED = 64  # requests that wait for the answers of those before them
+OFFER = (b"upgrade", b"http2-settings")  # headers, and what the header "connection" says of them
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    head_within = 60.0  # seconds from a connection's beginning, or a head's first bytes, to its end
+    body_within = 60.0  # seconds from a head's end to its body's, and one more …
+    body_rate = 4096  # … for each so many bytes that have come
+
+    _head = 0  # bytes of a head that has not ended
+    _is_in_body = False
+    _body = 0  # bytes of a body that has not ended
+    _framing = 0  # bytes that were read since the last of them: chunk extensions, trailers
+    _body_began = 0.0  # loop time
+    _deadline: asyncio.TimerHandle | None = None  # for the end of a head or a body
+    _tell: Callable[[], object] | None = None  # what the call that runs does when its client leaves
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a head, or close at once where this process needs its last descriptors itself."""
+        super().connection_made(transport)
+        if has_descriptors_left(transport.get_extra_info("socket").fileno()):
+            self._wait(self.head_within)
+        else:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the call that runs."""
+        self._has_time()
+        super().connection_lost(exc)
+        if self.scope is not None:
+            del self.scope["extensions"]  # who asks from now on waits for ASGI's word, which is there
+        if self._tell is not None:
+            self._tell()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on: requests, or pieces of them."""
+        size = len(data)
+        self._framing += size
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._go_on_in_our_own(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("The request is not valid HTTP/1.1.")
+        else:
+            if self._head:
+                self._wait_for_head(size)
+            elif self._is_in_body:
+                self._wait_for_body()
+
+    def on_message_begin(self) -> None:
+        """A head begins. From here on the connection is not idle; bytes between requests did not count."""
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self.transport.abort()
+            raise ValueError("too many requests ahead of their answers")
+        self._unset_keepalive_if_required()
+        super().on_message_begin()
+        self.scope["extensions"] = {LEAVING: self._tell_when_left}  # type: ignore[dict-item]
+        self._head = 1
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take one field."""
+        if len(self.headers) >= MOST_HEADERS:
+            self._refuse(431, f"The request has more than {MOST_HEADERS} header fields.")
+            raise ValueError("too many header fields")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head has ended; the call may begin, unless it will be read again without the offer in it."""
+        self._head = 0
+        self._has_time()
+        self._unset_keepalive_if_required()  # the answer before may have ended while this head came
+        if not self.parser.should_upgrade():
+            self._is_in_body, self._body, self._framing = True, 0, 0
+            super().on_headers_complete()
+            if self.cycle.scope["http_version"] == "1.0":
+                self.cycle.send = _until_close(self.cycle)  # type: ignore[assignment,method-assign]
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body is here."""
+        self._body += len(body)
+        self._framing = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request has ended."""
+        if not self.parser.should_upgrade():
+            self._is_in_body = False
+            if self._deadline is not None:
+                self._has_time()
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say that what came cannot be read, and close."""
+        self._refuse(400, msg)
+
+    def new_request_id(self) -> str:
+        """Return the id of a request that is refused here."""
+        return uuid.uuid4().hex
+
+    def _tell_when_left(self, tell: Callable[[], object] | None) -> None:
+        self._tell = tell
+        if tell is not None:
+            self.flow.resume_reading()  # a long body may have stopped it, and who does not read sees nobody leave
+
+    def _go_on_in_our_own(self, rest: bytes) -> None:
+        """Read a head again as if nothing else had been offered, and ``rest`` after it: the parser would take that for
+        another protocol."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":  # a tunnel, which needs no offer to be another protocol
+            self.send_400_response("This is no proxy.")
+            return
+        lines = [b"%b %b HTTP/1.1" % (method, self.url)]
+        lines += [b"%b: %b" % header for header in map(_without_offer, self.headers) if header[0] not in OFFER]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"\r\n".join([*lines, b"", rest]))
+
+    def _wait_for_head(self, size: int) -> None:
+        self._head += size
+        if self._head > LONGEST_HEAD:
+            self._refuse(431, f"The head of the request is longer than {LONGEST_HEAD} bytes.")
+        elif self._deadline is None:
+            self._wait(self.head_within)
+
+    def _wait_for_body(self) -> None:
+        if self._framing > LONGEST_HEAD:
+            self._refuse(431, f"The body has more than {LONGEST_HEAD} bytes of framing between two pieces.")
+        elif self._deadline is None and not self.cycle.response_complete:
+            self._body_began = self.loop.time()
+            self._wait(self.body_within)
+
+    def _wait(self, seconds: float) -> None:
+        self._deadline = self.loop.call_later(seconds, self._run_out)
+
+    def _run_out(self) -> None:
+        """Refuse a head or body whose time is over."""
+        self._deadline = None
+        if self._head:
+            self._refuse(408, f"The head of the request did not end within {self.head_within:g} seconds.")
+        elif not self._is_in_body:
+            self.transport.close()
+        elif self.flow.read_paused:  # the client cannot send: the call has not begun, or reads nothing now
+            self._body_began = self.loop.time()
+            self._wait(self.body_within)
+        elif not self.cycle.response_complete:  # else the connection is closed as an idle one is
+            waited = self.loop.time() - self._body_began
+            left = self.body_within + self._body / self.body_rate - waited
+            if left > 0:
+                self._wait(left)
+            else:
+                self._refuse(408, f"The body came too slowly: {self._body} bytes in {waited:.0f} seconds.")
+
+    def _refuse(self, status: int, words: str) -> None:
+        """Say why, unless that would be taken for a part of another answer, and close the connection."""
+        if self.transport.is_closing():
+            return
+        is_amid_answer = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if not is_amid_answer and not self.pipeline:
+            body = msgspec.json.encode(BadRequest(words).body())
+            head = (
+                b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(STATUS_LINE[status] + head % (len(body), self.new_request_id().encode()) + body)
+        self.transport.close()
+
+    def _has_time(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def _until_close(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
+    """Return how to answer who knows no chunks: a body of which no length is said ends with the connection."""
+    send_framed, has_length = cycle.send, True
+
+    async def send(message: ASGISendEvent) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not has_length:
+                cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send_framed(message)
+
+    return send
+
+
+def _without_offer(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+    name, value = header
+    if name != b"connection":
+        return header
+    return name, b", ".join(word for word in map(bytes.strip, value.split(b",")) if word.lower() not in OFFER)
