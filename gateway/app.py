@@ -94,6 +94,10 @@ def create_app(settings: Settings, drain: Drain | None = None, reloader: Reloade
 @asynccontextmanager
 async def open_services(settings: Settings, clock: Clock, drain: Drain) -> AsyncIterator[Services]:
     """Open everything, run the loops that keep it true, and close it all in reverse."""
+    for one in settings.left_out:
+        log.warning(
+            "provider_left_out", provider=one.provider, models=one.models, aliases=one.aliases, routes=one.routes
+        )
     async with AsyncExitStack() as stack:
         database = Database(settings.database_url)
         stack.push_async_callback(database.close)

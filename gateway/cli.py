@@ -154,6 +154,8 @@ def audit(
 def check_config(file: Annotated[Path, typer.Argument(help="tollgate.yaml")]) -> None:
     """Say everything that is wrong with a configuration file, with lines, and exit 1; or that nothing is."""
     settings = _load(file)
+    for one in settings.left_out:
+        typer.echo(f"{file}: {one.line()}")
     typer.echo(f"{file}: fine: {len(settings.models)} models at {len(settings.providers)} providers")
 
 

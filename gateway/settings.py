@@ -40,6 +40,7 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     api_keys: tuple[str, ...] = ()
     endpoints: tuple[Endpoint, ...]
     self_hosted: bool = False
+    optional: bool = False  # left out, with its models, while it has no key
     concurrency: int | None = None  # requests at one model of one endpoint at a time, of each process
     timeouts: Timeouts = Timeouts()
     retries: Retries = Retries()
@@ -106,6 +107,21 @@ class BatchLimits(Struct, frozen=True, kw_only=True):
     stored_bytes: int = 20_000_000_000
 
 
+class LeftOut(Struct, frozen=True):
+    """An optional provider without a key, and what went with it."""
+
+    provider: str
+    models: tuple[str, ...]
+    aliases: tuple[str, ...]  # that stood for them
+    routes: tuple[str, ...]  # that are shorter, or gone
+
+    def line(self) -> str:
+        """Return it in words."""
+        parts = {"models": self.models, "aliases": self.aliases, "in routes": self.routes}
+        gone = "; ".join(f"{kind} {', '.join(names)}" for kind, names in parts.items() if names)
+        return f"provider {self.provider} is left out, for none of its api_keys is set: without {gone or 'any model'}"
+
+
 class Tracing(Struct, frozen=True, kw_only=True):
     """Where traces of calls go."""
 
@@ -127,6 +143,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     auto: dict[str, AutoRoute] = field(default_factory=dict)  # route name, usually "auto"
     fallbacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
     safety: Safety = Safety()
     quotas: QuotaSettings = QuotaSettings()
     queue: QueueSettings = QueueSettings()

@@ -114,6 +114,9 @@ def _provider(node: Node, faults: Faults) -> ProviderSettings:
         complain(fields.node("endpoints") or node, faults, "the same endpoint twice")
     nothing: tuple[str, ...] = ()
     self_hosted = fields.get("self_hosted", switch, False)
+    optional = fields.get("optional", switch, False)
+    if optional and not fields.has("api_keys"):
+        complain(fields.node("optional") or node, faults, "left out while no key is set: needs api_keys: [${NAME:-}]")
     # A replica says every second that it lives; where another can go on, one that does not is soon given up.
     usual = Timeouts(between_tokens=REPLICA_SILENT) if self_hosted and len(endpoints) > 1 else Timeouts()
     read_timeouts = struct_of(partial(replace, usual), _TIMEOUTS)
@@ -123,6 +126,7 @@ def _provider(node: Node, faults: Faults) -> ProviderSettings:
         api_keys=fields.get("api_keys", secrets(0), nothing),
         endpoints=endpoints,
         self_hosted=self_hosted,
+        optional=optional,
         concurrency=fields.find("concurrency", integer(1)),
         timeouts=fields.get("timeouts", read_timeouts, usual),
         retries=fields.get("retries", struct_of(Retries, _RETRIES), Retries()),

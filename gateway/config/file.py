@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from gateway.config.catalog import read_catalogue
 from gateway.config.fields import Faults, Fields, Read, complain
+from gateway.config.left_out import leave_out
 from gateway.config.readers import (
     duration,
     duration_or_zero,
@@ -84,7 +85,9 @@ def _read_file(path: Path, env: Mapping[str, str], faults: Faults) -> Section | 
 
 def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
     root = Fields(tree, "", faults)
-    catalogue = read_catalogue(root, faults)
+    catalogue, left_out = leave_out(read_catalogue(root, faults))
+    if left_out and not catalogue.models and not faults:
+        complain(root.node("providers") or tree, faults, "every model is left out, for no provider has a key: set one")
     settings = Settings(
         database_url=_postgres_url(root),
         redis_url=root.need("redis_url", _REDIS, "", "where Redis answers: redis://host:6379/0"),
@@ -97,6 +100,7 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         auto=catalogue.auto,
         fallbacks=catalogue.fallbacks,
         aliases=catalogue.aliases,
+        left_out=left_out,
         safety=root.get("safety", read_safety, Safety()),
         quotas=root.get("quotas", struct_of(QuotaSettings, _QUOTAS), QuotaSettings()),
         queue=root.get("queue", struct_of(QueueSettings, _QUEUE), QueueSettings()),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from billing.money import NanoDollars, to_nano
-from gateway.config.fields import NUMBER, WORDS_OF_YAML, Faults, Fields, Read, complain, kind_of
+from gateway.config.fields import NUMBER, WORDS_OF_YAML, Faults, Fields, Read, complain, is_empty, kind_of
 from gateway.config.tree import Items, Node, Scalar
 from gateway.config.weakness import meant_variable, why_no_service, why_weak
 from gateway.durations import read_duration
@@ -68,7 +68,7 @@ def secrets(least: int, read_one: Read[str] = secret) -> Read[tuple[str, ...]]:
             return complain(node, faults, f"expected a list of secrets: [${{NAME}}]; found {kind_of(node)}")
         if any(isinstance(each, Scalar) and each.is_broken for each in node.items):
             return None
-        given = [each for each in node.items if not (isinstance(each, Scalar) and each.is_expanded and not each.text)]
+        given = [each for each in node.items if not _is_nothing(each)]
         values = [value for each in given if (value := read_one(each, faults)) is not None]
         if len(given) < least:
             return complain(node, faults, f"expected at least {least}, found {len(given)}")
@@ -79,6 +79,10 @@ def secrets(least: int, read_one: Read[str] = secret) -> Read[tuple[str, ...]]:
         return tuple(values)
 
     return read
+
+
+def _is_nothing(node: Node) -> bool:
+    return is_empty(node) or (isinstance(node, Scalar) and node.is_expanded and not node.text)
 
 
 def switch(node: Node, faults: Faults) -> bool | None:

@@ -14,10 +14,11 @@ from gateway.config.file import ConfigFaults, load_settings
 def main(path: Path) -> int:
     """Return 0 for a file without fault; else say what is wrong and return 1."""
     try:
-        load_settings(path, os.environ, json.load(sys.stdin))
+        settings = load_settings(path, os.environ, json.load(sys.stdin))
     except ConfigFaults as exc:
         sys.stderr.write(f"{exc}\n")
         return 1
+    sys.stdout.writelines(f"{path}: {one.line()}\n" for one in settings.left_out)
     return 0
 
 

@@ -163,6 +163,7 @@ def _scalar(node: Scalar) -> str:
     """Quote what was quoted and what YAML might read as something else; numbers and switches stay bare."""
     if not node.is_quoted and (node.text in ("true", "false") or _NUMBER.fullmatch(node.text)):
         return node.text
-    if not node.is_quoted and node.text in ("", "~", "null"):
+    is_nothing = node.is_expanded and not node.text  # ${NAME:-}, quoted or not
+    if is_nothing or (not node.is_quoted and node.text in ("", "~", "null")):
         return "~"
     return json.dumps(node.text, ensure_ascii=False).replace("${", "$${")

@@ -236,6 +236,8 @@ class House:
         checked = subprocess.run(words, input=json.dumps(settings).encode(), capture_output=True)
         if checked.returncode != 0:
             raise StartFailed(checked.stderr.decode(errors="replace").strip())
+        if checked.stdout:
+            _say(checked.stdout.decode(errors="replace").strip())
 
     def _wait(self, is_done: Callable[[], bool], role: str) -> None:
         while not is_done():

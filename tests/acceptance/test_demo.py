@@ -18,7 +18,6 @@ import psutil
 import pytest
 from openai import BadRequestError, OpenAI
 
-from gateway.embedded import EmbeddedPostgres
 from gateway.processes import free_port
 from tests.support.waiting import until
 
@@ -46,7 +45,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         if process.poll() is None:
             process.kill()
             process.wait()
-        EmbeddedPostgres(folder / "data").remove()
 
 
 def cpu_seconds(pid: int) -> float:

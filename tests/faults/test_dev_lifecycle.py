@@ -63,6 +63,7 @@ def test_a_taken_port_is_said_and_ends_it(tmp_path: Path) -> None:
     assert not house.data_dir.exists()
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "teams.sh"
 CONFIG = """
 admin_keys: [tgadmin-from-the-file]
 providers:
@@ -108,6 +109,26 @@ def test_a_config_file_joins_the_demo_model(house: DevHouse) -> None:
     assert facts["admin_key"] == "tgadmin-from-the-file"
     assert teams.status_code == 200
     assert house.ask().status_code == 200
+
+
+@pytest.mark.timeout(240)
+def test_the_example_sets_its_teams_up_once(house: DevHouse) -> None:
+    """examples/teams.sh runs against `tollgate dev`, and again: ten teams, a key for each, and nothing twice."""
+    search = f"{TOLLGATE.parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": search, "TOLLGATE_CONFIG": str(house.data_dir / "tollgate.yaml")}
+    runs = [subprocess.run(["sh", EXAMPLE], env=env, capture_output=True, text=True) for _ in range(2)]
+    admin = {"authorization": f"Bearer {house.facts['admin_key']}"}
+    teams = httpx.get(f"{house.facts['url']}/admin/teams", headers=admin).json()["data"]
+    keys = httpx.get(f"{house.facts['url']}/admin/keys", headers=admin).json()["data"]
+
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr + runs[1].stderr
+    assert [run.stdout.count("tg-") for run in runs] == [10, 0]
+    assert len(teams) == 11  # and the demo's
+    assert (
+        len({key["team_id"] for key in keys} - {"team_demo"})
+        == 10
+        == sum(key["team_id"] != "team_demo" for key in keys)
+    )
 
 
 def test_a_second_house_on_the_same_data_says_so_and_ends(house: DevHouse) -> None:

@@ -101,25 +101,23 @@ class DevHouse:
         return {"authorization": f"Bearer {self.facts['team_key']}"}
 
     def clean_up(self) -> None:
-        """End whatever a failed test has left, and take Postgres's folder outside the data directory away."""
-        from gateway.embedded import EmbeddedPostgres
-
+        """End whatever a failed test has left."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
         self.left_running(within=10)
-        EmbeddedPostgres(self.data_dir).remove()
 
     def _running(self) -> list[str]:
         """Return everything with our mark in its environment; Postgres, whose environment is bare, by its folder."""
-        home = (self.data_dir / "postgres").resolve()
+        home = self.data_dir.resolve() / "postgres"
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 command = (process / "cmdline").read_bytes()
                 marked = self.mark.encode() in (process / "environ").read_bytes()
+                is_postgres = (process / "cwd").readlink().is_relative_to(home)
             except OSError:
                 continue
-            if command and (marked or str(home).encode() in command):
+            if command and (marked or is_postgres):
                 found.append(f"{process.name}: {command.replace(bytes(1), b' ').decode(errors='replace')}")
         return found

@@ -29,7 +29,7 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (
         settings.Settings,
         "",
-        {"auto": "routes", "callbacks_allow": "callbacks.allow", "journal_fsync": "journal.fsync"},
+        {"auto": "routes", "callbacks_allow": "callbacks.allow", "journal_fsync": "journal.fsync", "left_out": None},
     ),
     (settings.ProviderSettings, "", {"name": None, "timeouts": None, "retries": None, "breaker": None}),
     (Endpoint, "endpoints[].", {}),
