@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.team_inputs import TeamPatch
 from protocol.chat import ChatRequest, StreamOptions
-from protocol.decoding import MAX_DEPTH, convert, decode, decode_with_extra
+from protocol.decoding import MAX_DEPTH, convert, decode, decode_with_extra, has_more_values
 from protocol.errors import BadRequest, TooLarge
 
 CHAT = '{"model": "m", "messages": [{"role": "user", "content": "hi"}]%s}'
@@ -103,6 +103,32 @@ def test_too_many_values_are_refused_before_they_are_read() -> None:
         decode((CHAT % f', "a": [{many}1]').encode(), ChatRequest)
 
     assert len(decode((CHAT % f', "user": "{long}"').encode(), ChatRequest).user or "") == 1_500_000
+
+
+@pytest.mark.parametrize("inner", ["[[],[]]", '{"a":{}}', "[1,2]", '{"a":1}'])
+def test_every_object_and_array_counts_as_a_value(inner: str) -> None:
+    """However values are nested, more of them than the limit are refused before they are built."""
+    with pytest.raises(TooLarge, match="400000"):
+        decode((CHAT % f', "a": [{",".join([inner] * 210_000)}]').encode(), ChatRequest)
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        (b"[1,2]", 2),
+        (b'{"a":[{},{}]}', 5),
+        (b'[",[{",""]', 2),
+        (rb'["\\",[]]', 3),
+        (rb'["\",[]]', 1),  # the string has no end
+        (rb'["a,', 1),
+        (b'["a,\\', 1),
+        (b"", 0),
+    ],
+)
+def test_values_are_counted_outside_of_strings(body: bytes, count: int) -> None:
+    """A comma, a bracket or a brace counts, and none that stands in a string."""
+    assert not has_more_values(body, count)
+    assert not count or has_more_values(body, count - 1)
 
 
 def test_missing_fields_are_named() -> None:
