@@ -135,9 +135,12 @@ def _turns(messages: Iterable[Message]) -> list[Block]:
         if not blocks:
             continue
         if turns and turns[-1]["role"] == role:
-            turns[-1]["content"] = _results_first([*turns[-1]["content"], *blocks])
+            turns[-1]["content"] += blocks
         else:
             turns.append({"role": role, "content": blocks})
+    for turn in turns:
+        if turn["role"] == "user":
+            turn["content"].sort(key=_is_no_result)  # the calls before it are answered first
     if not turns or turns[0]["role"] == "assistant":
         turns.insert(0, {"role": "user", "content": [{"type": "text", "text": FIRST_WORDS}]})
     if turns[-1]["role"] == "assistant":
@@ -216,9 +219,8 @@ def _tool_use(call: ToolCall) -> Block:
     return {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}
 
 
-def _results_first(blocks: list[Block]) -> list[Block]:
-    """Return a user's turn with the results of tools in front, where the calls before it are answered."""
-    return sorted(blocks, key=lambda block: block["type"] != "tool_result")
+def _is_no_result(block: Block) -> bool:
+    return block["type"] != "tool_result"
 
 
 def _strip_end(blocks: list[Block]) -> None:
