@@ -6,7 +6,6 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -150,17 +149,21 @@ def _name_results(plain: Sequence[dict[str, Any]]) -> None:
 
 def _one_call_a_turn(plain: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Let a turn with several calls be several turns, each with its result: Llama's templates refuse it otherwise."""
-    told: list[dict[str, Any]] = []
-    for place, message in enumerate(plain):
-        calls = message.get("tool_calls", ())
-        if len(calls) > 1:
-            results = list(takewhile(lambda m: m["role"] == "tool", plain[place + 1 :]))
+    told: list[list[dict[str, Any]]] = []
+    turns: dict[str, list[dict[str, Any]]] = {}  # of the last such turn: each call's own, with its results, by its id
+    for message in plain:
+        if message["role"] != "tool":
+            turns = {}
+        elif (turn := turns.get(message.get("tool_call_id", ""))) is not None:
+            turn.append(message)
+            continue
+        if len(calls := message.get("tool_calls", ())) > 1:
             for call in calls:
-                told.append({**message, "tool_calls": [call]})
-                told += [result for result in results if result.get("tool_call_id") == call["id"]]
-        elif not any(message is known for known in told):
-            told.append(message)
-    return told
+                told.append([{**message, "tool_calls": [call]}])
+                turns.setdefault(call["id"], told[-1])
+        else:
+            told.append([message])
+    return [message for turn in told for message in turn]
 
 
 def _plain_content(message: Message, where: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -65,7 +66,7 @@ class ReplyWriter:
         self._stops = StopStrings(stops)
         self._length = 0  # characters decoded
         self._shown = 0  # characters given out, or skipped
-        self._waiting: list[ScoredToken] = []  # their text is kept back
+        self._waiting: deque[ScoredToken] = deque()  # their text is kept back
         self._skip = 0
         self.beginning: Piece | None = None  # what is said before the engine does anything
         if resumed:
@@ -129,10 +130,10 @@ class ReplyWriter:
 
     def _scored(self) -> tuple[ScoredToken, ...]:
         """Take the scored tokens whose text is out; at the end of the reply, all but those of the stop string."""
-        ready = self._waiting
-        if self.finish_reason is None or self._shown < self._length:
-            ready = [scored for scored in ready if scored.offset < self._shown]
-        self._waiting = self._waiting[len(ready) :]
+        is_all_out = self.finish_reason is not None and self._shown >= self._length
+        ready: list[ScoredToken] = []
+        while self._waiting and (is_all_out or self._waiting[0].offset < self._shown):
+            ready.append(self._waiting.popleft())
         return tuple(ready)
 
     def _resume(self, token_ids: Sequence[int], skip: int) -> Piece:

@@ -7,6 +7,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +132,14 @@ class Detokenizer:
 class StopStrings:
     """Finds where a reply must end, and keeps back text that may be the beginning of a stop string.
 
-    Of several stop strings the one that is complete first counts, whatever the pieces were.
+    Of several stop strings the one that is complete first counts, whatever the pieces were. The time is linear in the
+    text and in the number of stop strings (Knuth, Morris and Pratt).
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
-        self._strings = tuple(strings)
+        self._strings = [(string, _borders(string)) for string in strings]
+        self._begun = [0] * len(strings)  # how many characters of each the text ends with
+        self._firsts = frozenset(string[0] for string in strings)
         self._held = ""
 
     def feed(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
@@ -143,19 +147,31 @@ class StopStrings:
 
         A stop string that is complete while the reply must go on is text like any other.
         """
-        if not self._strings:
+        if not self._held and self._firsts.isdisjoint(text):
             return text, False
-        before = len(self._held)
-        text = self._held + text
-        # What was held back has no stop string that counts; one must end in the new text.
-        starts = [(stop, text.find(stop, max(0, before - len(stop) + 1))) for stop in self._strings]
-        found = [(at + len(stop), at) for stop, at in starts if at >= 0]
-        if found and may_stop:
-            self._held = ""
-            return text[: min(found)[1]], True
-        shown = len(text) - max(_overlap(text, stop) for stop in self._strings)
-        self._held = text[shown:]
-        return text[:shown], False
+        whole = self._held + text
+        for end, character in enumerate(text, len(self._held) + 1):
+            complete = self._advance(character)
+            if complete and may_stop:
+                self._held = ""
+                return whole[: end - complete], True
+        shown = len(whole) - max(self._begun)
+        self._held = whole[shown:]
+        return whole[:shown], False
+
+    def _advance(self, character: str) -> int:
+        """Go on by a character; return the length of the longest stop string that it completes, or 0."""
+        complete = 0
+        for place, (string, borders) in enumerate(self._strings):
+            size = self._begun[place]
+            while size and string[size] != character:
+                size = borders[size - 1]
+            size += string[size] == character
+            if size == len(string):
+                complete = max(complete, size)
+                size = borders[-1]
+            self._begun[place] = size
+        return complete
 
     def finish(self) -> str:
         """Return the text kept back: the reply ended, so it began no stop string."""
@@ -178,12 +194,16 @@ def special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a beginning of ``stop``."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
+@lru_cache(256)
+def _borders(string: str) -> tuple[int, ...]:
+    """Return for each beginning of ``string`` how long its longest end is that is a shorter beginning, too."""
+    borders, size = [0], 0
+    for character in string[1:]:
+        while size and string[size] != character:
+            size = borders[size - 1]
+        size += string[size] == character
+        borders.append(size)
+    return tuple(borders)
 
 
 def _spelling(tokenizer: Tokenizer) -> Any:

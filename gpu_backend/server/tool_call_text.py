@@ -20,16 +20,16 @@ class CallState(Enum):
 
 
 class CallText:
-    """The JSON of one call, as it comes: its name, and what its arguments have gained (``fresh``)."""
+    """The JSON of one call, as it comes: its name, and what its arguments have gained."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self.text = ""
         self.name: str | None = None
-        self.fresh = ""
         self.state = CallState.START
         self._names = names
+        self._text: list[str] = []  # characters, as are those below: texts would be copied with each
+        self._fresh: list[str] = []
+        self._part: list[str] = []  # of the key or the value that is being read
         self._key = ""
-        self._value = ""
         self._depth = 0
         self._in_string = False
         self._escaped = False
@@ -37,12 +37,12 @@ class CallText:
 
     def feed(self, character: str) -> None:
         """Take in the next character; nothing must follow the states DONE and BAD."""
-        self.text += character
+        self._text.append(character)
         match self.state:
             case CallState.IN_KEY:
-                self._key += character
+                self._part.append(character)
                 if self._ends_string(character):
-                    self.state = CallState.COLON
+                    self._key, self.state = "".join(self._part), CallState.COLON
             case CallState.IN_VALUE:
                 self._read_value(character)
             case _ if character in " \t\r\n":
@@ -50,11 +50,11 @@ class CallText:
             case CallState.START:
                 self.state = CallState.KEY if character == "{" else CallState.BAD
             case CallState.KEY if character == '"':
-                self._key, self.state, self._in_string = '"', CallState.IN_KEY, True
+                self._part, self.state, self._in_string = ['"'], CallState.IN_KEY, True
             case CallState.COLON if character == ":":
                 self.state = CallState.VALUE
             case CallState.VALUE if character not in ",}]:":
-                self._value, self._depth, self._in_string, self.state = "", 0, False, CallState.IN_VALUE
+                self._part, self._depth, self._in_string, self.state = [], 0, False, CallState.IN_VALUE
                 self._read_value(character)
             case CallState.NEXT if character == ",":
                 self.state = CallState.KEY
@@ -62,6 +62,17 @@ class CallText:
                 self._end()
             case _:
                 self.state = CallState.BAD
+
+    @property
+    def text(self) -> str:
+        """All that was fed."""
+        return "".join(self._text)
+
+    def take_fresh(self) -> str:
+        """Return what the arguments have gained since this was last asked."""
+        fresh = "".join(self._fresh)
+        self._fresh.clear()
+        return fresh
 
     @property
     def _is_argument(self) -> bool:
@@ -86,23 +97,24 @@ class CallText:
         elif not self._depth and character in ",} \t\r\n":  # the end of a number or a word
             self._end_value()
             if self.state is CallState.NEXT:
-                self.text = self.text[:-1]
+                self._text.pop()
                 self.feed(character)
         else:
             self._take(character)
 
     def _take(self, character: str) -> None:
-        self._value += character
-        if self._is_argument and self._value[0] == "{":
-            self.fresh += character
+        self._part.append(character)
+        if self._is_argument and self._part[0] == "{":
+            self._fresh.append(character)
 
     def _end_value(self) -> None:
         self.state = CallState.NEXT
         if self._key != '"name"' and not self._is_argument:
             return
+        said = "".join(self._part)
         try:
-            value = json.loads(self._value)
-        except ValueError:
+            value = json.loads(said)
+        except (ValueError, RecursionError):
             self.state = CallState.BAD
             return
         if self._key == '"name"':
@@ -115,16 +127,16 @@ class CallText:
         else:
             self._has_arguments = True
             if isinstance(value, str):  # some models write the JSON text as a string
-                self.fresh += value
+                self._fresh.append(value)
             elif not isinstance(value, dict):
-                self.fresh += "{}" if value is None else self._value
+                self._fresh.append("{}" if value is None else said)
 
     def _end(self) -> None:
         if self.name is None:
             self.state = CallState.BAD
             return
         if not self._has_arguments:
-            self.fresh += "{}"
+            self._fresh.append("{}")
         self.state = CallState.DONE
 
     def _ends_string(self, character: str) -> bool:

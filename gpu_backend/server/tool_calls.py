@@ -57,7 +57,10 @@ class ToolCallReader:
         self._names = names
         self._new_id = new_id
         self._most = most  # calls; what follows them is not told
-        self._held = ""  # blanks, and what may become an opener or a closer
+        self._blanks: list[str] = []  # held back, before a word or a call
+        self._word = ""  # what may become an opener or a closer
+        self._content: list[str] = []  # what is certain, until it is returned
+        self._gained: list[_Gained] = []
         self._is_plain = False  # Llama's: this reply is no call, or none any more
         self._call: CallText | None = None
         self._is_after_call = False
@@ -66,78 +69,88 @@ class ToolCallReader:
 
     def feed(self, text: str) -> Said:
         """Take in text; return what is certain by now."""
-        said = Said()
         for character in text:
             if self._call is None and self.num_calls == self._most:
                 break
             if self._call is None:
-                self._read_text(character, said)
+                self._read_text(character)
             else:
-                self._read_call(self._call, character, said)
-        return said
+                self._read_call(self._call, character)
+        return self._certain()
 
     def finish(self) -> Said:
         """Return what was kept back: the reply has ended."""
-        said = Said()
         if self._call is not None and not self._told:
-            said.content = self._held + self._opener_of_call() + self._call.text
-        elif self._call is None and (self._held.strip() or not self.num_calls):
-            said.content = self._held
-        self._held, self._call = "", None
+            self._content += [*self._blanks, self._opener_of_call(), self._call.text]
+        elif self._call is None and ((held := "".join([*self._blanks, self._word])).strip() or not self.num_calls):
+            self._content.append(held)
+        self._blanks, self._word, self._call = [], "", None
+        return self._certain()
+
+    def _certain(self) -> Said:
+        calls = [CallDelta(each.index, "".join(each.arguments), each.id, each.name) for each in self._gained]
+        said = Said("".join(self._content), calls)
+        self._content, self._gained = [], []
         return said
 
-    def _read_text(self, character: str, said: Said) -> None:
-        self._held += character
-        while self._held and not self._may_open(self._held.lstrip(self._blanks)):
+    def _read_text(self, character: str) -> None:
+        self._word += character
+        self._hold_blanks()
+        while self._word and not self._may_open(self._word):
             self._is_plain = self._is_llama
             self._is_after_call = False
-            said.content += self._held[0]
-            self._held = self._held[1:]
-        word = self._held.lstrip(self._blanks)
-        if self._is_after_call and word == CLOSE:
-            self._held, self._is_after_call = "", False
-        elif word == self._opener and not self._is_plain:
-            self._held = self._held[: -len(word)]
+            self._content += [*self._blanks, self._word[0]]
+            self._blanks, self._word = [], self._word[1:]
+            self._hold_blanks()
+        if self._is_after_call and self._word == CLOSE:
+            self._blanks, self._word, self._is_after_call = [], "", False
+        elif self._word == self._opener and not self._is_plain:
+            self._word = ""
             self._call = CallText(self._names)
             if self._is_llama:
                 self._call.feed("{")
 
-    @property
-    def _blanks(self) -> str:
-        return " \t\r\n;" if self._is_after_call and self._is_llama else " \t\r\n"
+    def _hold_blanks(self) -> None:
+        """Part the blanks that the word begins with from it. In plain text they are said as any other character."""
+        blanks = " \t\r\n;" if self._is_after_call and self._is_llama else " \t\r\n"
+        if not self._is_plain and (word := self._word.lstrip(blanks)) != self._word:
+            self._blanks.append(self._word[: len(self._word) - len(word)])
+            self._word = word
 
     def _may_open(self, word: str) -> bool:
         """Whether ``word`` could still become an opener, or the closer of the call before."""
-        if not word:
-            return not self._is_plain
         closes = self._is_after_call and not self._is_llama and CLOSE.startswith(word)
         return closes or (not self._is_plain and self._opener.startswith(word))
 
-    def _read_call(self, call: CallText, character: str, said: Said) -> None:
+    def _read_call(self, call: CallText, character: str) -> None:
         call.feed(character)
         if call.name is not None and self._told is None and call.state is not CallState.BAD:
-            self._told, self._held = self._new_id(), ""
-            said.calls.append(CallDelta(self.num_calls, "", self._told, call.name))
+            self._told, self._blanks = self._new_id(), []
+            self._gained.append(_Gained(self.num_calls, self._told, call.name))
             self.num_calls += 1
-        if self._told is not None and call.fresh:
-            self._tell(call.fresh, said)
-            call.fresh = ""
+        if self._told is not None and (fresh := call.take_fresh()):
+            index = self.num_calls - 1
+            if not self._gained or self._gained[-1].index != index:
+                self._gained.append(_Gained(index))
+            self._gained[-1].arguments.append(fresh)
         if call.state is CallState.DONE or (call.state is CallState.BAD and self._told is not None):
             self._call, self._told, self._is_after_call = None, None, True
         elif call.state is CallState.BAD:
-            again = self._held + self._opener_of_call() + call.text
-            self._call, self._held, self._is_plain = None, "", self._is_llama
-            said.content += again[: -1 if again.endswith("<") else None]
+            again = self._opener_of_call() + call.text
+            self._content += [*self._blanks, again.removesuffix("<")]
+            self._call, self._blanks, self._is_plain = None, [], self._is_llama
             if again.endswith("<"):
-                self._read_text("<", said)
-
-    def _tell(self, arguments: str, said: Said) -> None:
-        index = self.num_calls - 1
-        if said.calls and said.calls[-1].index == index:
-            last = said.calls.pop()
-            said.calls.append(CallDelta(index, last.arguments + arguments, last.id, last.name))
-        else:
-            said.calls.append(CallDelta(index, arguments))
+                self._read_text("<")
 
     def _opener_of_call(self) -> str:
         return "" if self._is_llama else self._opener
+
+
+@dataclass(slots=True)
+class _Gained:
+    """What a call gained since it was last told."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: list[str] = field(default_factory=list)
