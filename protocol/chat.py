@@ -4,9 +4,17 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Raw, Struct, field
+from msgspec import Meta, Raw, Struct, field
+
+from protocol.decoding import MAX_VALUES, has_more_values
+from protocol.errors import invalid_value
+
+# What one request may hold: several times more than any model reads, and few enough to be translated in half a second.
+MOST_MESSAGES = 16_384
+MOST_PARTS = 16_384  # of one message, and as many tool calls or thoughts
+MOST_TOOLS = 4_096
 
 
 class FinishReason(StrEnum):
@@ -77,12 +85,15 @@ class Message(Struct, frozen=True, omit_defaults=True):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | tuple[ContentPart, ...] | None = None
+    content: str | Annotated[tuple[ContentPart, ...], Meta(max_length=MOST_PARTS)] | None = None
     name: str | None = None
-    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MOST_PARTS)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    thinking_blocks: tuple[ThinkingBlock | RedactedThinkingBlock, ...] | None = None  # as LiteLLM's clients send them
+    # As LiteLLM's clients send them.
+    thinking_blocks: (
+        Annotated[tuple[ThinkingBlock | RedactedThinkingBlock, ...], Meta(max_length=MOST_PARTS)] | None
+    ) = None
 
     def text(self) -> str:
         """Return the words of the message, parts joined; images count as nothing."""
@@ -140,7 +151,7 @@ class ChatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A chat completion as asked. ``None`` means that the caller did not say."""
 
     model: str
-    messages: tuple[Message, ...]
+    messages: Annotated[tuple[Message, ...], Meta(max_length=MOST_MESSAGES)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     temperature: float | None = None
@@ -149,7 +160,7 @@ class ChatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     stop: str | tuple[str, ...] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: tuple[Tool, ...] | None = None
+    tools: Annotated[tuple[Tool, ...], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
@@ -171,6 +182,13 @@ class ChatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     def output_limit(self) -> int | None:
         """The most tokens a reply may have, by whichever of its two names it was given."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+def check_arguments(request: ChatRequest) -> None:
+    """Refuse calls whose arguments hold more values than a body may: they are decoded, too. Raises BadRequest."""
+    said = "".join(call.function.arguments for message in request.messages for call in message.tool_calls or ())
+    if has_more_values(said.encode("utf-8", "replace"), MAX_VALUES):
+        raise invalid_value("messages", f"holds tool calls whose arguments have more than {MAX_VALUES} values")
 
 
 class Reasoning(Struct, frozen=True):

@@ -8,6 +8,7 @@ from protocol.chat import FinishReason, StreamOptions
 
 # One text, several, one list of token ids, or several: the elements are of one kind. (msgspec decodes only one kind of
 # list in a union, so the type is wider than the rule; ``check_prompts`` keeps the rule.)
+MOST_PROMPTS = 16_384  # in one request
 Prompts = str | list[str | int | list[int]]
 
 
@@ -15,6 +16,11 @@ def check_prompts(prompts: Prompts) -> None:
     """Raise ``ValueError`` unless all elements are of one kind."""
     if isinstance(prompts, list) and len(set(map(type, prompts))) > 1:
         raise ValueError("Expected texts, token ids or lists of token ids, got a mixture")
+
+
+def number_of(prompts: Prompts) -> int:
+    """Return how many prompts these are: token ids alone are one."""
+    return 1 if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else len(prompts)
 
 
 class CompletionRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):

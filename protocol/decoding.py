@@ -152,6 +152,7 @@ def _too_deep() -> BadRequest:
 
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_TOO_MANY = re.compile(r"Expected `array` of length <= (\d+)")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
 _WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 
@@ -165,6 +166,9 @@ def _wrong_field(complaint: str, type: Any) -> BadRequest:
     if missing:
         param = f"{param}.{missing[1]}".removeprefix(".")
         return BadRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    if too_many := _TOO_MANY.fullmatch(what):
+        words = f"'{param}' holds more than {too_many[1]} entries. Send fewer."
+        return BadRequest(words, param=param, code="invalid_value")
     code = "invalid_type" if what.startswith("Expected `") else "invalid_value"
     words = re.sub(r"`(\w+)( \| \w+)*`", _plain_words, what)
     where = f"'{param}'" if param else "body"

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from protocol.chat import (
+    MOST_MESSAGES,
+    MOST_PARTS,
+    MOST_TOOLS,
     CacheControl,
     ChatRequest,
     ContentPart,
@@ -67,7 +70,7 @@ class ToolUseBlock(Struct, frozen=True, tag="tool_use", omit_defaults=True):
 
 class ToolResultBlock(Struct, frozen=True, tag="tool_result", omit_defaults=True):
     tool_use_id: str
-    content: str | tuple[TextBlock | ImageBlock, ...] | None = None
+    content: str | Annotated[tuple[TextBlock | ImageBlock, ...], Meta(max_length=MOST_PARTS)] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -77,7 +80,7 @@ Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock 
 
 class Turn(Struct, frozen=True):
     role: Literal["user", "assistant", "system"]  # system: instructions on the way, text alone
-    content: str | tuple[Block, ...]
+    content: str | Annotated[tuple[Block, ...], Meta(max_length=MOST_PARTS)]
 
 
 class MessageTool(Struct, frozen=True, omit_defaults=True):
@@ -144,14 +147,14 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     model: str
     max_tokens: int
-    messages: tuple[Turn, ...]
-    system: str | tuple[TextBlock, ...] | None = None
+    messages: Annotated[tuple[Turn, ...], Meta(max_length=MOST_MESSAGES)]
+    system: str | Annotated[tuple[TextBlock, ...], Meta(max_length=MOST_PARTS)] | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: tuple[str, ...] | None = None
-    tools: tuple[MessageTool, ...] | None = None
+    tools: Annotated[tuple[MessageTool, ...], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingBetweenTools | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -16,6 +17,7 @@ from gateway.answering.account import NOTHING, Account
 from gateway.answering.call import Call, scopes_of
 from gateway.rate_limits import anthropic_limit_headers, rate_limit_headers
 from gateway.services import Services
+from protocol.aside import aside
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import ServiceError
@@ -37,7 +39,7 @@ async def admit(services: Services, call: Call, route: Route) -> tuple[Call, Acc
         request_id=call.request_id,
         team_id=call.caller.team.id,
         scopes=call.scopes,
-        legs=legs_of(call, route),
+        legs=await aside(call.size, partial(legs_of, call, route)),
         valid_until=services.clock.now() + OPEN_WITHIN,
         is_aside=call.is_aside,
     )
@@ -46,7 +48,7 @@ async def admit(services: Services, call: Call, route: Route) -> tuple[Call, Acc
         if isinstance(hold, Hold) or (fitted := _fitted(call, route, hold)) is None:
             break
         call = fitted
-        hold = await _open(services, replace(request, legs=legs_of(call, route)))
+        hold = await _open(services, replace(request, legs=await aside(call.size, partial(legs_of, call, route))))
     if isinstance(hold, RefusedHold):
         raise _refusal(services, hold, call.endpoint, _limit_within(call, route, hold.headroom))
     account = Account(hold, services.journal, services.quotas, owes_parts=call.owes_parts)

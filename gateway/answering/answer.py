@@ -16,6 +16,7 @@ from gateway.overload.gate import Turn
 from gateway.providers.errors import UpstreamFiltered
 from gateway.safety.input_check import InputCheck, input_check_of
 from gateway.services import Services
+from protocol.aside import aside
 from router import Route, choose_route
 from router.order import Health
 from router.sampling import is_sampled, judge_named
@@ -28,9 +29,7 @@ async def answer(services: Services, call: Call) -> Reply:
     """
     services.guard.refuse_paused(call)
     health = services.health()
-    route = route_of(services, call, services.outlook(health))
-    if is_sampled(call.request_id):
-        route = judge_named(route, call.request, call.wish, services.catalog, services.complexity)
+    route = await aside(call.size, partial(_judged_route, services, call, services.outlook(health)))
     gate = services.gate
     if (away := refusal(services, call, route, health)) is not None and not gate.can_wait(route):
         raise away
@@ -41,6 +40,13 @@ async def answer(services: Services, call: Call) -> Reply:
     except BaseException:
         gate.release(turn.slot)
         raise
+
+
+def _judged_route(services: Services, call: Call, outlook: Health) -> Route:
+    route = route_of(services, call, outlook)
+    if is_sampled(call.request_id):
+        route = judge_named(route, call.request, call.wish, services.catalog, services.complexity)
+    return route
 
 
 def route_of(services: Services, call: Call, outlook: Health) -> Route:

@@ -24,6 +24,7 @@ from gateway.resilience.deadline import Deadline
 from gateway.resilience.retry import RetryBudget
 from gateway.services import Services
 from gateway.settings import ProviderSettings
+from protocol.aside import aside
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta, Event, ReplyEnd
 from protocol.usage import Usage
@@ -122,9 +123,10 @@ async def send_once(
     wire = registry.format(target.model.provider)
     # Our own engine always streams to us: a reply that breaks can then be continued, and is charged by its tokens.
     streams = call.streams or (provider.self_hosted and not isinstance(call.request, EmbeddingRequest))
+    # What its hold covers: a spare may be smaller than the model asked.
+    limit = await aside(call.size, lambda: output_limit(call.request, target.model))
     asking = Asking(
-        # What its hold covers: a spare may be smaller than the model asked.
-        request=with_output_limit(call.request, output_limit(call.request, target.model)),
+        request=with_output_limit(call.request, limit),
         target=target,
         api_key=permit.api_key,
         streams=streams,
@@ -143,7 +145,8 @@ async def send_once(
     patience = trip.deadline.within(usual, services.clock.monotonic())
     ends = asyncio.get_running_loop().time() + patience
     try:
-        response = await services.client.send(wire.build_request(asking), provider.timeouts.connect, patience)
+        built = await aside(call.size, lambda: wire.build_request(asking))
+        response = await services.client.send(built, provider.timeouts.connect, patience)
         services.breakers.heard(permit, response.headers)
         return await _read_answer(call, target, provider, wire, response, streams=streams, ends=ends)
     except UpstreamTimeout as exc:
@@ -171,7 +174,8 @@ async def _read_answer(
             if streams and (begun is None or not begun[:64].lstrip().startswith(b"{")):
                 events = wire.open_events(call.request)
                 return Answering(target, provider, await _read_first(response, events, begun), events, response)
-            whole, usage = wire.read_reply(call.request, (begun or b"") + await response.read())
+            body = (begun or b"") + await response.read()
+            whole, usage = await aside(len(body), lambda: wire.read_reply(call.request, body))
         await response.close()
         if streams:  # it does not know how to, and answered in JSON
             return Answering(target, provider, events_of(whole, usage))

@@ -13,6 +13,7 @@ from gateway.providers.client import read_error_body
 from gateway.providers.errors import UpstreamFailure, UpstreamRefused
 from gateway.resilience.keys import TargetAway
 from gateway.services import Services
+from protocol.aside import aside
 from protocol.messages import CountRequest
 from router.errors import ModelNotAllowed, UnknownModel
 from router.targets import Target
@@ -20,9 +21,10 @@ from router.targets import Target
 PATIENCE = 3.0  # seconds; an estimate now is worth more than a count later
 
 
-async def count_prompt(services: Services, caller: Caller, asked: CountRequest) -> int:
+async def count_prompt(services: Services, caller: Caller, asked: CountRequest, size: int) -> int:
     """Return the tokens of a prompt: the upstream's own count where it has one and is well, else about how many.
 
+    ``size``: bytes of the request as it came.
     Raises UnknownModel, ModelNotAllowed, or UpstreamRefused for a prompt that its upstream would not take.
     """
     catalog, allowed = services.catalog, caller.team.allowed_models
@@ -31,23 +33,26 @@ async def count_prompt(services: Services, caller: Caller, asked: CountRequest) 
     name = catalog.meaning(asked.model)
     if allowed is not None and name in catalog.models and allowed.isdisjoint((name, asked.model)):
         raise ModelNotAllowed(f"This team may not use the model '{asked.model}'.", param="model")
-    estimate = probable_prompt_tokens(chat := asked.as_chat())  # refuses what no dialect could carry
+    chat = await aside(size, asked.as_chat)  # refuses what no dialect could carry
+    estimate = await aside(size, lambda: probable_prompt_tokens(chat))
     if (model := catalog.models.get(name)) is None:
         return estimate
     wire = services.providers.format(model.provider)
     if isinstance(wire, AnthropicFormat) and await services.guard.may_leave(caller.team.safety, chat, asked):
         for target in catalog.targets_of(model):
             with suppress(TargetAway):
-                return await _count_at(services, wire, target, asked) or estimate
+                return await _count_at(services, wire, target, asked, size) or estimate
     return estimate
 
 
-async def _count_at(services: Services, wire: AnthropicFormat, target: Target, asked: CountRequest) -> int | None:
+async def _count_at(
+    services: Services, wire: AnthropicFormat, target: Target, asked: CountRequest, size: int
+) -> int | None:
     """Return a target's own count, ``None`` when it gives none. Raises TargetAway, or UpstreamRefused."""
     timeouts = services.providers.settings(target.model.provider).timeouts
     permit = await services.breakers.enter(target)
     try:
-        built = wire.build_count(asked, target, permit.api_key)
+        built = await aside(size, lambda: wire.build_count(asked, target, permit.api_key))
         response = await services.client.send(built, timeouts.connect, min(PATIENCE, timeouts.first_token))
         try:
             body = await read_error_body(response)  # an answer of a few bytes, or of none in a second

@@ -46,6 +46,7 @@ from gateway.idempotency_store import Answered, Found, Reused, Running
 from gateway.services import Services
 from gateway.stored_answers import NOT_KEPT, Claim, Place, StoredAnswer
 from gateway.telemetry.meters import counter_of
+from protocol.aside import aside
 from protocol.errors import ServiceError
 
 LARGEST_KEPT = 16 * 1024 * 1024  # bytes; a longer answer passes through, and only that it was given is kept
@@ -77,8 +78,9 @@ async def answer_once(
     assert call.idempotency_key is not None
     place = Place(call.caller.team.id, call.endpoint, call.idempotency_key)
     settings = services.settings
-    others = tuple(digest_of(call, pepper) for pepper in settings.other_key_peppers)
-    wanted = Claim(place, digest_of(call, settings.key_pepper), call.request_id, others)
+    peppers = (settings.key_pepper, *settings.other_key_peppers)
+    digest, *others = await aside(call.size, lambda: [digest_of(call, pepper) for pepper in peppers])
+    wanted = Claim(place, digest, call.request_id, tuple(others))
     found = await _ask(services, wanted)
     if isinstance(found, Running):
         found = await _wait(services, wanted)

@@ -207,7 +207,7 @@ def _tool_use(call: ToolCall) -> Block:
     """Return a call that the model made earlier. Its arguments are an object here, where OpenAI has a JSON text."""
     try:
         arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         raise UpstreamRefused(

@@ -18,7 +18,7 @@ from gateway.batch.shapes import NewBatch, NewOpenAIBatch
 from gateway.batch.store import cancel_batch, get_batch, list_batches
 from gateway.batch.submission import submit, submit_file
 from gateway.batch.views import batch_view, openai_view
-from gateway.routes.exchange import AnyRequest, answer, caller_of, openai_page, read_query, services_of
+from gateway.routes.exchange import AnyRequest, answer, caller_of, openai_page, read_body, read_query, services_of
 from protocol.decoding import decode, has_more_values
 from protocol.errors import BadRequest, TooLarge
 
@@ -37,7 +37,7 @@ _REQUESTS = msgspec.json.Decoder(list[Raw])
 @post("/v1/batch", guards=[team_guard], status_code=202, summary="Submit a batch", takes=NewBatch)
 async def post_batch(request: AnyRequest) -> Response[bytes]:
     """Take up to 50,000 requests to one endpoint, to be answered within 24 hours at batch prices."""
-    new = decode_batch(await request.body())
+    new, _ = await read_body(request, decode_batch)
     return answer(batch_view(await submit(services_of(request), caller_of(request), new)), 202)
 
 
@@ -88,7 +88,7 @@ async def post_cancel(request: AnyRequest, batch_id: FromPath[str]) -> Response[
 @post("/v1/batches", guards=[team_guard], status_code=200, summary="Create a batch of a file", takes=NewOpenAIBatch)
 async def post_openai_batch(request: AnyRequest) -> Response[bytes]:
     """Take the requests of an uploaded file, OpenAI's way."""
-    new = decode(await request.body(), NewOpenAIBatch)
+    new, _ = await read_body(request, lambda body: decode(body, NewOpenAIBatch))
     return answer(openai_view(await submit_file(services_of(request), caller_of(request), new)))
 
 

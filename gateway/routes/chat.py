@@ -16,7 +16,7 @@ from gateway.providers.base import WholeReply
 from gateway.replies import ReplyResponse
 from gateway.routes.exchange import AnyRequest, services_of
 from gateway.routes.inference import Options, read_call, require, require_between
-from protocol.chat import ChatReply, ChatRequest, Choice, Reasoning
+from protocol.chat import ChatReply, ChatRequest, Choice, Reasoning, check_arguments
 from protocol.errors import BadRequest, ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.sse import DONE, encode_event
@@ -36,9 +36,8 @@ MOST_STOPS = 16
 )
 async def create_chat_completion(request: AnyRequest) -> ASGIApp:
     """Answer the last turn of a conversation, whole or as a stream of chunks."""
-    call = await read_call(request, ChatRequest, "chat.completions")
+    call = await read_call(request, ChatRequest, check_chat, "chat.completions")
     assert isinstance(call.request, ChatRequest)
-    check_chat(call.request)
     return ReplyResponse(services_of(request), call, ChatDialect(call.request, call.request_id, int(call.created_at)))
 
 
@@ -58,6 +57,7 @@ def check_chat(request: ChatRequest) -> None:
     require(request.top_logprobs is None or bool(request.logprobs), "top_logprobs", "'top_logprobs' needs 'logprobs'.")
     is_moot = request.tool_choice in (None, "auto", "none")  # clients say so with no tools at hand
     require(is_moot or bool(request.tools), "tool_choice", "'tool_choice' needs 'tools'.")
+    check_arguments(request)
     for place, message in enumerate(request.messages):
         if message.role == "tool":
             require(

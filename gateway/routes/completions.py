@@ -15,7 +15,7 @@ from gateway.replies import ReplyResponse
 from gateway.routes.chat import check_sampling, usage_object
 from gateway.routes.exchange import AnyRequest, services_of
 from gateway.routes.inference import Options, read_call, require, require_between
-from protocol.completions import CompletionReply, CompletionRequest
+from protocol.completions import MOST_PROMPTS, CompletionReply, CompletionRequest, number_of
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.sse import DONE, encode_event
@@ -32,9 +32,8 @@ from protocol.usage import Usage
 )
 async def create_completion(request: AnyRequest) -> ASGIApp:
     """Go on from a prompt, whole or as a stream of chunks."""
-    call = await read_call(request, CompletionRequest, "completions")
+    call = await read_call(request, CompletionRequest, check_completion, "completions")
     assert isinstance(call.request, CompletionRequest)
-    check_completion(call.request)
     dialect = CompletionDialect(call.request, call.request_id, int(call.created_at))
     return ReplyResponse(services_of(request), call, dialect)
 
@@ -42,6 +41,7 @@ async def create_completion(request: AnyRequest) -> ASGIApp:
 def check_completion(request: CompletionRequest) -> None:
     """Refuse what the types let through and OpenAI's API does not. Raises BadRequest."""
     require(request.prompt not in ([], [[]]), "prompt", "'prompt' must hold at least one prompt.")
+    require(number_of(request.prompt) <= MOST_PROMPTS, "prompt", f"'prompt' may hold at most {MOST_PROMPTS} prompts.")
     require_between(request.max_tokens, 0, 2**31, "max_tokens")  # 0 and an echo: the prompt's scores alone
     check_sampling(request)
     require_between(request.logprobs, 0, 5, "logprobs")

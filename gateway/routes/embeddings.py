@@ -16,6 +16,7 @@ from gateway.providers.base import WholeReply
 from gateway.replies import ReplyResponse
 from gateway.routes.exchange import AnyRequest, services_of
 from gateway.routes.inference import Options, read_call, require, require_between
+from protocol.completions import MOST_PROMPTS, number_of
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.errors import ServiceError
 from protocol.events import Event
@@ -32,9 +33,8 @@ from protocol.usage import Usage
 )
 async def create_embeddings(request: AnyRequest) -> ASGIApp:
     """Return one vector for each input, as floats or as base64 of little-endian float32."""
-    call = await read_call(request, EmbeddingRequest, "embeddings")
+    call = await read_call(request, EmbeddingRequest, check_embeddings, "embeddings")
     assert isinstance(call.request, EmbeddingRequest)
-    check_embeddings(call.request)
     is_base64 = call.request.encoding_format == "base64"
     return ReplyResponse(services_of(request), call, EmbeddingDialect(call.request.model, is_base64))
 
@@ -42,6 +42,7 @@ async def create_embeddings(request: AnyRequest) -> ASGIApp:
 def check_embeddings(request: EmbeddingRequest) -> None:
     """Refuse what the types let through and OpenAI's API does not. Raises BadRequest."""
     require(request.input not in ([], "", [[]]), "input", "'input' must hold at least one text.")
+    require(number_of(request.input) <= MOST_PROMPTS, "input", f"'input' may hold at most {MOST_PROMPTS} texts.")
     require_between(request.dimensions, 1, 65536, "dimensions")
 
 

@@ -12,6 +12,7 @@ from gateway.access import Admin, Caller
 from gateway.admin_views import to_json
 from gateway.audit_log import Act
 from gateway.services import Services
+from protocol.aside import aside
 from protocol.errors import BadRequest, invalid_value
 
 AnyRequest = Request[Any, Any, Any]
@@ -28,6 +29,13 @@ class HasId(Protocol):
 
 
 Listed = TypeVar("Listed", bound=HasId)
+T = TypeVar("T")
+
+
+async def read_body(request: AnyRequest, read: Callable[[bytes], T]) -> tuple[T, int]:
+    """Return what ``read`` makes of a request's body, a long one beside the event loop; and the body's bytes."""
+    body = await request.body()
+    return await aside(len(body), lambda: read(body)), len(body)
 
 
 def services_of(request: AnyRequest) -> Services:

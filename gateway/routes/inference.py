@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -14,7 +14,7 @@ from billing.money import to_nano
 from gateway.access import Caller
 from gateway.answering.call import Call
 from gateway.errors import Forbidden
-from gateway.routes.exchange import AnyRequest, caller_of, services_of
+from gateway.routes.exchange import AnyRequest, caller_of, read_body, services_of
 from gateway.services import Services
 from protocol.decoding import decode_with_extra
 from protocol.errors import BadRequest, UnsupportedParameter, invalid_value
@@ -50,11 +50,17 @@ class Options(Struct, frozen=True, kw_only=True):
     max_cost_usd: float | None = None
 
 
-async def read_call(request: AnyRequest, kind: type[T], endpoint: str) -> Call:
-    """Decode a request's body as ``kind`` and return the call that it makes. Raises BadRequest and its kin."""
-    body = await request.body()
-    asked, extra = decode_with_extra(body, kind)
-    return call_of(request, asked, extra, endpoint, len(body))
+async def read_call(request: AnyRequest, kind: type[T], check: Callable[[T], None], endpoint: str) -> Call:
+    """Decode a request's body as ``kind``, ``check`` it, and return the call that it makes. Raises BadRequest and its
+    kin."""
+
+    def read(body: bytes) -> tuple[T, dict[str, Any]]:
+        asked, extra = decode_with_extra(body, kind)
+        check(asked)
+        return asked, extra
+
+    (asked, extra), size = await read_body(request, read)
+    return call_of(request, asked, extra, endpoint, size)
 
 
 def call_of(

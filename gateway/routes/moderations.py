@@ -12,11 +12,11 @@ from msgspec import Struct
 from gateway.answering.admission import counted
 from gateway.auth import team_guard
 from gateway.rate_limits import rate_limit_headers
-from gateway.routes.exchange import AnyRequest, services_of
+from gateway.routes.exchange import AnyRequest, read_body, services_of
 from gateway.routes.inference import require
 from gateway.safety.classifier import FLAGGED
 from protocol.chat import ImagePart, TextPart
-from protocol.decoding import decode_with_extra
+from protocol.decoding import decode
 from protocol.errors import BadRequest
 
 MODEL = "tollgate-moderation"
@@ -34,11 +34,7 @@ class ModerationRequest(Struct, frozen=True):
 @post("/v1/moderations", guards=[team_guard], status_code=200, summary="Moderate texts", takes=ModerationRequest)
 async def create_moderation(request: AnyRequest) -> Response[bytes]:
     """Tell which categories each text falls into, by scores from 0 to 1; from 0.5 on a category is flagged."""
-    asked, _ = decode_with_extra(await request.body(), ModerationRequest)
-    texts = _texts(asked.input)
-    require(len(texts) <= MOST_TEXTS, "input", f"'input' may hold at most {MOST_TEXTS} texts.")
-    size = sum(map(len, texts))
-    require(size <= MOST_CHARACTERS, "input", f"'input' may hold at most {MOST_CHARACTERS} characters.")
+    texts, _ = await read_body(request, _read)
     services, state = services_of(request), request.scope["state"]
     results: list[dict[str, Any]] = []
     async with counted(services, state["request_id"], state["caller"]) as hold:
@@ -47,6 +43,14 @@ async def create_moderation(request: AnyRequest) -> Response[bytes]:
             await asyncio.sleep(0)  # others have their turn
     body = {"id": "modr-" + state["request_id"].replace("-", ""), "model": MODEL, "results": results}
     return Response(msgspec.json.encode(body), headers=rate_limit_headers(hold), media_type="application/json")
+
+
+def _read(body: bytes) -> list[str]:
+    texts = _texts(decode(body, ModerationRequest).input)
+    require(len(texts) <= MOST_TEXTS, "input", f"'input' may hold at most {MOST_TEXTS} texts.")
+    size = sum(map(len, texts))
+    require(size <= MOST_CHARACTERS, "input", f"'input' may hold at most {MOST_CHARACTERS} characters.")
+    return texts
 
 
 def _texts(given: str | list[str | dict[str, Any]]) -> list[str]:

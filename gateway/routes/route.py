@@ -18,10 +18,11 @@ from gateway.auth import team_guard
 from gateway.routes.chat import check_chat
 from gateway.routes.completions import check_completion
 from gateway.routes.embeddings import check_embeddings
-from gateway.routes.exchange import AnyRequest, services_of
+from gateway.routes.exchange import AnyRequest, read_body, services_of
 from gateway.routes.inference import Options, call_of, require
-from gateway.routes.messages import check_message
+from gateway.routes.messages import read_message
 from gateway.services import Services
+from protocol.aside import aside
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.decoding import decode_with_extra
@@ -54,12 +55,11 @@ async def explain_route(request: AnyRequest) -> dict[str, Any]:
 
     What the router would refuse is refused here in the same words; limits and the content policy are not asked.
     """
-    services = services_of(request)
-    body = await request.body()
-    asked, extra, endpoint = _read(body, is_anthropic="anthropic-version" in request.headers)
-    call = call_of(request, asked, extra, endpoint, len(body))
+    services, is_anthropic = services_of(request), "anthropic-version" in request.headers
+    (asked, extra, endpoint), size = await read_body(request, lambda body: _read(body, is_anthropic=is_anthropic))
+    call = call_of(request, asked, extra, endpoint, size)
     outlook = services.outlook(services.health())
-    return route_view(services, call, route_of(services, call, outlook), outlook)
+    return await aside(size, lambda: route_view(services, call, route_of(services, call, outlook), outlook))
 
 
 def _read(body: bytes, *, is_anthropic: bool) -> tuple[Any, dict[str, Any], str]:
@@ -68,9 +68,8 @@ def _read(body: bytes, *, is_anthropic: bool) -> tuple[Any, dict[str, Any], str]
     kinds = [name for name in KINDS if getattr(fields, name) is not msgspec.UNSET]
     require(len(kinds) == 1, "messages", "Give the body of a request: one of 'messages', 'prompt' and 'input'.")
     if is_anthropic and kinds == ["messages"]:
-        message, extra = decode_with_extra(body, MessagesRequest)
-        check_message(message)
-        return message.as_chat(), extra, "messages"
+        _, chat, extra = read_message(body)
+        return chat, extra, "messages"
     kind, endpoint, check = KINDS[kinds[0]]
     asked, extra = decode_with_extra(body, kind)
     check(asked)

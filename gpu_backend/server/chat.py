@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from litestar import Request, post
@@ -9,12 +10,13 @@ from litestar.types import ASGIApp
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from gpu_backend.engine.sampling_params import Grammar
 from gpu_backend.engine.sequence import FinishReason
 from gpu_backend.server.answers import InferenceResponse
 from gpu_backend.server.checks import check_bias, check_chat
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.generation import Job
-from gpu_backend.server.prompts import check_token_ids, encode_chat
+from gpu_backend.server.prompts import check_token_ids, encode_chat, render_chat
 from gpu_backend.server.reply import Piece
 from gpu_backend.server.requests import Extensions, read_body, read_sender, sampling_of, stop_strings
 from gpu_backend.server.structured import grammar_of
@@ -31,6 +33,7 @@ from gpu_backend.server.wire import (
     chat_logprobs,
     encode,
 )
+from protocol.aside import aside
 from protocol.chat import ChatRequest
 from protocol.errors import BadRequest
 
@@ -40,21 +43,10 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     """Answer the last turn of a conversation, whole or as a stream of chunks."""
     front = front_of(request)
     max_model_len = front.max_model_len
-    body, extensions = read_body(await request.body(), ChatRequest)
-    front.check_model(body.model)
-    check_chat(body, extensions)
-    check_bias(body.logit_bias, front.checkpoint.vocab_size)
-    check_token_ids(extensions.resume_token_ids, front.checkpoint.vocab_size, "resume_token_ids")
-    check_token_ids(extensions.stop_token_ids, front.checkpoint.vocab_size, "stop_token_ids")
-    tool_use = read_tools(body, front.checkpoint)
-    tools = tool_use.tools if tool_use is not None else ()
-    prompt = await encode_chat(front.checkpoint, body.messages, max_model_len, tools)
-    grammar, grammar_field = grammar_of(body, extensions)
-    if tool_use is not None and tool_use.grammar is not None:
-        if grammar is not None:
-            message = f"'{grammar_field}' says what the reply looks like, 'tool_choice' that it is a call. Send one."
-            raise BadRequest(message, param="tool_choice", code="invalid_value")
-        grammar, grammar_field = tool_use.grammar, "tools"
+    raw = await request.body()
+    asked = await aside(len(raw), lambda: _read_chat(front, raw))
+    body, extensions, tool_use = asked.body, asked.extensions, asked.tool_use
+    prompt = await encode_chat(front.checkpoint, asked.text, max_model_len)
     job = Job(
         prompts=(prompt,),
         sampling=sampling_of(
@@ -65,7 +57,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
             eos_token_ids=front.checkpoint.eos_token_ids,
             defaults=front.checkpoint.defaults,
             draw_seed=front.draw_seed,
-            grammar=grammar,
+            grammar=asked.grammar,
         ),
         n=body.n or 1,
         sender=read_sender(request.headers),
@@ -73,10 +65,42 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         resumed=extensions.resume_token_ids,
         # Where tools may be called, the text passes through their reader whole, and the dialect skips.
         skip=extensions.resume_text_chars if tool_use is None else 0,
-        grammar_field=grammar_field,
+        grammar_field=asked.grammar_field,
     )
     dialect = ChatDialect(front, body, extensions, tool_use)
     return InferenceResponse(front, job, dialect, request_id_of(request), streams=bool(body.stream))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A body that is understood."""
+
+    body: ChatRequest
+    extensions: Extensions
+    text: str  # of the prompt
+    tool_use: ToolUse | None
+    grammar: Grammar | None
+    grammar_field: str | None
+
+
+def _read_chat(front: Front, raw: bytes) -> _Asked:
+    """Decode and check a body, and render its prompt. Raises ``BadRequest`` and its kin."""
+    checkpoint = front.checkpoint
+    body, extensions = read_body(raw, ChatRequest)
+    front.check_model(body.model)
+    check_chat(body, extensions)
+    check_bias(body.logit_bias, checkpoint.vocab_size)
+    check_token_ids(extensions.resume_token_ids, checkpoint.vocab_size, "resume_token_ids")
+    check_token_ids(extensions.stop_token_ids, checkpoint.vocab_size, "stop_token_ids")
+    tool_use = read_tools(body, checkpoint)
+    grammar, grammar_field = grammar_of(body, extensions)
+    if tool_use is not None and tool_use.grammar is not None:
+        if grammar is not None:
+            message = f"'{grammar_field}' says what the reply looks like, 'tool_choice' that it is a call. Send one."
+            raise BadRequest(message, param="tool_choice", code="invalid_value")
+        grammar, grammar_field = tool_use.grammar, "tools"
+    text = render_chat(checkpoint, body.messages, tool_use.tools if tool_use is not None else ())
+    return _Asked(body, extensions, text, tool_use, grammar, grammar_field)
 
 
 class ChatDialect:

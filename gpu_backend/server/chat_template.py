@@ -188,7 +188,7 @@ def _plain_content(message: Message, where: str) -> str:
 def _arguments(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

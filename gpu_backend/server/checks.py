@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpu_backend.server.requests import Extensions, GeneratingRequest, invalid, stop_strings
-from protocol.chat import ChatRequest
+from protocol.chat import ChatRequest, check_arguments
 from protocol.completions import CompletionRequest
 from protocol.errors import UnsupportedParameter
 
@@ -22,6 +22,7 @@ def check_chat(body: ChatRequest, extensions: Extensions) -> None:
     """Refuse what only chat requests can get wrong, and what this engine cannot do yet."""
     if not body.messages:
         raise invalid("messages", "'messages' is empty; it needs at least one message.")
+    check_arguments(body)
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise invalid(
             "max_tokens", "'max_tokens' and 'max_completion_tokens' mean the same and differ here. Send one of them."

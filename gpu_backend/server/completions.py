@@ -18,6 +18,7 @@ from gpu_backend.server.reply import Piece
 from gpu_backend.server.requests import Extensions, read_body, read_sender, sampling_of, stop_strings
 from gpu_backend.server.structured import grammar_of
 from gpu_backend.server.wire import Answer, TextChoice, UsageBody, completion_logprobs, encode, with_prompt
+from protocol.aside import aside
 from protocol.completions import CompletionRequest
 from protocol.errors import BadRequest
 
@@ -30,7 +31,8 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     """Continue one prompt or several, whole or as a stream of chunks."""
     front = front_of(request)
     max_model_len = front.max_model_len
-    body, extensions = read_body(await request.body(), CompletionRequest)
+    raw = await request.body()
+    body, extensions = await aside(len(raw), lambda: read_body(raw, CompletionRequest))
     front.check_model(body.model)
     check_completion(body, extensions)
     check_bias(body.logit_bias, front.checkpoint.vocab_size)

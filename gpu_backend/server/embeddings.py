@@ -18,6 +18,7 @@ from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.prompts import encode_prompts, split_prompts
 from gpu_backend.server.requests import Sender, read_body, read_sender
 from gpu_backend.server.wire import EmbeddingAnswer, EmbeddingBody, UsageBody, encode
+from protocol.aside import aside
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import BadRequest, UnsupportedParameter
 from protocol.leaving import ended_when_client_leaves
@@ -28,7 +29,8 @@ async def create_embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
     """Turn texts into vectors of length one, in the order of the input."""
     front = front_of(request)
     max_model_len = front.max_model_len
-    body, _ = read_body(await request.body(), EmbeddingRequest)
+    raw = await request.body()
+    body, _ = await aside(len(raw), lambda: read_body(raw, EmbeddingRequest))
     front.check_model(body.model)
     if not all(split_prompts(body.input)):
         raise BadRequest(

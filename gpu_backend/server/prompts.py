@@ -8,21 +8,18 @@ from typing import TypeVar
 
 from gpu_backend.server.checkpoint import Checkpoint
 from gpu_backend.server.errors import ContextLengthExceeded
-from gpu_backend.server.tokens import TooManyTokens
+from gpu_backend.server.tokens import LONG_TEXT, TooManyTokens
 from protocol.chat import Message, Tool
 from protocol.completions import Prompts
 from protocol.errors import BadRequest
 
-LONG_TEXT = 4096  # characters; encoding more would hold up the streams of others
 MAX_PROMPTS = 2048
 
 T = TypeVar("T")
 
 
-async def encode_chat(
-    checkpoint: Checkpoint, messages: Sequence[Message], max_model_len: int, tools: Sequence[Tool] = ()
-) -> tuple[int, ...]:
-    """Return a conversation's tokens. Raises ``BadRequest`` for a model without a template or a context too short."""
+def render_chat(checkpoint: Checkpoint, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+    """Return a conversation as the model reads it. Raises ``BadRequest``, also for a model without a template."""
     if checkpoint.chat is None:
         raise BadRequest(
             "This model has no chat template, so it cannot chat. Use /v1/completions instead.",
@@ -30,7 +27,11 @@ async def encode_chat(
             code="unsupported_parameter",
         )
     template = checkpoint.tool_chat if tools and checkpoint.tool_chat is not None else checkpoint.chat
-    text = template.render(messages, tools)
+    return template.render(messages, tools)
+
+
+async def encode_chat(checkpoint: Checkpoint, text: str, max_model_len: int) -> tuple[int, ...]:
+    """Return the tokens of a rendered conversation. Raises ``BadRequest`` for a context too short."""
     reader = _PromptReader(checkpoint, max_model_len, room_for_reply=1, param="messages")
     tokens = await _aside(len(text), lambda: reader.read_text(text, add_special_tokens=False))
     if not tokens:

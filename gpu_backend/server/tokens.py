@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from gpu_backend.server.tool_calls import CLOSE, OPEN
 
+LONG_TEXT = 4096  # characters; encoding more would hold up the streams of others
 CHARACTERS_PER_TOKEN = 16  # no ordinary text has more; a longer prompt is counted piece by piece
 SHOWN_TOKENS = (OPEN, CLOSE)  # special in some vocabularies, ordinary in others; tool calls are found by them
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -67,14 +68,20 @@ class TextCodec:
         """
         size = CHARACTERS_PER_TOKEN * (most + 1)
         while len(text) > size:
-            beginning = len(self._tokenizer.encode(text[:size], add_special_tokens=False).ids)
+            beginning = len(self._ids_of(text[:size], add_special_tokens=False))
             if beginning - self._longest > most:  # the cut may have split one token into as many
                 raise TooManyTokens(beginning - self._longest, counted_whole=False)
             size *= 4
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._ids_of(text, add_special_tokens=add_special_tokens)
         if len(ids) > most:
             raise TooManyTokens(len(ids), counted_whole=True)
         return tuple(ids)
+
+    def _ids_of(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) <= LONG_TEXT:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch, if only of one, is encoded without the interpreter's lock, on which all streams wait.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of a whole run of tokens, special ones left out."""

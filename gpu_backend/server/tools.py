@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpu_backend.engine.sampling_params import JSON_BLANKS, Grammar, GrammarKind
 from gpu_backend.server.checkpoint import Checkpoint
+from gpu_backend.server.structured import MAX_TEXT
 from gpu_backend.server.tokens import TextCodec
 from gpu_backend.server.tool_calls import CLOSE, OPEN, ToolStyle
 from protocol.chat import ChatRequest, NamedTool, Tool
@@ -61,6 +62,11 @@ def read_tools(body: ChatRequest, checkpoint: Checkpoint) -> ToolUse | None:
     else:
         stops = () if several or style is not ToolStyle.HERMES else (CLOSE,)
         return ToolUse(body.tools, style, None, not several, stops)
+    if len(grammar.text) > MAX_TEXT:
+        message = (
+            f"The parameters of 'tools' come to {len(grammar.text)} characters; what a call must follow has at most"
+        )
+        raise _invalid("tools", f"{message} {MAX_TEXT}. Leave 'tool_choice' out, or send fewer.")
     return ToolUse(body.tools, style, grammar, not several)
 
 

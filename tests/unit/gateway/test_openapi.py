@@ -37,7 +37,7 @@ def test_what_a_handler_reads_is_described(handler) -> None:
         return
     source = inspect.getsource(handler.fn)
     operation = operation_of(min(handler.paths), min(handler.http_methods - {"HEAD", "OPTIONS"}))
-    reads_body = bool(re.search(r"request\.body\(\)|request\.stream\(\)|read_call\(", source))
+    reads_body = bool(re.search(r"request\.body\(\)|request\.stream\(\)|read_call\(|read_body\(", source))
 
     assert ("requestBody" in operation) == reads_body
     assert not reads_body or handler.opt.get("takes")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway.team_inputs import TeamPatch
-from protocol.chat import ChatRequest, StreamOptions
+from protocol.chat import ChatRequest, FunctionCall, Message, StreamOptions, ToolCall, check_arguments
 from protocol.decoding import MAX_DEPTH, convert, decode, decode_with_extra, has_more_values
 from protocol.errors import BadRequest, TooLarge
+from protocol.messages import MessagesRequest
 
 CHAT = '{"model": "m", "messages": [{"role": "user", "content": "hi"}]%s}'
 
@@ -129,6 +132,56 @@ def test_values_are_counted_outside_of_strings(body: bytes, count: int) -> None:
     """A comma, a bracket or a brace counts, and none that stands in a string."""
     assert not has_more_values(body, count)
     assert not count or has_more_values(body, count - 1)
+
+
+USER = {"role": "user", "content": "x"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [
+        (ChatRequest, {"messages": [USER] * 16_385}, "messages"),
+        (
+            ChatRequest,
+            {"messages": [USER, USER | {"content": [{"type": "text", "text": "x"}] * 16_385}]},
+            "messages[1].content",
+        ),
+        (
+            ChatRequest,
+            {"messages": [{"role": "assistant", "tool_calls": [CALL] * 16_385}]},
+            "messages[0].tool_calls",
+        ),
+        (ChatRequest, {"messages": [], "tools": [{"type": "function", "function": {"name": "f"}}] * 4_097}, "tools"),
+        (MessagesRequest, {"messages": [USER] * 16_385}, "messages"),
+        (
+            MessagesRequest,
+            {"messages": [USER | {"content": [{"type": "text", "text": "x"}] * 16_385}]},
+            "messages[0].content",
+        ),
+        (MessagesRequest, {"messages": [], "tools": [{"name": "f", "input_schema": {}}] * 4_097}, "tools"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_more_entries_than_any_model_reads_are_refused_by_name(
+    kind: type[ChatRequest | MessagesRequest], fields: dict[str, Any], param: str
+) -> None:
+    """Messages, parts, calls and tools have a number: each is translated one by one."""
+    with pytest.raises(BadRequest, match="Send fewer") as caught:
+        decode(json.dumps({"model": "m", "max_tokens": 1, **fields}).encode(), kind)
+
+    assert (caught.value.param, caught.value.code) == (param, "invalid_value")
+
+
+def test_the_arguments_of_tool_calls_are_counted_as_a_body_is() -> None:
+    """They are a text in the body and are decoded after it, so that nested arrays could hide there."""
+    calls = tuple(ToolCall("c", FunctionCall("f", '{"a": [%s[]]}' % ("[]," * 110_000))) for _ in range(2))
+    request = ChatRequest(model="m", messages=(Message("assistant", tool_calls=calls),))
+    with pytest.raises(BadRequest, match="400000 values") as caught:
+        check_arguments(request)
+    check_arguments(replace(request, messages=(Message("assistant", tool_calls=calls[:1]),)))
+
+    assert caught.value.param == "messages"
 
 
 def test_missing_fields_are_named() -> None:
