@@ -15,6 +15,7 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
+from msgspec.structs import asdict
 
 from gateway.answering.hooks import HookMaker
 from gateway.answering.keeper import Keeper
@@ -94,10 +95,8 @@ def create_app(settings: Settings, drain: Drain | None = None, reloader: Reloade
 @asynccontextmanager
 async def open_services(settings: Settings, clock: Clock, drain: Drain) -> AsyncIterator[Services]:
     """Open everything, run the loops that keep it true, and close it all in reverse."""
-    for one in settings.left_out:
-        log.warning(
-            "provider_left_out", provider=one.provider, models=one.models, aliases=one.aliases, routes=one.routes
-        )
+    for left_out in settings.left_out:
+        log.warning("provider_left_out", **asdict(left_out))
     async with AsyncExitStack() as stack:
         database = Database(settings.database_url)
         stack.push_async_callback(database.close)
