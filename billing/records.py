@@ -18,7 +18,7 @@ class Status(StrEnum):
     """How a call ended."""
 
     ANSWERED = "answered"  # the whole answer was made
-    INTERRUPTED = "interrupted"  # a part of an answer was sent
+    INTERRUPTED = "interrupted"  # a part of an answer was sent, or its client left while an upstream had its prompt
     FAILED = "failed"  # an upstream was reached, nothing was sent: the team pays nothing
     BLOCKED = "blocked"  # withheld by the content policy; charged what was used
     SUPERSEDED = "superseded"  # a batch attempt whose answer was never stored: the team pays nothing

@@ -17,6 +17,7 @@ from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 from msgspec.structs import asdict
 
+from gateway.answering.early_leaves import EarlyLeaves
 from gateway.answering.hooks import HookMaker
 from gateway.answering.keeper import Keeper
 from gateway.auth import Authenticator
@@ -163,6 +164,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             auth=Authenticator(database, clock, settings.key_pepper, settings.admin_keys, settings.other_key_peppers),
             idempotency=idempotency,
             keeper=Keeper(),
+            early_leaves=EarlyLeaves(clock),
             metrics=metrics,
             refusals=refusals,
             tracer=tracer,

@@ -79,7 +79,7 @@ class ReplyResponse:
     @asynccontextmanager
     async def _open_reply(self, call: Call, client: Client, keep_ending: KeepEnding | None) -> AsyncIterator[Reply]:
         """Give the reply to ``call``, and close it by whichever way it ends."""
-        reply = await answer(self._services, call)
+        reply = await answer(self._services, call, client)
         reply.keep_ending = keep_ending
         try:
             yield reply

@@ -11,6 +11,7 @@ from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.quotas import Quotas
 from billing.restore import Restorer
+from gateway.answering.early_leaves import EarlyLeaves
 from gateway.answering.hooks import HookMaker
 from gateway.answering.keeper import Keeper
 from gateway.auth import Authenticator
@@ -64,6 +65,7 @@ class Services:
     auth: Authenticator
     idempotency: IdempotencyStore
     keeper: Keeper
+    early_leaves: EarlyLeaves
     metrics: Metrics
     refusals: Refusals
     tracer: Tracer | None

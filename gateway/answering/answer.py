@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from billing.records import Status
+from msgspec.structs import replace
+
+from billing.prices import cost_of
+from billing.records import Status, UsageRecord
 from gateway.answering.account import Account
 from gateway.answering.admission import admit
 from gateway.answering.attempt import AttemptLog
 from gateway.answering.attempts import refusal, send_along_route
 from gateway.answering.call import Call, record_for
+from gateway.answering.estimate import probable_prompt_tokens
 from gateway.answering.reply import Reply, settle
 from gateway.errors import ContentPolicyViolation
 from gateway.overload.gate import Turn
@@ -17,17 +21,25 @@ from gateway.providers.errors import UpstreamFiltered
 from gateway.safety.input_check import InputCheck, input_check_of
 from gateway.services import Services
 from protocol.aside import aside
+from protocol.leaving import Client
+from protocol.usage import Usage
 from router import Route, choose_route
 from router.order import Health
 from router.sampling import is_sampled, judge_named
+from router.targets import Target, Tier
+
+STAYS = Client()  # for calls that no client's leaving ends
 
 
-async def answer(services: Services, call: Call) -> Reply:
+async def answer(services: Services, call: Call, client: Client = STAYS) -> Reply:
     """Return the open reply to ``call``, its first token read. The caller closes it.
 
-    Raises a ServiceError when no target may, can or does answer; then nothing is held and nothing is owed.
+    Raises a ServiceError when no target may, can or does answer; then nothing is held and nothing is owed. Cancelled
+    because ``client`` has left, the prompt is owed once a commercial upstream had all of it.
     """
     services.guard.refuse_paused(call)
+    if call.owes_parts:
+        services.early_leaves.refuse(call.caller.key_id)
     health = services.health()
     route = await aside(call.size, partial(_judged_route, services, call, services.outlook(health)))
     gate = services.gate
@@ -36,7 +48,7 @@ async def answer(services: Services, call: Call) -> Reply:
     turn = gate.enter(call, route, health) if away is None else None
     turn = turn or await gate.wait(call, route, health)
     try:
-        return await _answer_in_turn(services, call, turn)
+        return await _answer_in_turn(services, call, turn, client)
     except BaseException:
         gate.release(turn.slot)
         raise
@@ -56,17 +68,19 @@ def route_of(services: Services, call: Call, outlook: Health) -> Route:
     return choose_route(call.request, call.wish, catalog, outlook, services.complexity, share=share, at=call.created_at)
 
 
-async def _answer_in_turn(services: Services, call: Call, turn: Turn) -> Reply:
+async def _answer_in_turn(services: Services, call: Call, turn: Turn, client: Client) -> Reply:
     """Hold, ask, and return the open reply. Who waits holds nothing: its hold would refuse its team's other calls."""
     check = input_check_of(services.guard, call)
     try:
-        return await _answer_checked(services, call, turn, check)
+        return await _answer_checked(services, call, turn, check, client)
     finally:
         if check is not None:
             check.stop()
 
 
-async def _answer_checked(services: Services, call: Call, turn: Turn, check: InputCheck | None) -> Reply:
+async def _answer_checked(
+    services: Services, call: Call, turn: Turn, check: InputCheck | None, client: Client
+) -> Reply:
     route = turn.route
     call, account = await admit(services, call, route)
     log = AttemptLog(queued=turn.waited)
@@ -83,9 +97,14 @@ async def _answer_checked(services: Services, call: Call, turn: Turn, check: Inp
     except BaseException as exc:
         if isinstance(exc, UpstreamFiltered):
             services.guard.note_filtered(call)
-        status = Status.BLOCKED if isinstance(exc, ContentPolicyViolation) else Status.FAILED
-        _close_unanswered(services, account, call, route, log, status)
+        if client.has_left and call.owes_parts and log.was_left_waiting:
+            services.early_leaves.count(call.caller.key_id, call.started)
+            _close_unanswered(services, account, call, route, log, Status.INTERRUPTED)
+        else:
+            status = Status.BLOCKED if isinstance(exc, ContentPolicyViolation) else Status.FAILED
+            _close_unanswered(services, account, call, route, log, status)
         raise
+    services.early_leaves.forget(call.caller.key_id)
     if check is not None and check.violation is not None:
         if isinstance(check.violation, ContentPolicyViolation):
             reply.block()
@@ -94,16 +113,29 @@ async def _answer_checked(services: Services, call: Call, turn: Turn, check: Inp
     return reply
 
 
+def _with_prompt(services: Services, call: Call, target: Target, record: UsageRecord) -> UsageRecord:
+    """Return the row of a call that was left with its prompt charged. At our own engine the row costs nothing: its
+    prompt may never have begun, and what left the queue used no device."""
+    if services.providers.settings(target.model.provider).self_hosted:
+        return replace(record, status=Status.FAILED)
+    prompt = probable_prompt_tokens(call.request)
+    batch = call.wish.tier is Tier.BATCH
+    cost = cost_of(Usage(prompt), target.model.price, batch=batch, at=call.created_at)
+    return replace(record, input_tokens=prompt, cost_nanousd=cost)
+
+
 def _close_unanswered(
     services: Services, account: Account, call: Call, route: Route, log: AttemptLog, status: Status
 ) -> None:
-    """Close the books of a call that no target answered, whose client left first, or that is forbidden: a row that
-    costs nothing."""
+    """Close the books of a call that no target answered, whose client left first (``INTERRUPTED``), or that is
+    forbidden. All but the second cost nothing."""
     tried = {target.key: target for target in route.targets}
     target = tried[log.attempts[-1].target] if log.attempts else route.targets[0]
     spent = round((services.clock.monotonic() - call.started) * 1000, 3)
     attempts = tuple(log.attempts)
     record = record_for(call, route, target, status, queue_ms=log.queue_ms, total_ms=spent, attempts=attempts)
+    if status is Status.INTERRUPTED:
+        record = _with_prompt(services, call, target, record)
     account.close(record)
     if log.attempts:
         services.metrics.close(record)

@@ -65,6 +65,7 @@ class AttemptLog:
         self.attempts: list[Attempt] = []
         self.queued = queued  # seconds
         self.waited = 0.0  # seconds
+        self.was_left_waiting = False  # the call was cancelled while an upstream had all of it, and had refused nothing
 
     @property
     def queue_ms(self) -> float | None:
@@ -99,7 +100,7 @@ async def send_politely(
     manners = known = services.providers.manners.of(target, started)
     for lessons_left in range(LESSONS, -1, -1):
         try:
-            answering = await send_once(services, call, target, permit, trip, manners)
+            answering = await send_once(services, call, target, permit, trip, manners, log)
             break
         except UpstreamRefused as exc:
             is_openai = services.providers.settings(target.model.provider).format == "openai"
@@ -115,7 +116,7 @@ async def send_politely(
 
 
 async def send_once(
-    services: Services, call: Call, target: Target, permit: Permit, trip: Trip, manners: Manners
+    services: Services, call: Call, target: Target, permit: Permit, trip: Trip, manners: Manners, log: AttemptLog
 ) -> Answering:
     """Ask one target and wait for its first token, or for its whole reply. Raises UpstreamFailure."""
     registry = services.providers
@@ -144,14 +145,17 @@ async def send_once(
     usual = provider.timeouts.first_token if streams else provider.timeouts.total
     patience = trip.deadline.within(usual, services.clock.monotonic())
     ends = asyncio.get_running_loop().time() + patience
+    built, response = await aside(call.size, lambda: wire.build_request(asking)), None
     try:
-        built = await aside(call.size, lambda: wire.build_request(asking))
         response = await services.client.send(built, provider.timeouts.connect, patience)
         services.breakers.heard(permit, response.headers)
         return await _read_answer(call, target, provider, wire, response, streams=streams, ends=ends)
     except UpstreamTimeout as exc:
         if patience < 0.9 * usual:  # earlier attempts took its time
             exc.outcome = "deadline"
+        raise
+    except asyncio.CancelledError:
+        log.was_left_waiting = built.delivery.is_whole and (response is None or _is_success(response))
         raise
 
 
@@ -167,7 +171,7 @@ async def _read_answer(
 ) -> Answering:
     """Read up to the first token, or to the end of a plain reply. Raises UpstreamFailure, the response closed."""
     try:
-        if not 200 <= response.status < 300:
+        if not _is_success(response):
             raise wire.read_error(response.status, response.headers, await read_error_body(response))
         async with asyncio.timeout_at(ends):
             begun = await response.next_piece() if streams else b""
@@ -186,6 +190,10 @@ async def _read_answer(
     except BaseException:
         await response.close()
         raise
+
+
+def _is_success(response: UpstreamResponse) -> bool:
+    return 200 <= response.status < 300
 
 
 def _allowed_extra(call: Call, provider: ProviderSettings) -> dict[str, Any]:

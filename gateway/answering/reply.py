@@ -157,8 +157,9 @@ class Reply:
 
     def abandon(self) -> None:
         """The client left by itself: it owes what was produced for it until now, sent or not. Then ``close()``."""
-        if self.meter.output_seen and not self.account.is_closed:
-            self._end(Status.INTERRUPTED)
+        if (whole := self._source.answering.whole) is not None:
+            self.meter.take_whole(whole)
+        self._end(Status.INTERRUPTED)
 
     def block(self) -> None:
         """Nothing of it may go out: what was used is owed. Then ``close()``."""

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gateway.providers.errors import UpstreamFailure
 from gateway.providers.manners import Manners
@@ -50,6 +51,13 @@ class Asking(Struct, frozen=True, kw_only=True):
     resume: Resume | None = None
 
 
+@dataclass(slots=True)
+class Delivery:
+    """How far a request has come."""
+
+    is_whole: bool = False  # its last byte was handed to the network
+
+
 class UpstreamRequest(Struct, frozen=True):
     """What goes over the wire. Nothing in it comes from the client's headers."""
 
@@ -57,6 +65,7 @@ class UpstreamRequest(Struct, frozen=True):
     url: str
     headers: dict[str, str]
     body: bytes
+    delivery: Delivery = field(default_factory=Delivery)
 
 
 class EventStream(Protocol):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 
 from gateway.providers.base import UpstreamRequest
 from gateway.providers.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
@@ -44,7 +45,7 @@ class UpstreamClient:
                     request.method,
                     request.url,
                     headers=request.headers,
-                    data=request.body,
+                    data=_Body(request),
                     timeout=_connecting_within(connect),
                     allow_redirects=False,
                 )
@@ -55,6 +56,19 @@ class UpstreamClient:
     async def close(self) -> None:
         """Close every connection."""
         await self._session.close()
+
+
+class _Body(aiohttp.BytesPayload):
+    """A request's body, which notes when it is written."""
+
+    def __init__(self, request: UpstreamRequest) -> None:
+        super().__init__(request.body)
+        self._delivery = request.delivery
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        """Write the body, as aiohttp asks once."""
+        await super().write_with_length(writer, content_length)
+        self._delivery.is_whole = True
 
 
 class UpstreamResponse:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from gateway.answering.early_leaves import FREE
 from gateway.database import Database
 from tests.support.house import House
 from tests.support.leaving import ask_and_leave
@@ -127,17 +128,58 @@ def test_a_client_that_leaves_closes_its_upstream(
         assert 1 <= row["output_tokens"] <= upstream.requests[-1].tokens_sent + 1
 
 
-def test_a_plain_call_that_is_left_costs_nothing(house: House, upstream: ScriptedUpstream) -> None:
-    """Nothing came of it that could be counted. The row says who was asked, and that it was abandoned."""
-    upstream.script("tokens=100,pace=0.02")
-    who = f"leaves {ASK['model']}"
-    ask_and_leave(house, "/v1/chat/completions", {**ASK, "user": who}, lambda: upstream.requests)
+@pytest.mark.parametrize("script", ["tokens=100,first_token=1", "hang-before-headers", "role-only"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_call_that_is_left_before_a_first_token_costs_its_prompt(
+    house: House, upstream: ScriptedUpstream, script: str, stream: bool
+) -> None:
+    """The upstream has the prompt and bills it. The row says who was asked, and that it was abandoned."""
+    ask(house).raise_for_status()  # no earlier test's calls count
+    upstream.forget()
+    upstream.script(script)
+    who = f"leaves {script} {stream} {ASK['model']}"
+    asked = {**ASK, "user": who, "stream": stream, "messages": [{"role": "user", "content": "word " * 400}]}
+    ask_and_leave(house, "/v1/chat/completions", asked, lambda: upstream.requests)
     until(lambda: upstream.requests[0].closed_at)
     until(lambda: rows_of(house, who))
     (row,) = rows_of(house, who)
 
-    assert (row.status, row.cost_nanousd) == ("failed", 0)
+    assert (row.status, row.output_tokens, row.cached_input_tokens) == ("interrupted", 0, 0)
+    assert 300 <= row.input_tokens <= 1000
+    assert row.cost_nanousd == row.input_tokens * 1000  # $1 per million
     assert [attempt["outcome"] for attempt in row.attempts] == ["abandoned"]
+
+
+def test_a_key_whose_calls_are_left_again_and_again_has_to_wait(house: House, upstream: ScriptedUpstream) -> None:
+    """Five in a row are let pass; then 429 with retry-after until a call has had a first token."""
+    ask(house).raise_for_status()
+    upstream.script("first_token=1")
+    for left in range(1, FREE + 2):
+        ask_and_leave(house, "/v1/chat/completions", ASK, lambda left=left: len(upstream.requests) == left + 1)
+        until(lambda left=left: upstream.requests[left].closed_at)
+    upstream.forget()
+    refused = ask(house)
+    asked = list(upstream.requests)
+    time.sleep(float(refused.headers["retry-after"]))
+    answers = [ask(house) for _ in range(3)]
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert asked == []
+    assert [answer.status_code for answer in answers] == [200] * 3
+
+
+@pytest.mark.parametrize("script", ["500,latency=0.3", "429,latency=0.3,retry_after=30"])
+def test_a_call_that_was_refused_before_it_was_left_costs_nothing(
+    house: House, upstream: ScriptedUpstream, script: str
+) -> None:
+    """An attempt that failed is not charged, although the client has left by the time it is known."""
+    upstream.script(script)
+    who = f"refused {script} {ASK['model']}"
+    with house.client() as client:
+        client.post("/v1/chat/completions", json={**ASK, "user": who})
+    until(lambda: rows_of(house, who))
+
+    assert [(row.status, row.cost_nanousd) for row in rows_of(house, who)] == [("failed", 0)]
 
 
 def test_no_header_of_the_client_reaches_the_upstream(house: House, upstream: ScriptedUpstream) -> None:

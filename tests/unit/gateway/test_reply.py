@@ -270,6 +270,22 @@ def test_a_reply_nobody_read_costs_nothing(folder: Path) -> None:
     asyncio.run(scene())
 
 
+def test_a_reply_that_its_client_left_unread_costs_its_prompt(folder: Path) -> None:
+    """An upstream had it, and bills it; none of its words was counted."""
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a")
+        scene.reply.abandon()
+        await scene.finish()
+
+        record = scene.reply.record
+        assert (record.status, record.output_tokens) == (Status.INTERRUPTED, 0)
+        assert record.input_tokens > 0 and record.cost_nanousd > 0
+        assert scene.books.told == [("settle", record.cost_nanousd)]
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("leaves", ["its client", "the gateway"])
 def test_a_whole_answer_that_its_client_left_costs_what_was_produced(folder: Path, leaves: str) -> None:
     """Collected from a stream, so that is known; but a gateway that closes in the middle owes its client an answer."""
