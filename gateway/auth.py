@@ -59,12 +59,14 @@ class Authenticator:
         pepper: str,
         admin_keys: Sequence[str],
         other_peppers: Sequence[str] = (),
+        metrics_keys: Sequence[str] = (),
     ) -> None:
         self._database = database
         self._clock = clock
         self._pepper = pepper
         self._other_peppers = other_peppers
         self._admins = [(key_digest(pepper, key), Admin(fingerprint(key))) for key in admin_keys]
+        self._scrapers = [key_digest(pepper, key) for key in metrics_keys]
         # A key of an admin's own making may be one that people think of.
         self._is_guessable = not all(key.startswith(ADMIN_KEY_PREFIX) for key in admin_keys)
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
@@ -89,6 +91,11 @@ class Authenticator:
         if caller is None or (caller.expires_at is not None and caller.expires_at <= self._clock.now()):
             raise InvalidKey("Incorrect API key provided: it is unknown, revoked or expired.")
         return caller
+
+    def may_scrape(self, key: str) -> bool:
+        """Return whether this is a key for the metrics alone."""
+        digest = key_digest(self._pepper, key)
+        return any(hmac.compare_digest(known, digest) for known in self._scrapers)
 
     async def run(self) -> None:
         """Listen for changes to teams and keys, for ever; while nobody listens, trust nothing without asking."""
@@ -231,6 +238,14 @@ async def admin_guard(connection: Connection, _: BaseRouteHandler) -> None:
         raise Forbidden("This route needs an admin key.")
 
 
+async def metrics_guard(connection: Connection, handler: BaseRouteHandler) -> None:
+    """Let admins in, and keys that open nothing else."""
+    auth: Authenticator = connection.app.state.services.auth
+    key = read_key(connection)
+    if key is None or not auth.may_scrape(key):
+        await admin_guard(connection, handler)
+
+
 async def team_or_admin_guard(connection: Connection, handler: BaseRouteHandler) -> None:
     """Let teams and admins in; the route decides what a team may see."""
     await _identify(connection)
@@ -240,7 +255,7 @@ async def open_guard(_: Connection, __: BaseRouteHandler) -> None:
     """Let everybody in: health checks and the page for people."""
 
 
-GUARDS = (team_guard, admin_guard, team_or_admin_guard, open_guard)
+GUARDS = (team_guard, admin_guard, metrics_guard, team_or_admin_guard, open_guard)
 
 
 async def _identify(connection: Connection) -> Caller | Admin:

@@ -136,6 +136,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     redis_url: str
     data_dir: Path
     admin_keys: tuple[str, ...]
+    metrics_keys: tuple[str, ...] = ()  # that open /metrics and nothing else
     key_pepper: str
     other_key_peppers: tuple[str, ...] = ()  # those that were, or will be
     providers: dict[str, ProviderSettings]

@@ -93,6 +93,7 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         redis_url=root.need("redis_url", _REDIS, "", "where Redis answers: redis://host:6379/0"),
         data_dir=folder / root.get("data_dir", text, DEFAULT_DATA_DIR),
         admin_keys=root.need("admin_keys", _ADMIN_KEYS, (), "at least one admin key: [${TOLLGATE_ADMIN_KEY}]"),
+        metrics_keys=root.get("metrics_keys", secrets(0, strong_secret), ()),
         key_pepper=root.need("key_pepper", strong_secret, "", "what keys are stored under: ${TOLLGATE_KEY_PEPPER}"),
         other_key_peppers=root.get("other_key_peppers", secrets(0), ()),
         providers=catalogue.providers,
@@ -116,6 +117,10 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
     root.close()
     if any(key.startswith(KEY_PREFIX) for key in settings.admin_keys):
         complain(root.node("admin_keys") or tree, faults, f"an admin key may not begin like a team's, {KEY_PREFIX}…")
+    if not {*settings.admin_keys}.isdisjoint(settings.metrics_keys):
+        complain(
+            root.node("metrics_keys") or tree, faults, "an admin key opens everything; give Prometheus one of its own"
+        )
     return settings
 
 

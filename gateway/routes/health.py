@@ -10,7 +10,7 @@ from litestar import Response, get
 from sqlalchemy import text
 
 from billing.store_errors import STORES_AWAY
-from gateway.auth import admin_guard, open_guard
+from gateway.auth import metrics_guard, open_guard
 from gateway.openapi import describe
 from gateway.routes.exchange import AnyRequest, services_of
 from gateway.services import Services
@@ -41,7 +41,7 @@ async def ready(request: AnyRequest) -> Response[dict[str, Any]]:
     return Response(body, status_code=503 if status == "draining" else 200)
 
 
-@get("/metrics", guards=[admin_guard], summary="Prometheus metrics", media_type="text/plain")
+@get("/metrics", guards=[metrics_guard], summary="Prometheus metrics", media_type="text/plain")
 async def metrics(request: AnyRequest) -> Response[bytes]:
     """Return every metric in Prometheus' text format."""
     services = services_of(request)

@@ -8,10 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.auth import GUARDS, admin_guard, open_guard, team_guard, team_or_admin_guard
+from gateway.auth import GUARDS, admin_guard, metrics_guard, open_guard, team_guard, team_or_admin_guard
 from gateway.routes import HANDLERS
-from tests.support.house import House, make_team
+from tests.support.house import METRICS_KEY, House, make_team
 
+ADMINS_ONLY = (admin_guard, metrics_guard)
 ROUTES = [
     (method, path, handler.guards[0])
     for handler in HANDLERS
@@ -44,20 +45,22 @@ def call(house: House, method: str, path: str, key: str | None) -> httpx.Respons
 
 @pytest.mark.parametrize(("method", "path", "guard"), ROUTES, ids=[f"{m} {p}" for m, p, _ in ROUTES])
 def test_a_route_lets_in_whom_its_guard_names(house: House, other_key: str, method: str, path: str, guard: Any) -> None:
-    """No key, a team's, another team's and an admin's, at every route: who may not come in hears 401 or 403."""
+    """No key, a team's, another team's, an admin's and a scraper's, at every route: who may not come in hears so."""
     nobody = call(house, method, path, None)
     team = call(house, method, path, house.team_key)
     other = call(house, method, path, other_key)
     admin = call(house, method, path, house.admin_key)
+    scraper = call(house, method, path, METRICS_KEY)
 
     refused = {401, 403}
     assert (nobody.status_code == 401) == (guard is not open_guard)
-    assert (team.status_code in refused) == (guard is admin_guard)
+    assert (team.status_code in refused) == (guard in ADMINS_ONLY)
     assert (admin.status_code in refused) == (guard is team_guard)
+    assert (scraper.status_code in refused) == (guard not in (metrics_guard, open_guard))
     assert (
-        guard is team_or_admin_guard or guard is open_guard or (other.status_code in refused) == (guard is admin_guard)
+        guard is team_or_admin_guard or guard is open_guard or (other.status_code in refused) == (guard in ADMINS_ONLY)
     )
-    for answer in (nobody, team, other, admin):
+    for answer in (nobody, team, other, admin, scraper):
         assert answer.status_code < 500
         assert answer.headers["x-request-id"]
         if answer.status_code >= 400:

@@ -32,6 +32,7 @@ from router.targets import Ability, Endpoint, ModelSpec
 from tests.support.waiting import until
 
 TEAM = "team_a"
+METRICS_KEY = "tgmetrics-" + "m" * 43
 ADMIN_KEY = "tgadmin-" + "a" * 43
 PEPPER = "pepper of all the tests"
 
@@ -112,6 +113,7 @@ def settings_for(postgres_url: str, redis_url: str, upstream_url: str, data_dir:
         "redis_url": redis_url,
         "data_dir": data_dir,
         "admin_keys": (ADMIN_KEY,),
+        "metrics_keys": (METRICS_KEY,),
         "key_pepper": PEPPER,
         "providers": {"upstream": upstream},
         "models": {"small": model("small"), "large": model("large", price=Price(input=to_nano(5), output=to_nano(20)))},

@@ -82,6 +82,15 @@ def test_a_weak_pepper_can_be_replaced(tmp_path: Path) -> None:
     assert faults_of(tmp_path, FILE + "other_key_peppers: [x]\n") == ()
 
 
+def test_a_key_for_the_metrics_is_no_admin_key(tmp_path: Path) -> None:
+    """What Prometheus holds opens nothing else, and cannot be guessed either."""
+    (same,) = faults_of(tmp_path, FILE + f"metrics_keys: [{ADMIN_KEY}]\n")
+    (weak,) = faults_of(tmp_path, FILE + "metrics_keys: [x]\n")
+
+    assert (same.line, same.path) == (9, "metrics_keys")
+    assert (weak.line, weak.path) == (9, "metrics_keys[0]")
+
+
 @pytest.mark.parametrize(
     ("written", "instead", "name"),
     [
