@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import cache
 
 from sqlalchemy import TextClause, text
@@ -39,26 +40,34 @@ SUMS = f"""
 """
 
 
-def query_for(group_by: tuple[Group, ...], *, is_house: bool) -> TextClause:
-    """Return the query for lines of such groups, of one team or of the house.
+class Whose(StrEnum):
+    """Whose books a statement adds up."""
+
+    TEAM = "team"  # of :team_id
+    TEAMS = "teams"  # of :team_ids
+    HOUSE = "house"  # of all
+
+
+def query_for(group_by: tuple[Group, ...], whose: Whose, *, is_ranked: bool = False) -> TextClause:
+    """Return the query for lines of such groups. By user or tag they are always ranked by what they cost.
 
     Its columns: ``closed`` (how many of the days are), ``is_late`` (null where nothing was booked), ``group0`` and
-    so on, ``place``, ``is_rest`` and the sums. Its parameters: ``team_id``, ``first``, ``last``, ``most``, ``tag0`` and
-    so on, and ``STATUSES``.
+    so on, ``place``, ``is_rest`` and the sums. Its parameters: ``team_id`` or ``team_ids``, ``first``, ``last``,
+    ``most``, ``tag0`` and so on, and ``STATUSES``.
     """
-    return _query(tuple(None if isinstance(group, Tag) else group for group in group_by), is_house)
+    return _query(tuple(None if isinstance(group, Tag) else group for group in group_by), whose, is_ranked)
 
 
 @cache
-def _query(kinds: tuple[GroupBy | None, ...], is_house: bool) -> TextClause:
+def _query(kinds: tuple[GroupBy | None, ...], whose: Whose, is_ranked: bool) -> TextClause:
     """Return the query; a kind of ``None`` is a tag, whose key is a parameter."""
     names = [f"group{place}" for place in range(len(kinds))]
     by_call = GroupBy.USER in kinds or None in kinds
-    calls = _select("usage_records" if by_call else "usage_daily", kinds, is_house)
+    calls = _select("usage_records" if by_call else "usage_daily", kinds, whose)
     listed = ", ".join(["is_late", *names])
-    booked = _corrections(kinds, is_house)
+    booked = _corrections(kinds, whose)
     sums = f"SELECT {listed}, {SUMS} FROM ({calls} UNION ALL {booked}) AS entry GROUP BY {listed}"  # noqa: S608
-    placed = _ranked(sums, names) if by_call else _unranked(sums)
+    placed = _ranked(sums, names) if by_call or is_ranked else _unranked(sums)
     return text(f"""
         SELECT closing.closed, summed.*
         FROM (SELECT count(*) AS closed FROM closed_days WHERE day BETWEEN :first AND :last) AS closing
@@ -66,18 +75,18 @@ def _query(kinds: tuple[GroupBy | None, ...], is_house: bool) -> TextClause:
     """)  # noqa: S608  (columns are ours)
 
 
-def _select(book: str, kinds: tuple[GroupBy | None, ...], is_house: bool) -> str:
+def _select(book: str, kinds: tuple[GroupBy | None, ...], whose: Whose) -> str:
     columns = [f"{_column(kind, place, book, book)} AS group{place}" for place, kind in enumerate(kinds)]
     count = "1 AS calls" if book == "usage_records" else "calls"
     late = "coalesce(booked_on, day) <> day AS is_late"
     amounts = ", ".join((*TOKENS, "cost_nanousd", "gpu_cost_nanousd"))
     return (
         f"SELECT {', '.join([late, *columns])}, status, {count}, {amounts}, 0 AS entries "  # noqa: S608
-        f"FROM {book} WHERE {_where(book, is_house)}"
+        f"FROM {book} WHERE {_where(book, whose)}"
     )
 
 
-def _corrections(kinds: tuple[GroupBy | None, ...], is_house: bool) -> str:
+def _corrections(kinds: tuple[GroupBy | None, ...], whose: Whose) -> str:
     """Select what people booked; only a correction of one call has a user and tags, which are the call's."""
     columns = [f"{_column(kind, place, 'booked', 'call')} AS group{place}" for place, kind in enumerate(kinds)]
     amounts = "booked.input_tokens, 0, 0, booked.output_tokens, 0, booked.cost_nanousd, 0"  # TOKENS, cost, GPU cost
@@ -85,7 +94,7 @@ def _corrections(kinds: tuple[GroupBy | None, ...], is_house: bool) -> str:
     return (
         f"SELECT {', '.join(['true', *columns])}, '{CORRECTION}', 0, {amounts}, 1 "  # noqa: S608
         f"FROM corrections AS booked {join if None in kinds or GroupBy.USER in kinds else ''} "
-        f"WHERE {_where('booked', is_house)}"
+        f"WHERE {_where('booked', whose)}"
     )
 
 
@@ -113,6 +122,12 @@ def _column(kind: GroupBy | None, place: int, book: str, calls: str) -> str:
     return COLUMNS[kind].format(book=book, calls=calls)
 
 
-def _where(book: str, is_house: bool) -> str:
+def _where(book: str, whose: Whose) -> str:
     days = f"{book}.day BETWEEN :first AND :last"
-    return days if is_house else f"{book}.team_id = :team_id AND {days}"
+    match whose:
+        case Whose.TEAM:
+            return f"{book}.team_id = :team_id AND {days}"
+        case Whose.TEAMS:
+            return f"{book}.team_id = ANY(CAST(:team_ids AS text[])) AND {days}"
+        case Whose.HOUSE:
+            return days

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date
 from operator import add
 from typing import Any
@@ -13,7 +14,7 @@ from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.grouping import Group, GroupBy, Tag
-from billing.statement_queries import STATUSES, query_for
+from billing.statement_queries import STATUSES, Whose, query_for
 
 __all__ = ["MOST_TAGS", "GroupBy", "Line", "Statement", "Tag", "Totals", "period"]
 
@@ -65,17 +66,26 @@ class Statement(Struct, frozen=True, kw_only=True):
 
 
 async def period(
-    connection: AsyncConnection, team_id: str | None, first_day: date, last_day: date, *group_by: Group
+    connection: AsyncConnection,
+    team_id: str | None,
+    first_day: date,
+    last_day: date,
+    *group_by: Group,
+    teams: Sequence[str] | None = None,
+    most: int | None = None,
 ) -> Statement:
     """Return the statement of the UTC days from ``first_day`` to ``last_day``, with a line for each group.
 
-    Lines are in the order of their groups; by user or tag the dearest come first, at most ``MOST_TAGS`` of them.
+    Lines are in the order of their groups; by user or tag the dearest come first, at most ``MOST_TAGS`` of them. With
+    ``most`` the dearest come first whatever the groups, at most so many of them. ``teams``: these, where it is not one.
     """
-    asked = {"team_id": team_id, "first": first_day, "last": last_day, "most": MOST_TAGS, **STATUSES}
+    whose = Whose.TEAM if team_id is not None else Whose.HOUSE if teams is None else Whose.TEAMS
+    limit = MOST_TAGS if most is None else most
+    asked = {"team_id": team_id, "team_ids": teams, "first": first_day, "last": last_day, "most": limit, **STATUSES}
     asked |= {f"tag{place}": group.key for place, group in enumerate(group_by) if isinstance(group, Tag)}
-    query = query_for(group_by, is_house=team_id is None)
+    query = query_for(group_by, whose, is_ranked=most is not None)
     rows = (await connection.execute(query, asked)).mappings().all()
-    lines = _lines([row for row in rows if row["is_late"] is not None], len(group_by))
+    lines = _lines([row for row in rows if row["is_late"] is not None], len(group_by), limit)
     return Statement(
         team_id=team_id,
         first_day=first_day,
@@ -88,7 +98,7 @@ async def period(
     )
 
 
-def _lines(rows: list[RowMapping], groups: int) -> tuple[Line, ...]:
+def _lines(rows: list[RowMapping], groups: int, most: int) -> tuple[Line, ...]:
     """Make one line of each group's rows, of which there is one for what is booked and one for what came late."""
     lines: dict[tuple[bool, tuple[str | None, ...]], Line] = {}
     places: dict[tuple[bool, tuple[str | None, ...]], int] = {}
@@ -96,7 +106,7 @@ def _lines(rows: list[RowMapping], groups: int) -> tuple[Line, ...]:
         names = tuple(row[f"group{place}"] for place in range(groups))
         key = (row["is_rest"], names)
         before = lines.get(key, Line(groups=names, total=Totals(), corrections=Totals()))
-        sums, others = _totals(row), max(before.others, row["place"] - MOST_TAGS if row["is_rest"] else 0)
+        sums, others = _totals(row), max(before.others, row["place"] - most if row["is_rest"] else 0)
         total, late = (Totals(), sums) if row["is_late"] else (sums, Totals())
         lines[key] = Line(
             groups=names, total=before.total + total, corrections=before.corrections + late, others=others

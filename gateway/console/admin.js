@@ -1,65 +1,81 @@
 // The house as an admin sees it: health, what today cost, teams, keys, models.
 
-import { inParallel } from "./api.js";
 import { SUMS, card, count, day, el, figure, pill, table, usd } from "./dom.js";
 
-const MOST_TEAMS = 200;
+const PAGE = 100; // teams
 const KEY_MOODS = { active: "good", expired: "warn", revoked: "bad" };
 
 export async function showAdmin(api, view, guarded) {
   const again = () => showAdmin(api, view, guarded);
-  const today = new Date().toISOString().slice(0, 10);
-  const [health, teams, keys, models] = await Promise.all([
+  const [health, usage, keys, models] = await Promise.all([
     api.get("/health/ready"),
-    api.get(`/admin/teams?limit=${MOST_TEAMS}`),
+    api.get(usagePath()),
     api.get("/admin/keys?limit=1000"),
     api.get("/v1/models"),
   ]);
-  const usages = await inParallel(teams.data, 6, (team) =>
-    api.get(`/v1/usage?team_id=${encodeURIComponent(team.id)}&date=${today}&group_by=model`),
-  );
-  const rows = teams.data.map((team, place) => ({ team, usage: usages[place] }));
   view.replaceChildren(
-    figures(health, rows, today),
-    teamsCard(rows, teams.has_more, today),
-    modelsUsedCard(rows),
-    el("div", { class: "columns" }, newTeamCard(api, guarded, again), newKeyCard(api, guarded, teams.data, again)),
+    figures(health, usage),
+    teamsCard(api, guarded, usage),
+    dearestCard(usage.dearest),
+    el("div", { class: "columns" }, newTeamCard(api, guarded, again), newKeyCard(api, guarded, usage.data, again)),
     keysCard(api, guarded, keys, again),
     modelsCard(models.data),
   );
   return again;
 }
 
-function figures(health, rows, today) {
-  const sum = (name) => rows.reduce((total, row) => total + row.usage.total[name], 0);
+// One page of all teams with what they used today, and the sums of all of them.
+function usagePath(after = null) {
+  return `/admin/usage?limit=${PAGE}` + (after === null ? "" : `&after=${encodeURIComponent(after)}`);
+}
+
+function figures(health, usage) {
   const parts = Object.entries(health.parts).map(([name, state]) => `${name}: ${state}`);
   const state = pill(health.status, health.status === "ok" ? "good" : "warn");
+  const { total } = usage;
+  const late = total.corrections ? `, and ${usd(total.corrections.cost_usd)} of corrections` : "";
   return el(
     "div",
     { class: "grid" },
     figure("Health", state, parts.join(", ")),
-    figure("Cost today", usd(sum("cost_usd")), `${today}, UTC`),
-    figure("Requests today", count(sum("requests"))),
-    figure("Tokens today", count(sum("input_tokens") + sum("output_tokens"))),
+    figure("Cost today", usd(total.cost_usd), `all teams, ${usage.to}, UTC${late}`),
+    figure("Requests today", count(total.requests)),
+    figure("Tokens today", count(total.input_tokens + total.output_tokens)),
   );
 }
 
-function teamsCard(rows, hasMore, today) {
+function teamsCard(api, guarded, first) {
   const columns = [
-    ["Team", ({ team }) => el("span", {}, team.name, " ", el("code", {}, team.id))],
-    ["State", ({ team }) => (team.suspended ? pill("suspended", "bad") : pill("active", "good"))],
-    ...SUMS.map(([heading, cell, isNumber]) => [heading, ({ usage }) => cell(usage.total), isNumber]),
-    ["Limit a day", ({ team }) => (team.limits.usd_per_day === null ? "none" : usd(team.limits.usd_per_day)), true],
-    ["Limit a month", ({ team }) => (team.limits.usd_per_month === null ? "none" : usd(team.limits.usd_per_month)), true],
+    ["Team", (team) => el("span", {}, team.name, " ", el("code", {}, team.id))],
+    ["State", (team) => (team.suspended ? pill("suspended", "bad") : pill("active", "good"))],
+    ...SUMS.map(([heading, cell, isNumber]) => [heading, (team) => cell(team.usage), isNumber]),
+    ["Limit a day", (team) => (team.limits.usd_per_day === null ? "none" : usd(team.limits.usd_per_day)), true],
+    ["Limit a month", (team) => (team.limits.usd_per_month === null ? "none" : usd(team.limits.usd_per_month)), true],
   ];
-  const more = hasMore ? el("p", { class: "hint" }, `The first ${MOST_TEAMS} teams.`) : null;
-  return card("Teams", table(`Usage on ${today}`, columns, rows), more);
+  const shown = el("div");
+  const turnTo = (after) => guarded(async () => fill(await api.get(usagePath(after)), after));
+  const fill = (page, after) => {
+    const last = page.data.at(-1)?.id ?? null;
+    const buttons = [
+      after === null ? null : pageButton("First teams", () => turnTo(null)),
+      page.has_more ? pageButton("Next teams", () => turnTo(last)) : null,
+    ];
+    shown.replaceChildren(table(`Usage on ${page.to}`, columns, page.data), el("div", { class: "pages" }, buttons));
+  };
+  fill(first, null);
+  return card("Teams", shown);
 }
 
-function modelsUsedCard(rows) {
-  const lines = rows.flatMap(({ team, usage }) => usage.results.map((line) => ({ ...line, team: team.id })));
-  lines.sort((one, other) => other.cost_usd - one.cost_usd);
-  const columns = [["Team", (line) => el("code", {}, line.team)], ["Model", (line) => el("code", {}, line.model)], ...SUMS];
+function pageButton(words, turn) {
+  return el("button", { type: "button", class: "quiet", onclick: turn }, words);
+}
+
+function dearestCard(lines) {
+  const columns = [
+    ["Team", (line) => (line.others ? `${count(line.others)} others` : el("code", {}, line.team_id))],
+    ["Model", (line) => (line.model === null ? "" : el("code", {}, line.model))],
+    ...SUMS,
+  ];
   return card("Cost by team and model", table("Today, dearest first", columns, lines));
 }
 
@@ -93,7 +109,7 @@ function newKeyCard(api, guarded, teams, again) {
     event.preventDefault();
     const said = new FormData(event.target);
     guarded(async () => {
-      const made = await api.call("POST", "/admin/keys", { team_id: said.get("team_id"), name: said.get("name").trim() });
+      const made = await api.call("POST", "/admin/keys", { team_id: said.get("team_id").trim(), name: said.get("name").trim() });
       const done = el("button", { type: "button", onclick: () => guarded(again) }, "I have kept it");
       shown.replaceChildren(
         el("p", { class: "secret" }, "Shown this once: ", el("code", {}, made.key)),
@@ -101,15 +117,16 @@ function newKeyCard(api, guarded, teams, again) {
       );
     });
   };
-  const options = teams.map((team) => el("option", { value: team.id }, `${team.name} (${team.id})`));
+  // Those of the first page are offered; any other can be typed.
+  const known = el("datalist", { id: "known-teams" }, teams.map((team) => el("option", { value: team.id }, team.name)));
   const fields = el(
     "div",
     { class: "row" },
-    el("label", {}, "Team", el("select", { name: "team_id", required: true }, options)),
+    field("Team", { name: "team_id", required: true, list: "known-teams" }),
     field("Where it is used", { name: "name" }),
     el("button", { type: "submit" }, "Create"),
   );
-  return card("New key", el("form", { onsubmit: submit }, fields), shown);
+  return card("New key", el("form", { onsubmit: submit }, fields, known), shown);
 }
 
 function keysCard(api, guarded, keys, again) {

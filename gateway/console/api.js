@@ -1,17 +1,18 @@
 // The public API with one key: JSON calls, and a chat completion as a stream of pieces.
 
 export class ApiError extends Error {
-  constructor(status, body) {
+  constructor(status, body, requestId = null) {
     super(body?.error?.message ?? `The gateway answered ${status}.`);
     this.status = status;
     this.code = body?.error?.code ?? null;
+    this.requestId = requestId;
   }
 }
 
 export class Api {
   constructor(key) {
     this.key = key;
-    this.left = {}; // the x-ratelimit-* headers of the last call
+    this.left = {}; // what the x-ratelimit-* headers of the last answer said, and when: { remaining, limit, at }
   }
 
   async call(method, path, body = undefined) {
@@ -27,10 +28,7 @@ export class Api {
   async *chat(model, messages, signal) {
     const options = { model, messages, stream: true, stream_options: { include_usage: true } };
     const answer = await this.send("POST", "/v1/chat/completions", options, signal);
-    for (const kind of ["requests", "tokens"]) {
-      const remaining = answer.headers.get(`x-ratelimit-remaining-${kind}`);
-      if (remaining !== null) this.left[kind] = Number(remaining);
-    }
+    const requestId = answer.headers.get("x-request-id");
     const end = {};
     let isDone = false;
     for await (const event of events(answer.body)) {
@@ -39,13 +37,13 @@ export class Api {
         continue;
       }
       const chunk = JSON.parse(event);
-      if (chunk.error) throw new ApiError(answer.status, chunk);
+      if (chunk.error) throw new ApiError(answer.status, chunk, requestId);
       end.model_used = chunk.model_used ?? end.model_used;
       end.usage = chunk.usage ?? end.usage;
       const text = chunk.choices?.[0]?.delta?.content;
       if (text) yield text;
     }
-    if (!isDone) throw new ApiError(answer.status, { error: { message: "The answer broke off." } });
+    if (!isDone) throw new ApiError(answer.status, { error: { message: "The answer broke off." } }, requestId);
     return end;
   }
 
@@ -54,8 +52,18 @@ export class Api {
     if (body !== undefined) headers["content-type"] = "application/json";
     const options = { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal };
     const answer = await fetch(path, { ...options, cache: "no-store", credentials: "omit" });
-    if (!answer.ok) throw new ApiError(answer.status, await answer.json().catch(() => null));
-    return answer;
+    this.hear(answer.headers);
+    if (answer.ok) return answer;
+    throw new ApiError(answer.status, await answer.json().catch(() => null), answer.headers.get("x-request-id"));
+  }
+
+  // Notes what is left of the limits a minute; refusals say it, too.
+  hear(headers) {
+    for (const kind of ["requests", "tokens"]) {
+      const remaining = headers.get(`x-ratelimit-remaining-${kind}`);
+      const limit = headers.get(`x-ratelimit-limit-${kind}`);
+      if (remaining !== null) this.left[kind] = { remaining: Number(remaining), limit: Number(limit), at: Date.now() };
+    }
   }
 }
 
@@ -85,18 +93,4 @@ async function* chunksOf(stream) {
   } finally {
     reader.cancel().catch(() => {});
   }
-}
-
-// Runs `act` over `items`, `width` at a time, and returns the results in order.
-export async function inParallel(items, width, act) {
-  const results = new Array(items.length);
-  let next = 0;
-  const worker = async () => {
-    while (next < items.length) {
-      const place = next++;
-      results[place] = await act(items[place]);
-    }
-  };
-  await Promise.all(Array.from({ length: Math.min(width, items.length) }, worker));
-  return results;
 }

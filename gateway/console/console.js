@@ -18,7 +18,7 @@ async function enter(key) {
   if (team === null) await api.get("/admin/teams?limit=1");
   sessionStorage.setItem(MEMORY, key);
   at("who").textContent = team === null ? "Admin" : `${team.name} (${team.id})`;
-  refresh = await (team === null ? showAdmin : showTeam)(api, at("view"), guarded);
+  refresh = await (team === null ? showAdmin : showTeam)(api, at("view"), guarded, behind);
   at("sign-in").hidden = true;
   for (const id of ["view", "leave", "refresh"]) at(id).hidden = false;
 }
@@ -28,13 +28,18 @@ function leave() {
   location.reload();
 }
 
-// Runs an action and says what went wrong, if something did.
-async function guarded(action) {
+// Runs what the reader asks for, and says what went wrong, if something did, in the place of what went wrong before.
+function guarded(action) {
   at("notice").hidden = true;
+  return behind(action);
+}
+
+// Runs what happens by itself: a notice stays until its reader dismisses it or asks for something else.
+async function behind(action) {
   try {
     return await action();
   } catch (error) {
-    at("notice").textContent = error.status === 401 ? "This key is not known, or no longer." : error.message;
+    at("notice-words").textContent = error.status === 401 ? "This key is not known, or no longer." : error.message;
     at("notice").hidden = false;
     return undefined;
   }
@@ -44,6 +49,7 @@ at("sign-in").addEventListener("submit", (event) => {
   event.preventDefault();
   guarded(() => enter(at("key").value.trim()));
 });
+at("dismiss").addEventListener("click", () => (at("notice").hidden = true));
 at("leave").addEventListener("click", leave);
 at("refresh").addEventListener("click", () => guarded(() => refresh()));
 

@@ -3,9 +3,11 @@
 import { SUMS, card, count, day, el, figure, table, usd } from "./dom.js";
 
 const SETTLED_AFTER = 2500; // ms until a call shows in the reports
+const MINUTE = 60_000; // ms for which what is left of a minute is known
 
-// Shows the view and returns how to fill it anew, which leaves the conversation alone.
-export async function showTeam(api, view, guarded) {
+// Shows the view and returns how to fill it anew, which leaves the conversation alone. `guarded` runs what the reader
+// asks for, `behind` what happens by itself.
+export async function showTeam(api, view, guarded, behind) {
   const figures = el("div", { class: "grid" });
   const limits = el("section", { class: "card" });
   const usage = el("section", { class: "card" });
@@ -25,8 +27,8 @@ export async function showTeam(api, view, guarded) {
     );
   };
   const [models] = await Promise.all([api.get("/v1/models"), fill()]);
-  const later = () => setTimeout(() => guarded(fill), SETTLED_AFTER);
-  const columns = [chatCard(api, models.data, guarded, later), el("div", {}, limits, usage)];
+  const later = () => setTimeout(() => behind(fill), SETTLED_AFTER);
+  const columns = [chatCard(api, models.data, later), el("div", {}, limits, usage)];
   view.replaceChildren(figures, el("div", { class: "columns" }, columns));
   return fill;
 }
@@ -54,30 +56,35 @@ function limitLines(team, today, month, left) {
   const late = today.corrections ?? { input_tokens: 0, output_tokens: 0 };
   const tokens = today.input_tokens + today.output_tokens + late.input_tokens + late.output_tokens;
   const lines = [
-    ["Dollars today", limits.usd_per_day, owed(today), usd],
-    ["Dollars this month", limits.usd_per_month, owed(month), usd],
-    ["Tokens today", limits.tokens_per_day, tokens, count],
-    ["Requests a minute", limits.requests_per_minute, used(limits.requests_per_minute, left.requests), count],
-    ["Tokens a minute", limits.tokens_per_minute, used(limits.tokens_per_minute, left.tokens), count],
+    ["Dollars today", limits.usd_per_day, limits.usd_per_day - owed(today), usd],
+    ["Dollars this month", limits.usd_per_month, limits.usd_per_month - owed(month), usd],
+    ["Tokens today", limits.tokens_per_day, limits.tokens_per_day - tokens, count],
+    minuteLine("Requests a minute", limits.requests_per_minute, left.requests),
+    minuteLine("Tokens a minute", limits.tokens_per_minute, left.tokens),
+    ["Requests at once", limits.concurrent_requests, null, count],
   ].filter(([, limit]) => limit !== null);
   const title = el("h2", {}, "Left of the team’s limits");
-  if (limits.concurrent_requests !== null) lines.push(["Requests at once", limits.concurrent_requests, 0, count]);
   if (lines.length === 0) return [title, el("p", { class: "hint" }, "This team has no limits.")];
   return [title, ...lines.map(limitLine)];
 }
 
-function used(limit, remaining) {
-  return remaining === undefined ? 0 : Math.max(0, limit - remaining);
+// What the last answer said is left, by the tighter of the team's and the key's limits; a minute later nothing is known.
+function minuteLine(label, limit, last) {
+  const isKnown = last !== undefined && Date.now() - last.at < MINUTE;
+  return isKnown ? [label, last.limit, last.remaining, count] : [label, limit, null, count];
 }
 
-function limitLine([label, limit, spent, shown]) {
-  const left = Math.max(0, limit - spent);
+function limitLine([label, limit, rest, shown]) {
+  if (rest === null) {
+    return el("div", { class: "limit" }, el("p", {}, el("span", {}, label), el("span", {}, `at most ${shown(limit)}`)));
+  }
+  const left = Math.max(0, rest);
   const most = limit || 1;
   const bar = el("meter", { min: 0, max: most, value: left, low: most * 0.2, optimum: most, "aria-label": `${label}: left` });
   return el("div", { class: "limit" }, el("p", {}, el("span", {}, label), el("span", {}, `${shown(left)} of ${shown(limit)}`)), bar);
 }
 
-function chatCard(api, models, guarded, whenDone) {
+function chatCard(api, models, whenDone) {
   const messages = [];
   let running = null;
   const usable = models.filter((model) => !model.abilities || model.abilities.includes("chat"));
@@ -97,7 +104,7 @@ function chatCard(api, models, guarded, whenDone) {
     const words = text.value.trim();
     if (!words || running !== null) return;
     messages.push({ role: "user", content: words });
-    say("user", words);
+    const asked = say("user", words);
     text.value = "";
     const said = say("assistant busy", "");
     running = new AbortController();
@@ -113,8 +120,8 @@ function chatCard(api, models, guarded, whenDone) {
       const { usage, model_used } = piece.value;
       if (usage) hint.textContent = `${model_used}: ${count(usage.total_tokens)} tokens, ${usd(usage.cost_usd)}.`;
     } catch (error) {
-      if (error.name !== "AbortError") throw error;
-      hint.textContent = "Stopped; what was answered so far is charged.";
+      if (error.name === "AbortError") hint.textContent = "Stopped; what was answered so far is charged.";
+      else keep(error, said.textContent ? null : asked);
     } finally {
       running = null;
       send.textContent = "Send";
@@ -123,14 +130,27 @@ function chatCard(api, models, guarded, whenDone) {
       else {
         messages.pop();
         said.remove();
+        text.value ||= words; // to be sent again
       }
       whenDone();
     }
   };
+  // Shows what went wrong in the conversation until its reader dismisses it; then the message that had no answer goes, too.
+  const keep = (error, unanswered) => {
+    const dismiss = () => {
+      failed.remove();
+      unanswered?.remove();
+    };
+    const button = el("button", { type: "button", class: "quiet", onclick: dismiss }, "Dismiss");
+    const where = error.requestId ? el("p", { class: "hint" }, "Request ", el("code", {}, error.requestId)) : null;
+    const failed = el("div", { class: "said failed", role: "alert" }, el("p", {}, error.message), where, button);
+    log.append(failed);
+    log.scrollTop = log.scrollHeight;
+  };
   const submit = (event) => {
     event.preventDefault();
     if (running !== null) stop();
-    else guarded(ask);
+    else ask();
   };
   text.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing && running === null) submit(event);

@@ -1,5 +1,5 @@
-# GET /v1/usage: what a team used and owes. GET /admin/report: what all teams used, and what it cost the house.
-# GET /v1/team: who a key belongs to and what it may do.
+# GET /v1/usage: what a team used and owes. GET /admin/usage: every team's usage, page by page. GET /admin/report: what
+# all teams used, and what it cost the house. GET /v1/team: who a key belongs to and what it may do.
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from gateway.admin_views import limits_view, moment_of
 from gateway.auth import admin_guard, team_guard, team_or_admin_guard
 from gateway.errors import Forbidden
 from gateway.house_report import house_report, report_csv
-from gateway.routes.exchange import AnyRequest, answer, caller_of, read_parameters, services_of, whoever_calls
+from gateway.house_usage import house_usage
+from gateway.routes.exchange import (
+    AnyRequest,
+    answer,
+    caller_of,
+    read_parameters,
+    read_query,
+    services_of,
+    whoever_calls,
+)
 from gateway.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.usage_period import read_period, read_span
 from gateway.usage_report import usage_csv
@@ -75,6 +84,25 @@ async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
     return _csv(report_csv(report)) if is_csv else answer(report)
 
 
+@get(
+    "/admin/usage",
+    guards=[admin_guard],
+    summary="Show what all teams used, a page of teams at a time",
+    query=("date", "from", "to", "after", "limit"),
+)
+async def get_usage_of_all(request: AnyRequest) -> Response[bytes]:
+    """Show every team with what it used on a UTC day (``date``; default: today) or on several (``from``, ``to``).
+
+    ``total`` and ``dearest`` are of all teams, ``data`` goes in the order of their ids: ``after`` is the last id of the
+    page before, ``limit`` at most 1000.
+    """
+    services = services_of(request)
+    query, limit = read_query(request)
+    first, last = read_span(query, services.clock.today())
+    async with services.database.begin() as connection:
+        return answer(await house_usage(connection, first, last, after=query.get("after"), limit=limit))
+
+
 def _wants_csv(query: Mapping[str, str]) -> bool:
     if query.get("format", "json") not in ("json", "csv"):
         raise invalid_value("format", "is json or csv")
@@ -120,4 +148,4 @@ async def get_own_team(request: AnyRequest) -> Response[bytes]:
     )
 
 
-handlers = [get_usage, get_report, get_own_team]
+handlers = [get_usage, get_report, get_usage_of_all, get_own_team]

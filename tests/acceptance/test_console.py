@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import insert
 
 import gateway.console
-from tests.support.house import House
+from billing.ledger import insert_records
+from billing.money import to_nano
+from gateway.clock import Clock
+from gateway.database import Database
+from gateway.embedded import temporary_valkey
+from gateway.tables import teams
+from tests.support.factories import make_record
+from tests.support.house import House, running_house, settings_for
 from tests.support.paying_team import PayingTeam
+from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.servers import database_of_its_own
 
 FOLDER = Path(gateway.console.__file__).parent
 IN_NODE = Path(__file__).parents[1] / "support" / "console_in_node.mjs"
+MANY = [f"many_{number:03}" for number in range(250)]  # teams
 PARTS = sorted(gateway.console.MEDIA_TYPES)
 
 
@@ -111,7 +124,7 @@ def test_team_sees_itself(house: House) -> None:
 
     assert seen["faults"] == []
     assert "$7.00 of $7.00" in seen["text"]
-    assert "60 of 60" in seen["text"]
+    assert "Requests a minute at most 60" in seen["text"]  # what is left of it, only an answer says
 
 
 def test_team_sees_what_was_corrected(house: House) -> None:
@@ -140,12 +153,72 @@ def test_chat_box_streams_an_answer(house: House) -> None:
     assert re.search(r"small: \d+ tokens, \$0\.\d+", seen["text"])
 
 
-def test_chat_box_tells_of_a_refusal(house: House) -> None:
-    """A refused request is shown in the gateway's words."""
-    seen = in_node(house, house.team_key, "chat", "nonsense", "hello")
+def test_a_failed_answer_and_its_prompt_stay_until_they_are_dismissed(house: House) -> None:
+    """The error stands below its prompt, also after the figures were read again; the prompt can be sent again."""
+    seen = in_node(house, house.team_key, "chat", "nonsense", "hello console")
 
-    assert len(seen["faults"]) == 1
-    assert "nonsense" in seen["faults"][0]
+    assert seen["faults"] == []
+    assert re.search(
+        r"hello console .*The model 'nonsense' does not exist.* Request [0-9a-f-]{36} Dismiss", seen["before"]
+    )
+    assert seen["prompt"] == "hello console"
+    assert "nonsense" not in seen["text"] and "hello console" not in seen["text"]  # dismissed
+
+
+def test_what_is_left_is_what_refusals_say(house: House) -> None:
+    """After a refusal nothing is left of the minute, and what no header has told is not taken for all of it."""
+    team = PayingTeam(house, requests_per_minute=1, concurrent_requests=5)
+    team.ask()
+
+    seen = in_node(house, team.key, "chat", "small", "hello")
+
+    assert "Requests a minute 0 of 1" in seen["before"]
+    assert "Requests at once at most 5" in seen["before"]
+    assert "limit of 1 request per minute" in seen["before"]
+
+
+def test_a_notice_stays_until_it_is_dismissed_or_its_cause_is_gone(house: House) -> None:
+    """A wrong key is told; the reader may dismiss that, and the right key takes it away."""
+    seen = in_node(house, house.team_key, "page", "tg-wrong")
+
+    told = "This key is not known, or no longer."
+    assert seen["notices"] == [told, None, told, None]
+    assert "Cost this month" in seen["text"]
+
+
+@pytest.fixture
+def large_house(upstream: ScriptedUpstream, tmp_path: Path, postgres_url: str) -> Iterator[House]:
+    """A house of its own, with more teams than two pages hold, each of which owes a dollar today."""
+    with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
+        with running_house(settings_for(database_url, valkey.url, upstream.url, tmp_path)) as house:
+            asyncio.run(book_of_many_teams(database_url))
+            yield house
+
+
+async def book_of_many_teams(database_url: str) -> None:
+    """Make many teams, and book a call of each."""
+    clock, database = Clock(), Database(database_url, pool_size=1)
+    records = [make_record(clock.new_id(), team_id=name, cost_nanousd=to_nano(1)) for name in MANY]
+    try:
+        async with database.begin() as connection:
+            await connection.execute(insert(teams), [{"id": name, "name": name} for name in MANY])
+            await insert_records(connection, records, today=clock.today())
+    finally:
+        await database.close()
+
+
+def test_admin_sees_sums_of_all_teams_and_every_team_page_by_page(large_house: House) -> None:
+    """However many teams there are, the page asks four times; its sums are of all of them, on every page."""
+    seen = in_node(large_house, large_house.admin_key, "teams")
+
+    asked = [path.partition("?")[0] for path in seen["asked"]]
+    listed = [page.partition("Usage on")[2].partition("Cost by team and model")[0] for page in seen["pages"]]
+    assert sorted(asked) == ["/admin/keys", "/admin/usage", "/health/ready", "/v1/models"]
+    assert [name for page in listed for name in re.findall(r"\b(many_\d{3}) active", page)] == MANY
+    assert len(listed) == 3
+    for page in seen["pages"]:
+        assert "Cost today $250.00" in page and "Requests today 250" in page
+        assert "230 others" in page
 
 
 def test_page_works_in_a_browser(house: House) -> None:
@@ -170,6 +243,15 @@ def test_page_works_in_a_browser(house: House) -> None:
         page.get_by_role("button", name="Send").click()
         page.get_by_text(re.compile(r"small: \d+ tokens")).wait_for()
         width = page.evaluate("document.documentElement.scrollWidth")
+        refusal = {"status": 503, "json": {"error": {"message": "no room"}}}
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(**refusal))
+        page.get_by_label("Message").fill("hello again")
+        page.get_by_role("button", name="Send").click()
+        page.get_by_text("no room").wait_for()
+        page.wait_for_timeout(3000)  # the figures are read again meanwhile
+        kept = page.get_by_text("no room").is_visible(), page.get_by_label("Message").input_value()
+        page.get_by_role("button", name="Dismiss").click()
+        is_left = page.get_by_text("no room").count()
         page.reload()
         page.get_by_text("Cost this month").wait_for()
         page.get_by_role("button", name="Sign out").click()
@@ -181,3 +263,4 @@ def test_page_works_in_a_browser(house: House) -> None:
 
     assert said == []
     assert (width, admins_width) == (390, 390)
+    assert (kept, is_left) == ((True, "hello again"), 0)

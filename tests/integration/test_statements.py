@@ -11,7 +11,7 @@ from billing.ledger import insert_records
 from billing.money import to_nano, to_text
 from billing.prices import Price, cost_of
 from billing.records import Status, UsageRecord
-from billing.statement_queries import STATUSES, query_for
+from billing.statement_queries import STATUSES, Whose, query_for
 from billing.statements import MOST_TAGS, GroupBy, Totals, period
 from billing.sweep import close_days
 from gateway.database import Database
@@ -95,7 +95,7 @@ async def test_the_daily_report_asks_once(books: Database) -> None:
         [question] = asked
         values = {"team_id": "team_a", "first": TODAY, "last": TODAY, "most": MOST_TAGS, **STATUSES}
         plan = "\n".join(
-            (await connection.execute(text(f"EXPLAIN {query_for((), is_house=False).text}"), values)).scalars()
+            (await connection.execute(text(f"EXPLAIN {query_for((), Whose.TEAM).text}"), values)).scalars()
         )
 
     assert "usage_records" not in question
