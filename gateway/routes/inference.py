@@ -56,11 +56,17 @@ async def read_call(request: AnyRequest, kind: type[T], check: Callable[[T], Non
 
     def read(body: bytes) -> tuple[T, dict[str, Any]]:
         asked, extra = decode_with_extra(body, kind)
+        note_model(request, asked)
         check(asked)
         return asked, extra
 
     (asked, extra), size = await read_body(request, read)
     return call_of(request, asked, extra, endpoint, size)
+
+
+def note_model(request: AnyRequest, asked: Any) -> None:
+    """Note the model that a decoded body asks for: for the log, should the call be refused from here on."""
+    request.scope["state"]["model_asked"] = asked.model
 
 
 def call_of(
@@ -77,7 +83,6 @@ def call_of(
     """
     services = services_of(request)
     caller = caller_of(request)
-    request.scope["state"]["model_asked"] = asked.model  # for the log, should the call be refused
     options = read_options(request.headers, extra)
     if options.team_id is not None and options.team_id != caller.team.id:
         raise Forbidden("The request names another team than the key's own.", param="team_id")

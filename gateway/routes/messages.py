@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from gateway.auth import team_guard
 from gateway.messages_dialect import MessagesDialect
 from gateway.replies import ReplyResponse
 from gateway.routes.exchange import AnyRequest, caller_of, read_body, services_of
-from gateway.routes.inference import Options, call_of, require, require_between
+from gateway.routes.inference import Options, call_of, note_model, require, require_between
 from protocol.chat import ChatRequest
 from protocol.decoding import decode, decode_with_extra
 from protocol.messages import CountRequest, MessagesRequest
@@ -29,7 +30,7 @@ from protocol.messages import CountRequest, MessagesRequest
 )
 async def create_message(request: AnyRequest) -> ASGIApp:
     """Answer the last turn of a conversation, whole or as a stream of events."""
-    (asked, chat, extra), size = await read_body(request, read_message)
+    (asked, chat, extra), size = await read_body(request, partial(read_message, request))
     call = call_of(request, chat, extra, "messages", size, native=asked)
     return ReplyResponse(services_of(request), call, MessagesDialect(asked.model, call.request_id))
 
@@ -43,22 +44,24 @@ async def create_message(request: AnyRequest) -> ASGIApp:
 )
 async def count_tokens(request: AnyRequest) -> Response[bytes]:
     """Tell how many tokens a conversation has: by Anthropic's own count for its models, about for all others."""
-    asked, size = await read_body(request, _read_count)
+    asked, size = await read_body(request, partial(_read_count, request))
     counted = await count_prompt(services_of(request), caller_of(request), asked, size)
     return Response(msgspec.json.encode({"input_tokens": counted}), media_type="application/json")
 
 
-def read_message(body: bytes) -> tuple[MessagesRequest, ChatRequest, dict[str, Any]]:
+def read_message(request: AnyRequest, body: bytes) -> tuple[MessagesRequest, ChatRequest, dict[str, Any]]:
     """Return the message that a body asks for, the same as a chat, and its fields unknown to us. Raises BadRequest."""
     asked, extra = decode_with_extra(body, MessagesRequest)
+    note_model(request, asked)
     check_message(asked)
     if asked.top_k is not None:
         extra["top_k"] = asked.top_k  # our own engine knows it; it has no place in a chat completion
     return asked, asked.as_chat(), extra
 
 
-def _read_count(body: bytes) -> CountRequest:
+def _read_count(request: AnyRequest, body: bytes) -> CountRequest:
     asked = decode(body, CountRequest)
+    note_model(request, asked)
     check_message(asked)
     return asked
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from gateway.routes.chat import check_chat
 from gateway.routes.completions import check_completion
 from gateway.routes.embeddings import check_embeddings
 from gateway.routes.exchange import AnyRequest, read_body, services_of
-from gateway.routes.inference import Options, call_of, require
+from gateway.routes.inference import Options, call_of, note_model, require
 from gateway.routes.messages import read_message
 from gateway.services import Services
 from protocol.aside import aside
@@ -55,23 +56,24 @@ async def explain_route(request: AnyRequest) -> dict[str, Any]:
 
     What the router would refuse is refused here in the same words; limits and the content policy are not asked.
     """
-    services, is_anthropic = services_of(request), "anthropic-version" in request.headers
-    (asked, extra, endpoint), size = await read_body(request, lambda body: _read(body, is_anthropic=is_anthropic))
+    services = services_of(request)
+    (asked, extra, endpoint), size = await read_body(request, partial(_read, request))
     call = call_of(request, asked, extra, endpoint, size)
     outlook = services.outlook(services.health())
     return await aside(size, lambda: route_view(services, call, route_of(services, call, outlook), outlook))
 
 
-def _read(body: bytes, *, is_anthropic: bool) -> tuple[Any, dict[str, Any], str]:
+def _read(request: AnyRequest, body: bytes) -> tuple[Any, dict[str, Any], str]:
     """Return the request in a body, its fields unknown to us, and the endpoint it is for. Raises BadRequest."""
     fields, _ = decode_with_extra(body, _Fields)
     kinds = [name for name in KINDS if getattr(fields, name) is not msgspec.UNSET]
     require(len(kinds) == 1, "messages", "Give the body of a request: one of 'messages', 'prompt' and 'input'.")
-    if is_anthropic and kinds == ["messages"]:
-        _, chat, extra = read_message(body)
+    if "anthropic-version" in request.headers and kinds == ["messages"]:
+        _, chat, extra = read_message(request, body)
         return chat, extra, "messages"
     kind, endpoint, check = KINDS[kinds[0]]
     asked, extra = decode_with_extra(body, kind)
+    note_model(request, asked)
     check(asked)
     return asked, extra, endpoint
 
