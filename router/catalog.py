@@ -62,6 +62,15 @@ class Catalog(Struct, frozen=True, dict=True):
             for name, targets in self._targets.items()
         }
 
+    def has_replicas(self, model: ModelSpec) -> bool:
+        """Whether the model has several endpoints in one region, which share its calls."""
+        return len(self._regions[model.name]) < len(self._targets[model.name])
+
+    @cached_property
+    def is_replicated(self) -> bool:
+        """Whether any model has."""
+        return any(map(self.has_replicas, self.models.values()))
+
     def members_of(self, route: str) -> tuple[ModelSpec, ...]:
         """Return the models of an automatic route, the small ones first, each once."""
         return self._members[route]

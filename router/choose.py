@@ -10,8 +10,8 @@ from billing.prices import cost_of
 from protocol.embeddings import EmbeddingRequest
 from router.abilities import InferenceRequest
 from router.catalog import AutoRoute, Catalog
-from router.errors import ModelNotAllowed, UnknownModel
-from router.fitting import can_serve, explain_refusal, needs_of
+from router.errors import ContextTooShort, ModelNotAllowed, UnknownModel
+from router.fitting import can_serve, explain_refusal, is_smaller, needs_of
 from router.order import Health, by_cost, by_preference, expected_usage, unavailable_last
 from router.targets import ModelSpec, Route, Tier
 from router.thread import Score, judge
@@ -26,24 +26,26 @@ def choose_route(
     complexity: Score,
     *,
     share: float = 0.0,
+    spread: float = 0.0,
     at: float | None = None,
 ) -> Route:
     """Return the targets that can serve the request in the order to try them, and the reason.
 
     ``health`` is keyed by ``Target.key``; a target without an entry is healthy. ``complexity`` returns the probability
     that a small model suffices; it is asked only when an automatic route has both kinds to choose from. ``share`` in
-    [0, 1) is the caller's draw, by which models of equal cost and speed share the load; ``at`` is when the call is made
-    (unix seconds), for prices that change on a known day. Equal arguments give equal routes.
+    [0, 1) is the caller's draw, by which models of equal cost and speed share the load, ``spread`` the one by
+    which replicas of a model do; ``at`` is when the call is made (unix seconds), for prices that change on a known day.
+    Equal arguments give equal routes.
 
     Raises ``UnknownModel``, ``ModelNotAllowed``, or the ``NoTargetFits`` that says what no target can do.
     """
     name = _resolve(request.model, catalog)
     if name in catalog.models:
-        return _named_route(request, wish, catalog, health, name)
+        return _named_route(request, wish, catalog, health, name, spread)
     auto = catalog.auto[name]
     fitting = _fitting(_members(name, request.model, wish, catalog), request, wish, catalog)
     if isinstance(request, EmbeddingRequest):
-        return _embedding_route(request, auto, fitting, catalog, health)
+        return _embedding_route(request, auto, fitting, catalog, health, spread)
 
     small = [model for model in fitting if model.name in auto.small]
     large = [model for model in fitting if model.name in auto.large]
@@ -53,25 +55,38 @@ def choose_route(
 
     chosen, spare = (small, large) if is_small else (large, small if wish.allow_smaller else [])
     cost = partial(cost_of, expected_usage(request), batch=wish.tier is Tier.BATCH, at=at)
-    targets = by_cost(chosen, cost, catalog, health, share)
-    targets += by_cost([model for model in spare if model not in chosen], cost, catalog, health, share)
+    targets = by_cost(chosen, cost, catalog, health, share, spread)
+    targets += by_cost([model for model in spare if model not in chosen], cost, catalog, health, share, spread)
     ordered, reason = unavailable_last(targets, health), "auto_small" if is_small else "auto_large"
     return Route(request.model, ordered, reason, None if verdict is None else verdict.score, verdict)
 
 
-def _named_route(request: InferenceRequest, wish: Wish, catalog: Catalog, health: Health, name: str) -> Route:
-    """Return the model's endpoints in order of preference, then its fallbacks', what is unavailable last."""
+def _named_route(
+    request: InferenceRequest, wish: Wish, catalog: Catalog, health: Health, name: str, spread: float
+) -> Route:
+    """Return the model's endpoints in order of preference, then its fallbacks', what is unavailable last.
+
+    For a prompt that is longer than its context, those of the fallbacks that can take it.
+    """
     if not wish.may_use(name, request.model):
         raise ModelNotAllowed(f"This team may not use the model '{request.model}'.", param="model")
-    [model] = _fitting([catalog.models[name]], request, wish, catalog)
-    targets = by_preference(model, catalog, health)
-    spares = [catalog.models[spare] for spare in catalog.fallbacks.get(name, ()) if wish.may_use(spare)]
-    if spares:
-        needs = needs_of(request, wish, spares)
-        for spare in spares:
-            compares = not isinstance(request, EmbeddingRequest) or spare.upstream_model == model.upstream_model
-            if spare.name != name and compares and can_serve(spare, needs):
-                targets += by_preference(spare, catalog, health)
+    model = catalog.models[name]
+    spares = [
+        spare
+        for spare in map(catalog.models.__getitem__, catalog.fallbacks.get(name, ()))
+        if wish.may_use(spare.name) and (wish.allow_smaller or not is_smaller(spare, model, catalog))
+    ]
+    needs = needs_of(request, wish, [model, *spares])
+    refusal = None if can_serve(model, needs) else explain_refusal([model], needs, wish, catalog)
+    if refusal is not None and not isinstance(refusal, ContextTooShort):
+        raise refusal
+    targets = by_preference(model, catalog, health, spread) if refusal is None else []
+    for spare in spares:
+        compares = not isinstance(request, EmbeddingRequest) or spare.upstream_model == model.upstream_model
+        if spare.name != name and compares and can_serve(spare, needs):
+            targets += by_preference(spare, catalog, health, spread)
+    if refusal is not None and not targets:
+        raise refusal
 
     ordered = unavailable_last(targets, health)
     if ordered[0].model.name != name:
@@ -80,12 +95,17 @@ def _named_route(request: InferenceRequest, wish: Wish, catalog: Catalog, health
 
 
 def _embedding_route(
-    request: EmbeddingRequest, auto: AutoRoute, fitting: Sequence[ModelSpec], catalog: Catalog, health: Health
+    request: EmbeddingRequest,
+    auto: AutoRoute,
+    fitting: Sequence[ModelSpec],
+    catalog: Catalog,
+    health: Health,
+    spread: float,
 ) -> Route:
     """Return the first model that embeds, wherever it is served: vectors of different models do not compare."""
     first = fitting[0]
     same = [model for model in fitting if model.upstream_model == first.upstream_model]
-    targets = [target for model in same for target in by_preference(model, catalog, health)]
+    targets = [target for model in same for target in by_preference(model, catalog, health, spread)]
     reason = "auto_small" if first.name in auto.small else "auto_large"
     return Route(request.model, unavailable_last(targets, health), reason)
 

@@ -61,6 +61,20 @@ def can_serve(model: ModelSpec, needs: Needs) -> bool:
     )
 
 
+def is_smaller(model: ModelSpec, other: ModelSpec, catalog: Catalog) -> bool:
+    """Whether ``model`` is a smaller model than ``other``: by an automatic route that names both, else by its price.
+
+    A catalogue tells no sizes. Where no route does, less than half the price of an answer means a smaller model, unless
+    it is the same one elsewhere.
+    """
+    if model.upstream_model == other.upstream_model:
+        return False
+    routes = [route for route in catalog.auto.values() if {model.name, other.name} <= {*route.small, *route.large}]
+    if routes:
+        return any(model.name not in route.large and other.name not in route.small for route in routes)
+    return 2 * model.price.output < other.price.output
+
+
 def shortcomings(model: ModelSpec, needs: Needs) -> list[str]:
     """Return what keeps the model from serving the request, in words; nothing when it can."""
     found = [f"lacks {ability}" for ability in missing_abilities(needs.abilities, model)]

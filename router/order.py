@@ -38,29 +38,37 @@ def expected_usage(request: InferenceRequest) -> Usage:
 
 
 def by_cost(
-    models: Sequence[ModelSpec], cost: Callable[[Price], int], catalog: Catalog, health: Health, share: float
+    models: Sequence[ModelSpec],
+    cost: Callable[[Price], int],
+    catalog: Catalog,
+    health: Health,
+    share: float,
+    spread: float = 0.0,
 ) -> list[Target]:
     """Return every endpoint of ``models``, the cheapest first: ``cost`` is what a call comes to at a price.
 
     Among near-ties the soonest first token comes first. Models equal in both take turns by weight: ``share`` in [0, 1)
-    points at one of them, and the rest follow. Endpoints of one model keep their order of preference.
+    points at one of them, and the rest follow. Endpoints of one model keep their order of preference, by ``spread``.
     """
     if len(models) < 2:
-        return by_preference(models[0], catalog, health) if models else []
+        return by_preference(models[0], catalog, health, spread) if models else []
     ordered: list[Target] = []
     for equal in _ties([(cost(model.price), model) for model in models], SAME_COST):
         if len(equal) == 1:
-            ordered += by_preference(equal[0], catalog, health)
+            ordered += by_preference(equal[0], catalog, health, spread)
             continue
-        targets = [target for model in equal for target in by_preference(model, catalog, health)]
+        targets = [target for model in equal for target in by_preference(model, catalog, health, spread)]
         for tied in _soonest_first(targets, health):
             ordered += _in_turn(tied, share)
     return ordered
 
 
-def by_preference(model: ModelSpec, catalog: Catalog, health: Health) -> list[Target]:
-    """Return the model's endpoints: regions in the order configured, replicas of a region by time."""
-    if not health:
+def by_preference(model: ModelSpec, catalog: Catalog, health: Health, spread: float = 0.0) -> list[Target]:
+    """Return the model's endpoints: regions in the order configured, replicas of a region by time.
+
+    Replicas that answer about as soon as each other take turns: ``spread`` in [0, 1) points at the first of them.
+    """
+    if not health and not catalog.has_replicas(model):
         return list(catalog.targets_of(model))
     ordered: list[Target] = []
     for replicas in catalog.regions_of(model):
@@ -68,7 +76,8 @@ def by_preference(model: ModelSpec, catalog: Catalog, health: Health) -> list[Ta
             ordered += replicas
             continue
         for tied in _soonest_first(replicas, health):
-            ordered += tied
+            first = int(spread * len(tied))
+            ordered += tied[first:] + tied[:first]
     return ordered
 
 

@@ -65,7 +65,13 @@ def route_of(services: Services, call: Call, outlook: Health) -> Route:
     """Return the route of a call, by what is known of the targets now. Raises as ``choose_route`` does."""
     catalog = services.catalog
     share = call.share if catalog.meaning(call.request.model) in catalog.auto else 0.0
-    return choose_route(call.request, call.wish, catalog, outlook, services.complexity, share=share, at=call.created_at)
+    spread = call.spread if catalog.is_replicated else 0.0
+    return choose_route(
+        *(call.request, call.wish, catalog, outlook, services.complexity),
+        share=share,
+        spread=spread,
+        at=call.created_at,
+    )
 
 
 async def _answer_in_turn(services: Services, call: Call, turn: Turn, client: Client) -> Reply:

@@ -13,7 +13,7 @@ from gateway.answering.attempt import Answering, AttemptLog, Trip, send_politely
 from gateway.answering.call import Call
 from gateway.answering.unanswered import Tried, none_may_be_asked, told_of_all
 from gateway.overload.turns import Slot
-from gateway.providers.errors import UpstreamFailure, UpstreamUnable
+from gateway.providers.errors import UpstreamFailure, UpstreamRefused, UpstreamTooLong, UpstreamUnable
 from gateway.resilience.breakers import Permit
 from gateway.resilience.deadline import Deadline
 from gateway.resilience.keys import TargetAway
@@ -54,8 +54,9 @@ async def walk(
     """
     tried: list[Tried] = []
     unable: set[str] = set()  # models that lack a parameter, at whichever endpoint
+    too_short = 0  # tokens of the longest context that the prompt did not fit into
     for place, target in enumerate(route.targets):
-        if target.model.name in unable:
+        if target.model.name in unable or target.model.context <= too_short:
             continue
         if failure is not None and not _may_move_on(services, trip, target, failure):
             break
@@ -70,6 +71,8 @@ async def walk(
                 raise
             if isinstance(exc, UpstreamUnable):
                 unable.add(target.model.name)
+            if isinstance(exc, UpstreamTooLong):
+                too_short = max(too_short, target.model.context)
             tried.append((target, exc))
             failure = exc
     raise none_may_be_asked(call, tried) if failure is None else told_of_all(call, tried, failure)
@@ -158,8 +161,8 @@ def _may_move_on(services: Services, trip: Trip, target: Target, failure: Upstre
     is_full = trip.resume is None and services.gate.is_full(target)
     if is_full or services.breakers.why_away(target) is not None:
         return True  # it costs nothing to pass it by
-    # The budget is against storms on what is ill; whoever lacks a parameter is well.
-    return trip.deadline.left(now) > 0 and (isinstance(failure, UpstreamUnable) or trip.budget.take_move(now))
+    # The budget is against storms on what is ill; a model that lacks a parameter, or tokens of context, is well.
+    return trip.deadline.left(now) > 0 and (isinstance(failure, UpstreamRefused) or trip.budget.take_move(now))
 
 
 async def _enter_again(services: Services, call: Call, target: Target, failure: UpstreamFailure) -> Permit:

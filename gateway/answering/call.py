@@ -20,6 +20,8 @@ from router.wish import Wish
 
 OPENING = 2000  # characters of what a user said first that tell conversations apart, or at either end of a prompt
 
+TURN = 65_521  # makes another draw of one: whatever model a conversation has, its replicas are shared
+
 Priority = Literal["low", "normal", "high"]
 
 
@@ -64,6 +66,14 @@ class Call(Struct, frozen=True, kw_only=True):
                 return int(self.request_id[-8:], 16) / 2**32
         asked = f"{self.caller.team.id}\n{self.request.user or ''}\n{said}"
         return crc32(asked.encode("utf-8", "replace")) / 2**32
+
+    @property
+    def spread(self) -> float:
+        """A draw in [0, 1) by which replicas of a model share the load: another for each first turn, whatever it says;
+        from then on one for all turns of a conversation, so that its provider finds the prompt cached."""
+        if isinstance(self.request, ChatRequest) and any(turn.role == "assistant" for turn in self.request.messages):
+            return self.share * TURN % 1.0
+        return int(self.request_id[-8:], 16) / 2**32
 
     @property
     def beginning(self) -> str:

@@ -135,6 +135,8 @@ async def read_error_body(response: UpstreamResponse) -> bytes:
 def _as_ours(exc: Exception) -> UpstreamFailure:
     """Return what a failure of aiohttp or of the network means to a call."""
     match exc:
+        case aiohttp.ConnectionTimeoutError():
+            return UpstreamTimeout("The upstream did not take the connection in time.", outcome="connect")
         case TimeoutError():
             return UpstreamTimeout("The upstream did not answer in time.")
         case aiohttp.ClientConnectorError():

@@ -6,6 +6,7 @@
 #   ├── UpstreamBusy          429  its rate limit, with retry-after
 #   ├── UpstreamFull          503  overloaded: our own engine's queue is full, or it is going; with retry-after
 #   └── UpstreamRefused       4xx  the request itself is at fault: no other target is tried
+#       ├── UpstreamTooLong        context_length_exceeded: a model with a longer context may take it
 #       ├── UpstreamUnable         the model knows no such parameter: another model of the route may
 #       └── UpstreamFiltered       content_policy_violation: by the upstream's own content filter
 
@@ -90,6 +91,13 @@ class UpstreamRefused(UpstreamFailure):
     type = "invalid_request_error"
     outcome = "refused"
     moves_on = False
+
+
+class UpstreamTooLong(UpstreamRefused):
+    """The prompt, or the prompt and the answer asked for, is longer than this model's context."""
+
+    code = "context_length_exceeded"
+    moves_on = True
 
 
 class UpstreamUnable(UpstreamRefused):

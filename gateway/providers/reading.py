@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from gateway.providers.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused
+from gateway.providers.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTooLong
 from gateway.providers.like_chunks import LikeChunks
 from protocol.events import Event, ReplyEnd
 from protocol.sse import EventReader, EventStreamTooLong
@@ -151,7 +151,8 @@ def usual_failure(
             return UpstreamBusy("The upstream's rate limit is reached.", retry_after=read_retry_after(headers))
         case 400 | 409 | 413 | 422:
             words = message or "The upstream refused the request."
-            return UpstreamRefused(words, status=413 if status == 413 else 400, code=code, param=param)
+            refused = UpstreamTooLong if code == UpstreamTooLong.code else UpstreamRefused
+            return refused(words, status=413 if status == 413 else 400, code=code, param=param)
     failure = UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}")
     failure.retry_after = read_retry_after(headers)
     return failure

@@ -160,7 +160,8 @@ class Breakers:
         watched, now = permit.watched, self._clock.monotonic()
         if self._keys.set_aside(watched.target, permit.api_key, failure, now):
             self._wake.set()
-        verdict, is_small = verdict_of(failure), prompt_characters <= SMALL_PROMPT
+        # No prompt is to blame for a connection that did not come about.
+        verdict, is_small = verdict_of(failure), prompt_characters <= SMALL_PROMPT or failure.outcome == "connect"
         if permit.probe is not None:
             self._end_probe(permit, verdict, team, is_small)
         elif verdict is Verdict.GOOD:

@@ -207,7 +207,7 @@ FAILING = (
         ),
         400,
         "context_length_exceeded",
-        False,
+        True,
         "refused",
     ),
     _failing("unknown model", failure(404, "not_found_error"), 502, BROKEN, True, "not_found"),

@@ -252,7 +252,7 @@ FAILING = (
     _failing("a firewall in front", (403, b"<html>403 Forbidden</html>"), 502, "upstream_error", True, "forbidden"),
     _failing("a bad request", failure(400, INVALID, "invalid_value"), 400, "invalid_value", False, "refused"),
     _failing("too long a prompt", failure(400, INVALID, "context_length_exceeded"), 400, "context_length_exceeded",
-             False, "refused"),
+             True, "refused"),
     _failing("not processable", failure(422, INVALID, None), 400, None, False, "refused"),
     _failing("too large", failure(413, INVALID, None), 413, None, False, "refused"),
     _failing("unknown model", failure(404, INVALID, "model_not_found"), 502, "upstream_error", True, "not_found"),

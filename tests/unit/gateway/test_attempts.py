@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from gateway.access import Caller, Team
@@ -268,6 +269,26 @@ async def test_a_model_that_a_teams_list_has_not_is_told_by_the_name_that_was_as
 
     assert told[0] == "No model answered. 'best': the upstream knows no such model, or no such path, broken."
     assert told[1] == told[0][: -len(", broken.")] + ". 'second': broken."
+
+
+def too_long(_: str) -> UpstreamFailure:
+    return usual_failure(400, {}, "This model's maximum context length is 8192 tokens.", code="context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("context", "answered_by", "outcomes"),
+    [(100_000, "any", ["refused", "ok"]), (8_192, "context_length_exceeded", ["refused"])],
+)
+async def test_a_prompt_too_long_for_a_model_goes_to_one_that_holds_more(
+    context: int, answered_by: str, outcomes: list[str]
+) -> None:
+    """No other endpoint of the model is asked, nor a model whose context is as short; it is on no budget."""
+    scene = Scene(Upstreams(us=too_long, eu=too_long, other=well), budget=0.0)
+    *best, other = scene.route.targets
+    other = replace(other, model=replace(other.model, context=context))
+
+    for _ in range(BURST + 1):
+        assert await scene.ask(replace(scene.route, targets=(*best, other))) == (answered_by, outcomes)
 
 
 async def test_no_attempt_begins_after_the_calls_deadline() -> None:

@@ -108,6 +108,26 @@ def test_replicas_of_one_region_are_peers() -> None:
     assert [t.key for t in slow.targets] == [second, first]
 
 
+def test_replicas_that_answer_as_soon_take_turns() -> None:
+    """Whoever asks by name, as by an automatic route: each leads for its part of the draws, and the others follow."""
+    known = catalog(model("m", "own"), model("n"), fallbacks={"n": ("m",)})
+    keys = [target.key for target in known.targets_of(known.models["m"])]
+
+    for health in ({}, {keys[0]: TargetHealth(first_token_ms=300)}):
+        led = [choose_route(chat("m"), Wish(), known, health, hard, spread=n / 10).targets for n in range(10)]
+        assert [targets[0].key for targets in led] == [keys[0]] * 5 + [keys[1]] * 5
+        assert all(len(targets) == 2 for targets in led)
+    behind = choose_route(chat("n"), Wish(), known, {}, hard, spread=0.9).targets
+    assert [target.key for target in behind[1:]] == [keys[1], keys[0]]
+
+
+def test_regions_do_not() -> None:
+    """Whatever is drawn, the region that is preferred leads."""
+    known = catalog(model("m", "us-eu"))
+
+    assert names(choose_route(chat("m"), Wish(), known, {}, hard, spread=0.9).targets) == ["m@us", "m@eu"]
+
+
 def test_a_far_region_is_not_preferred_for_being_quick() -> None:
     """Between regions the order configured stands, whatever the predicted times."""
     known = catalog(model("m", "us-eu"))
@@ -139,6 +159,23 @@ def test_a_team_may_decline_smaller_models() -> None:
     route = choose_route(chat(), Wish(allow_smaller=False), AUTO, health, hard)
 
     assert names(route.targets) == ["large@one"]
+
+
+def test_nor_is_one_among_the_fallbacks_of_a_named_model() -> None:
+    """Smaller: what an automatic route says, of models that it names both; of others the price of an answer, below half
+    of which a model is smaller unless it is the same one elsewhere."""
+    equal = model("equal", dollars="0.40")
+    models = (LARGE, SMALL, equal, model("mini", dollars="0.40"), model("like", dollars="3.00"))
+    models += (model("elsewhere", dollars="0.10", upstream_model="large"),)
+    spares = tuple(spare.name for spare in models[1:])
+    known = catalog(*models, small=("small",), large=("large", "equal"), fallbacks={"large": spares})
+
+    ways = [choose_route(chat("large"), Wish(allow_smaller=allow), known, {}, hard) for allow in (True, False)]
+
+    assert [[target.model.name for target in way.targets[1:]] for way in ways] == [
+        ["small", "equal", "mini", "like", "elsewhere"],
+        ["equal", "like", "elsewhere"],
+    ]
 
 
 @pytest.mark.parametrize(("quality", "reason"), [(0.05, "auto_small"), (0.10, "auto_small"), (0.11, "auto_large")])
@@ -354,6 +391,25 @@ def test_a_prompt_longer_than_every_context_is_refused() -> None:
 
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
     assert caught.value.message.endswith("Models that can: wide.")
+
+
+def test_a_prompt_longer_than_a_named_model_holds_goes_to_its_fallbacks() -> None:
+    """To those with room for it; a fallback that lacks another need, or a model that does, changes nothing."""
+    models = (
+        model("m"),
+        model("short"),
+        model("wide", context=100_000),
+        model("deaf", context=100_000, abilities=frozenset()),
+    )
+    known = catalog(*models, fallbacks={"m": ("short", "deaf", "wide")})
+
+    route = choose_route(chat("m", "word " * 9_000), Wish(), known, {}, easy)
+
+    assert (names(route.targets), route.reason) == (["wide@one"], "fallback")
+    with pytest.raises(ContextTooShort, match="8000 tokens"):
+        choose_route(chat("m", "word " * 200_000), Wish(), known, {}, easy)
+    with pytest.raises(LacksAbility):
+        choose_route(chat("deaf"), Wish(), replace(known, fallbacks={"deaf": ("m",)}), {}, easy)
 
 
 def test_token_ids_count_exactly() -> None:
