@@ -44,18 +44,7 @@ def settle_segment(segment: Segment) -> list[Settled]:
     What damage leaves of a call is used: a close alone is enough, an open without its close ends at the last progress
     that can be read. Progress alone says too little; it is logged for people.
     """
-    opened: dict[str, bytes] = {}
-    reached: dict[str, Progress] = {}
-    closed: dict[str, int] = {}
-    for place, kind, body in segment.replay():
-        match kind:
-            case Kind.OPENED:
-                opened[_decode_name(body).request_id] = body
-            case Kind.PROGRESS:
-                progress = _decode_progress(body)
-                reached[progress.request_id] = progress
-            case Kind.CLOSED:
-                closed[_decode_name(body).request_id] = place
+    opened, reached, closed = _sort_out(segment)
     if segment.gaps:
         log.error(
             "journal_damaged", path=str(segment.path), gaps=segment.gaps, calls=len(closed.keys() | opened.keys())
@@ -68,6 +57,37 @@ def settle_segment(segment: Segment) -> list[Settled]:
         if request_id not in closed
     ]
     return [Settled(*each) for each in closed.items()] + left
+
+
+def calls_in(path: Path) -> Iterator[UsageRecord]:
+    """Yield how each call of a segment file ended, as far as that can be read. The file stays as it is."""
+    segment = Segment.look(path)
+    try:
+        opened, reached, closed = _sort_out(segment)
+        for place in closed.values():
+            yield close_at(segment, place)[0]
+        for request_id, body in opened.items():
+            if request_id not in closed:
+                yield interrupted(at_progress(_decode_record(body), reached.get(request_id)))
+    finally:
+        segment.close()
+
+
+def _sort_out(segment: Segment) -> tuple[dict[str, bytes], dict[str, Progress], dict[str, int]]:
+    """Return what a segment says of its calls: the opens, the last progress, and where the closes lie."""
+    opened: dict[str, bytes] = {}
+    reached: dict[str, Progress] = {}
+    closed: dict[str, int] = {}
+    for place, kind, body in segment.replay():
+        match kind:
+            case Kind.OPENED:
+                opened[_decode_name(body).request_id] = body
+            case Kind.PROGRESS:
+                progress = _decode_progress(body)
+                reached[progress.request_id] = progress
+            case Kind.CLOSED:
+                closed[_decode_name(body).request_id] = place
+    return opened, reached, closed
 
 
 def close_at(segment: Segment, place: int | None) -> tuple[UsageRecord, int]:

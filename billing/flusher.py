@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 
-import msgspec
 import structlog
 from sqlalchemy import text
 from sqlalchemy.exc import StatementError
 
 from billing.edges import Clock, Database
 from billing.journal import Journal
-from billing.ledger import insert_records
+from billing.ledger import TooOld, insert_records
 from billing.owners import carried, claim
 from billing.records import UsageRecord
 from billing.store_errors import POSTGRES_AWAY, is_about_a_value
@@ -97,6 +96,11 @@ class Flusher:
         return self._journal.oldest is not None
 
     @property
+    def set_aside(self) -> int:
+        """Files of the journal folder that are kept for people."""
+        return self._journal.set_aside
+
+    @property
     def damaged(self) -> int:
         """Segments found with places that could not be read."""
         return self._journal.damaged
@@ -145,6 +149,12 @@ class Flusher:
             adopted = {closed.record.request_id: closed.record for closed in taken if closed.is_adopted}
             try:
                 new = await self._write([closed.record for closed in taken])
+            except TooOld as exc:
+                log.error("ledger_forgot", error=str(exc))
+                self._unheard |= adopted.keys() - set(exc.request_ids)
+                refused = [closed for closed in taken if closed.record.request_id in exc.request_ids]
+                self._journal.quarantine(refused)
+                return len(refused)
             except Exception:
                 self._batch = max(LEAST_BATCH, self._batch // 2)
                 self._unheard |= adopted.keys()
@@ -246,17 +256,9 @@ class Flusher:
 
     def _put_aside(self, record: UsageRecord, exc: Exception) -> None:
         """Keep a record that Postgres will never take where people find it, so that it holds up nobody else."""
-        with open(self._journal.directory / "rejected.jsonl", "ab") as file:
-            file.write(_line(record) + b"\n")
-        log.error("ledger_record_rejected", request_id=record.request_id, file=file.name, error=repr(exc))
+        file = self._journal.put_aside(record)
+        log.error("ledger_record_rejected", request_id=record.request_id, file=str(file), error=repr(exc))
 
     def _today(self) -> date:
         """Return the UTC day by Postgres's clock, as far as we know it."""
         return datetime.fromtimestamp(self._clock.now() + self._server_ahead, UTC).date()
-
-
-def _line(record: UsageRecord) -> bytes:
-    try:
-        return msgspec.json.encode(record)
-    except (ValueError, TypeError, OverflowError):  # not even JSON: as Python shows it
-        return msgspec.json.encode({"request_id": ascii(record.request_id), "record": ascii(record)})

@@ -25,11 +25,12 @@ from billing.errors import JournalFull
 from billing.ids import moment_of
 from billing.owners import dead
 from billing.records import Served, UsageRecord, bounded, bounded_cost, bounded_usage
-from billing.segments import HEAD, SUFFIX, Fsync, Kind, Segment
+from billing.segments import HEAD, SUFFIX, TOO_OLD, UNREADABLE, Fsync, Kind, Segment
 from protocol.usage import Usage
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 TAKEN_BYTES = 8 * 1024 * 1024  # of records in one flush
+REJECTED = "rejected.jsonl"  # records that the ledger does not take
 CLOSE_ROOM = 2048  # bytes a close may need beyond what its open took: names, times, attempts
 
 log = structlog.get_logger(__name__)
@@ -88,8 +89,9 @@ class Journal:
         segment.calls[record.request_id] = promise
         self._open[record.request_id] = segment
 
-    def check(self) -> Literal["ok", "full", "not writable"]:
-        """Say whether the next call could be opened, by making the room that it would use and writing there."""
+    def check(self) -> Literal["ok", "full", "not writable", "set aside"]:
+        """Say whether the next call could be opened, by making the room that it would use and writing there; and
+        whether files were set aside that people have yet to see."""
         try:
             self._segment_for(2 * CLOSE_ROOM).probe()
         except OSError as exc:
@@ -97,7 +99,7 @@ class Journal:
         except JournalFull as exc:
             cause = exc.__cause__
         else:
-            return "ok"
+            return "set aside" if self.set_aside else "ok"
         is_full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         return "full" if is_full else "not writable"
 
@@ -138,7 +140,7 @@ class Journal:
                 settled = settle_segment(segment)
             except msgspec.DecodeError as exc:
                 log.error("journal_unreadable", path=str(segment.path), error=str(exc))
-                segment.set_aside()
+                segment.set_aside(UNREADABLE)
                 self.damaged += 1
                 continue
             except OSError as exc:
@@ -197,6 +199,36 @@ class Journal:
                     self._free(closed.segment)
         for segment, some in places.items():
             self._forget(segment, some)
+
+    def quarantine(self, refused: Iterable[Closed]) -> None:
+        """Let go of calls that the ledger refuses because they are too old. Their segments are set aside once all else
+        in them is flushed; what the disk did not take is put aside as rejected."""
+        calls: dict[Segment, list[Closed]] = defaultdict(list)
+        for closed in refused:
+            if closed.segment is None or closed.place is None:
+                self.put_aside(closed.record)
+            if closed.segment is not None:
+                calls[closed.segment].append(closed)
+                closed.segment.is_too_old = True
+        for segment, some in calls.items():
+            log.error("journal_too_old", path=str(segment.path.with_suffix(TOO_OLD)), calls=len(some))
+        self.mark_flushed(refused)
+
+    def put_aside(self, record: UsageRecord) -> Path:
+        """Keep a record that the ledger will never take where people find it; return the file."""
+        path = self.directory / REJECTED
+        with path.open("ab") as file:
+            file.write(_line(record) + b"\n")
+        return path
+
+    @property
+    def set_aside(self) -> int:
+        """Files kept for people: with damage, with calls too old for the ledger, or with records that it refuses."""
+        try:
+            names = [path.name for path in self.directory.iterdir()]
+        except OSError:  # ``check`` says so
+            return 0
+        return sum(name == REJECTED or name.endswith((UNREADABLE, TOO_OLD)) for name in names)
 
     @property
     def backlog(self) -> int:
@@ -295,6 +327,13 @@ class Journal:
             self._current = None
         del self._segments[segment]
         segment.free()
+
+
+def _line(record: UsageRecord) -> bytes:
+    try:
+        return msgspec.json.encode(record)
+    except (ValueError, TypeError, OverflowError):  # not even JSON: as Python shows it
+        return msgspec.json.encode({"request_id": ascii(record.request_id), "record": ascii(record)})
 
 
 def _full(exc: OSError) -> JournalFull:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import date
 
 import msgspec
@@ -102,6 +102,7 @@ INSERT = text(f"""
              LATERAL (SELECT CAST(CAST('x' || left(replace(CAST(r.request_id AS text), '-', ''), 12) AS bit(48))
                                   AS bigint) AS ms) AS t,
              LATERAL (SELECT t.ms, CAST('1970-01-01' AS date) + CAST(t.ms / 86400000 AS integer) AS day) AS d
+        WHERE d.day >= coalesce((SELECT begins FROM ledger_memory), '-infinity')
         ORDER BY d.day, r.request_id
         ON CONFLICT (day, request_id) DO NOTHING
         RETURNING *
@@ -118,12 +119,30 @@ INSERT = text(f"""
 """)  # noqa: S608  (columns are ours)
 
 
+# Waits for the writers that go by what was remembered before, so that nothing is inserted into days that are dropped.
+FORGET = text("""
+    WITH locked AS (SELECT pg_advisory_xact_lock(hashtext('closed_days')))
+    INSERT INTO ledger_memory (begins) SELECT CAST(:before AS date) FROM locked
+    ON CONFLICT (id) DO UPDATE SET begins = greatest(ledger_memory.begins, excluded.begins)
+""")
+BEGINS = text("SELECT begins FROM ledger_memory")
+
+
+class TooOld(Exception):
+    """Records of days whose rows the ledger has dropped: whether they were booked before, nothing tells any more."""
+
+    def __init__(self, begins: date, request_ids: Collection[str]) -> None:
+        super().__init__(f"{len(request_ids)} calls are older than {begins}, with which the ledger's memory begins")
+        self.request_ids = request_ids
+
+
 async def insert_records(
     connection: AsyncConnection, records: Sequence[UsageRecord], *, today: date
 ) -> list[UsageRecord]:
     """Write records into the ledger and the daily sums, and return those that were new.
 
-    A record whose id is there already changes nothing. Rows for a day that is closed are booked on ``today``.
+    A record whose id is there already changes nothing. Rows for a day that is closed are booked on ``today``. Raises
+    TooOld, and nothing may be committed, where a record is of a day that the ledger has forgotten.
     """
     if not records:
         return []
@@ -133,8 +152,24 @@ async def insert_records(
     by_id = {record.request_id: bounded(record) for record in records}
     rows = {"records": _to_json(list(by_id.values())), "today": today}
     new = [by_id[request_id] for request_id in (await connection.execute(INSERT, rows)).scalars()]
+    if len(new) < len(by_id):
+        begins = await memory_begins(connection)
+        if begins is not None and (too_old := [which for which in by_id if date_of(which) < begins]):
+            raise TooOld(begins, too_old)
     await add_gpu_costs(connection, [_cost_row(record) for record in new if record.gpu_cost_nanousd])
     return new
+
+
+async def memory_begins(connection: AsyncConnection) -> date | None:
+    """Return the first day whose rows were not dropped; None as long as none were."""
+    return (await connection.execute(BEGINS)).scalar_one_or_none()
+
+
+async def forget_days(connection: AsyncConnection, before: date) -> None:
+    """Take nothing more for the days before ``before``: their rows are about to be dropped."""
+    begins = await memory_begins(connection)
+    if begins is None or begins < before:
+        await connection.execute(FORGET, {"before": before})
 
 
 def _to_json(records: Sequence[UsageRecord]) -> str:

@@ -24,6 +24,7 @@ HEAD = struct.Struct("<IIB")
 LONGEST = 1 << 20  # bytes of a body that is believed behind damage
 GROWTH = 64 * 1024  # bytes by which a segment grows when progress has used up what was not promised to closes
 SUFFIX = ".journal"
+UNREADABLE, TOO_OLD = ".unreadable", ".too-old"  # what is kept for people: nobody adopts it
 UNLOCKED = ".new"  # a segment being made
 
 Fsync = Literal["never", "interval", "always"]
@@ -75,6 +76,7 @@ class Segment:
         self.sync = sync
         self.promised = 0
         self.gaps = 0  # places where what was written cannot be read; such a file is not deleted but set aside
+        self.is_too_old = False  # the ledger refuses calls of it; such a file is not deleted but set aside
         self.is_adopted = False  # it was another process's
         self.calls: dict[str, int] = {}  # calls without a close in the file -> bytes promised to it
         self.waiting = Waiting()
@@ -115,6 +117,12 @@ class Segment:
             return None
         size = os.fstat(fd).st_size
         return cls(path, fd, end=min(size, len(MAGIC)), size=size)
+
+    @classmethod
+    def look(cls, path: Path) -> Segment:
+        """Open a segment that was set aside, to read it only. ``OSError`` when it cannot be."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return cls(path, fd, end=0, size=os.fstat(fd).st_size)
 
     @property
     def is_done(self) -> bool:
@@ -194,18 +202,18 @@ class Segment:
         return zlib.crc32(body, self._seed ^ kind)
 
     def free(self) -> None:
-        """Delete the file: all it knew has been flushed. One with gaps is set aside instead."""
-        if self.gaps:
-            self.set_aside()
+        """Delete the file: all it knew has been flushed. One with gaps, or with calls too old, is set aside instead."""
+        if self.gaps or self.is_too_old:
+            self.set_aside(UNREADABLE if self.gaps else TOO_OLD)
             return
         with contextlib.suppress(OSError):
             self.path.unlink()
         self.close()
 
-    def set_aside(self) -> None:
+    def set_aside(self, suffix: str) -> None:
         """Keep the file where nobody adopts it again."""
         with contextlib.suppress(OSError):
-            self.path.rename(self.path.with_suffix(".unreadable"))
+            self.path.rename(self.path.with_suffix(suffix))
         self.close()
 
     def close(self) -> None:

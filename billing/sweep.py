@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.edges import Clock, Database
 from billing.ids import date_of
+from billing.ledger import forget_days
 from billing.partitions import delete_stragglers, drop_partition, ensure_partitions, old_partitions
 from billing.quotas import Quotas
 from billing.records import Status, UsageRecord
@@ -110,8 +111,10 @@ class Sweeper:
                 log.info("day_closed", day=str(day))
 
     async def drop_old_rows(self) -> None:
-        """Drop rows past their retention, a partition at a time."""
+        """Drop rows past their retention, a partition at a time; from then on nothing is booked for their days."""
         keep_from = datetime.fromtimestamp(await self._now() - self.keep_rows, UTC).date()
+        async with self._database.begin() as connection:
+            await forget_days(connection, keep_from)
         async with self._database.begin() as connection:
             old = await old_partitions(connection, keep_from)
         for name in old:

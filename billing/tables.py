@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    CheckConstraint,
     Column,
     Date,
     DateTime,
@@ -12,6 +13,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    SmallInteger,
     Table,
     Text,
     Uuid,
@@ -112,6 +114,15 @@ closed_days = Table(
     metadata,
     Column("day", Date, primary_key=True),
     Column("closed_at", DateTime(timezone=True), nullable=False),
+)
+
+# The first day whose rows the ledger has not dropped, once it has dropped some; one row. What is older is not inserted.
+ledger_memory = Table(
+    "ledger_memory",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, server_default=text("1")),
+    Column("begins", Date, nullable=False),
+    CheckConstraint("id = 1", name="one_row"),
 )
 
 # What people booked beside the calls, with who and why. Entries are only added: a wrong one is put right by another.

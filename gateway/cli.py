@@ -150,6 +150,18 @@ def audit(
     raise typer.Exit(run_audit(_load(find_config(config)), date.date() if date is not None else None))
 
 
+@app.command("journal")
+def journal(
+    files: Annotated[
+        list[Path], typer.Argument(help="Files of DATA_DIR/journal that were set aside, under their names")
+    ],
+) -> None:
+    """Print the calls of journal files that were set aside: how each ended, a line of JSON a call."""
+    from gateway.journal_cli import print_calls
+
+    raise typer.Exit(print_calls(files))
+
+
 @config_app.command("check")
 def check_config(file: Annotated[Path, typer.Argument(help="tollgate.yaml")]) -> None:
     """Say everything that is wrong with a configuration file, with lines, and exit 1; or that nothing is."""

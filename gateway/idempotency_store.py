@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from billing.ledger import insert_records
+from billing.ledger import TooOld, insert_records
 from billing.records import UsageRecord
 from billing.store_errors import POSTGRES_AWAY, is_about_a_value
 from gateway.clock import Clock
@@ -125,8 +125,8 @@ class IdempotencyStore:
         }
         try:
             return await self._store(values, record)
-        except DBAPIError as exc:
-            if not is_about_a_value(exc):
+        except (DBAPIError, TooOld) as exc:
+            if isinstance(exc, DBAPIError) and not is_about_a_value(exc):
                 raise
             # The ledger does not take this record. The journal has it, and people will find it there.
             log.error("record_not_booked_with_its_answer", request_id=claim.request_id, error=repr(exc))
