@@ -9,7 +9,7 @@ JOBS ?= 4
 # The tests and the demo start many processes: each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test soak check fix bench aot gpu gpu-rows lock clean
+.PHONY: setup demo test soak check fix bench aot gpu gpu-rows lock pin clean
 
 setup: .venv/.ready
 
@@ -68,6 +68,10 @@ lock: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --extra otel $(LOCK) -o locks/gateway.txt
 	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --extra engine $(LOCK) -o locks/engine.txt
+
+# The images of compose.yaml and the Dockerfile, to the digest; SKIPPED where no registry answers.
+pin:
+	$(PYTHON) deploy/pin.py
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

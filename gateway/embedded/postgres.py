@@ -16,6 +16,8 @@ from gateway.processes import LOOPBACK, Account, is_running, last_lines, spawn, 
 
 # A path that its user can follow wherever the folder is: only the folder itself has to be open to them.
 HERE = "/proc/self/cwd"
+# What a refused statement said of a row or a parameter is not for the log: it may be a prompt or a secret.
+QUIET = {"log_error_verbosity": "terse", "log_parameter_max_length": "0", "log_parameter_max_length_on_error": "0"}
 ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "HOME": "/nonexistent", "PATH": os.defpath}
 
 
@@ -81,10 +83,7 @@ class EmbeddedPostgres(EmbeddedServer):
             "jit": "off",
             "timezone": "UTC",
             "log_timezone": "UTC",
-            # What a refused statement said of a row or a parameter is not for the log: it may be a prompt or a secret.
-            "log_error_verbosity": "terse",
-            "log_parameter_max_length": "0",
-            "log_parameter_max_length_on_error": "0",
+            **QUIET,
             **self._server_settings,
         }
         options = [word for key, value in server_settings.items() for word in ("-c", f"{key}={value}")]

@@ -38,6 +38,7 @@ SECRETS = {
     "POSTGRES_PASSWORD": "postgres-of-the-test",
     "REDIS_PASSWORD": "redis-of-the-test",
     "TOLLGATE_ADMIN_KEY": "tgadmin-of-the-tests",
+    "TOLLGATE_METRICS_KEY": "tgmetrics-of-the-tests",
     "TOLLGATE_KEY_PEPPER": "pepper-of-all-the-tests",
     "ENGINE_SECRET": "engine-of-the-test",
 }
@@ -144,13 +145,15 @@ def test_our_services_start_as_written_and_answer(outside: Outside, running: lis
     for name, process in processes.items():
         wait_until_healthy(name, outside, process)
     gateway_url = f"http://127.0.0.1:{outside.text('8000')}"
-    admin = {"authorization": f"Bearer {SECRETS['TOLLGATE_ADMIN_KEY']}"}
+    admin, scraper = (
+        {"authorization": f"Bearer {SECRETS[name]}"} for name in ("TOLLGATE_ADMIN_KEY", "TOLLGATE_METRICS_KEY")
+    )
     with httpx.Client(base_url=gateway_url, timeout=30) as http:
         http.post("/admin/teams", json={"id": "first"}, headers=admin).raise_for_status()
         key = http.post("/admin/keys", json={"team_id": "first"}, headers=admin).raise_for_status().json()["key"]
         body = {"model": "auto", "messages": [{"role": "user", "content": "What is Tollgate?"}], "max_tokens": 8}
         answer = http.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
-        metrics = http.get("/metrics", headers=admin)
+        metrics = http.get("/metrics", headers=scraper)
 
     assert done.returncode == 0
     assert answer.status_code == 200, answer.text

@@ -20,7 +20,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT = "tollgate-soak"
 URL = "https://localhost"
-SECRETS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD", "TOLLGATE_ADMIN_KEY", "TOLLGATE_KEY_PEPPER", "ENGINE_SECRET")
+SECRETS = (
+    "POSTGRES_PASSWORD",
+    "REDIS_PASSWORD",
+    "TOLLGATE_ADMIN_KEY",
+    "TOLLGATE_METRICS_KEY",
+    "TOLLGATE_KEY_PEPPER",
+    "ENGINE_SECRET",
+)
 QUESTION = {"model": "auto", "max_tokens": 8, "messages": [{"role": "user", "content": "What is Tollgate?"}]}
 CLIENTS = 4
 TURN = 5  # calls of each client, beside those that are asked while the gateway is replaced
