@@ -66,7 +66,7 @@ def test_a_used_up_quota_is_not() -> None:
 
 def test_a_request_too_large_for_the_limit_names_max_tokens() -> None:
     """Waiting cannot help, asking for less can."""
-    error = refusal_error(refused(wanted=2_000_000_000, alone_exceeds=True, retry_after=None))
+    error = refusal_error(refused(wanted=2_000_000_000, alone_exceeds=True, retry_after=None), fits=120)
 
     assert isinstance(error, ExceedsLimit)
     assert (error.status, error.code) == (429, "rate_limit_exceeded")
