@@ -19,6 +19,7 @@ from msgspec.structs import asdict
 
 from gateway.answering.early_leaves import EarlyLeaves
 from gateway.answering.hooks import HookMaker
+from gateway.answering.image_urls import ImageUrls
 from gateway.answering.keeper import Keeper
 from gateway.auth import Authenticator
 from gateway.background import Background, stop_all
@@ -172,6 +173,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             idempotency=idempotency,
             keeper=Keeper(),
             early_leaves=EarlyLeaves(clock),
+            images=ImageUrls(),
             metrics=metrics,
             refusals=refusals,
             tracer=tracer,

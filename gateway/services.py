@@ -13,6 +13,7 @@ from billing.quotas import Quotas
 from billing.restore import Restorer
 from gateway.answering.early_leaves import EarlyLeaves
 from gateway.answering.hooks import HookMaker
+from gateway.answering.image_urls import ImageUrls
 from gateway.answering.keeper import Keeper
 from gateway.auth import Authenticator
 from gateway.background import Background
@@ -66,6 +67,7 @@ class Services:
     idempotency: IdempotencyStore
     keeper: Keeper
     early_leaves: EarlyLeaves
+    images: ImageUrls
     metrics: Metrics
     refusals: Refusals
     tracer: Tracer | None

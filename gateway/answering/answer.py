@@ -42,6 +42,7 @@ async def answer(services: Services, call: Call, client: Client = STAYS) -> Repl
         services.early_leaves.refuse(call.caller.key_id)
     health = services.health()
     route = await aside(call.size, partial(_judged_route, services, call, services.outlook(health)))
+    route = await services.images.fit(call.request, call.size, route, services.providers)
     gate = services.gate
     if (away := refusal(services, call, route, health)) is not None and not gate.can_wait(route):
         raise away

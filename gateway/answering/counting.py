@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from gateway.access import Caller
 from gateway.answering.estimate import probable_prompt_tokens
+from gateway.answering.image_urls import is_outside
 from gateway.providers.anthropic import AnthropicFormat
 from gateway.providers.client import read_error_body
 from gateway.providers.errors import UpstreamFailure, UpstreamRefused
@@ -25,7 +26,8 @@ async def count_prompt(services: Services, caller: Caller, asked: CountRequest, 
     """Return the tokens of a prompt: the upstream's own count where it has one and is well, else about how many.
 
     ``size``: bytes of the request as it came.
-    Raises UnknownModel, ModelNotAllowed, or UpstreamRefused for a prompt that its upstream would not take.
+    Raises UnknownModel, ModelNotAllowed, UpstreamRefused for a prompt that its upstream would not take, and BadRequest
+    for images that it may not fetch.
     """
     catalog, allowed = services.catalog, caller.team.allowed_models
     if asked.model not in catalog.names():
@@ -39,7 +41,10 @@ async def count_prompt(services: Services, caller: Caller, asked: CountRequest, 
         return estimate
     wire = services.providers.format(model.provider)
     if isinstance(wire, AnthropicFormat) and await services.guard.may_leave(caller.team.safety, chat, asked):
-        for target in catalog.targets_of(model):
+        targets = catalog.targets_of(model)
+        if not all(is_outside(target, services.providers) for target in targets):
+            await services.images.check(chat, size)
+        for target in targets:
             with suppress(TargetAway):
                 return await _count_at(services, wire, target, asked, size) or estimate
     return estimate

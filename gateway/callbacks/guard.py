@@ -77,10 +77,13 @@ class SystemResolver:
 
 
 class Guard:
-    """Decides where callbacks may go. ``allow``: ranges that are open though they are not public."""
+    """Decides where callbacks may go, or ``what`` else. ``allow``: ranges that are open though they are not public."""
 
-    def __init__(self, allow: Sequence[Network] = (), resolve: Resolve | None = None) -> None:
+    def __init__(
+        self, allow: Sequence[Network] = (), resolve: Resolve | None = None, *, what: str = "callbacks"
+    ) -> None:
         self.allow = tuple(allow)
+        self._what = what
         self._resolve = resolve or SystemResolver()
 
     async def find(self, url: CallbackUrl) -> Destination:
@@ -90,7 +93,7 @@ class Guard:
             kind = why_forbidden(address, self.allow)
             if kind is not None:
                 where = "is" if url.address is not None else "leads to"  # which one is none of a team's business
-                raise Unreachable(f"{where} {kind} address, where callbacks may not go")
+                raise Unreachable(f"{where} {kind} address, where {self._what} may not go")
             if is_allowed(address, self.allow):
                 continue
             if url.scheme != "https":

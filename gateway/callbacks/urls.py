@@ -47,10 +47,10 @@ class CallbackUrl(Struct, frozen=True):
         return self.text[: len(self.text) - len(self.parsed.raw_path_qs)] + "/…"
 
 
-def read_url(text: str) -> CallbackUrl:
-    """Return what ``text`` says. Raises BadUrl."""
-    if len(text) > LONGEST_URL:
-        raise BadUrl(f"is longer than {LONGEST_URL} characters")
+def read_url(text: str, longest: int = LONGEST_URL) -> CallbackUrl:
+    """Return what ``text`` of up to ``longest`` characters says. Raises BadUrl."""
+    if len(text) > longest:
+        raise BadUrl(f"is longer than {longest} characters")
     found = _SHAPE.fullmatch(text)
     if found is None:
         raise BadUrl(_what_is_wrong(text))

@@ -1,0 +1,155 @@
+# Where the images may lie that an upstream fetches by itself.
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+
+import pytest
+
+from gateway.answering.image_urls import LONGEST, MOST_HOSTS, ImageUrls
+from gateway.callbacks.guard import Guard
+from gateway.errors import Unavailable
+from gateway.providers.registry import ProviderRegistry
+from gateway.settings import ProviderSettings
+from protocol.chat import ChatRequest, ImagePart, ImageUrl, Message, TextPart
+from protocol.errors import BadRequest, ServiceError
+from router.targets import Endpoint, Route, Target
+from tests.support.house import model
+
+PUBLIC, METADATA, PRIVATE = "93.184.216.34", "169.254.169.254", "10.1.2.3"
+NAMES = {"public.example": [PUBLIC], "inner.example": [PRIVATE], "both.example": [PUBLIC, METADATA]}
+MAKER, LAN = "https://api.openai.com/v1", "http://gpu-0:8000/v1"
+
+
+class Names:
+    """A name server that counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        """Return what a name leads to."""
+        self.asked.append(host)
+        if host == "slow.example":
+            raise TimeoutError
+        if host not in NAMES:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return NAMES[host]
+
+
+def showing(*urls: str) -> ChatRequest:
+    images = [ImagePart(ImageUrl(url)) for url in urls]
+    return ChatRequest(model="m", messages=(Message("user", (TextPart("See."), *images)),))
+
+
+def verdict(request: ChatRequest, *base_urls: str, names: Names | None = None, self_hosted: bool = False) -> object:
+    """Return the base URLs that are left of a route, or the error."""
+    settings = {
+        str(place): ProviderSettings(
+            name=str(place), format="openai", endpoints=(Endpoint("here", url),), self_hosted=self_hosted
+        )
+        for place, url in enumerate(base_urls)
+    }
+    targets = tuple(Target(model("m", name), one.endpoints[0]) for name, one in settings.items())
+    images = ImageUrls(Guard(resolve=names or Names(), what="images"))
+    try:
+        route = asyncio.run(images.fit(request, 0, Route("m", targets, "named"), ProviderRegistry(settings)))
+    except ServiceError as exc:
+        return exc
+    return [target.endpoint.base_url for target in route.targets]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/latest/meta-data/",
+        "http://public.example/a.png",
+        "file:///etc/passwd",
+        "ftp://public.example/a.png",
+        "gopher://127.0.0.1:6379/_x",
+        "//public.example/a.png",
+        "/etc/passwd",
+        "",
+        "https://127.0.0.1/a.png",
+        "https://[::1]/a.png",
+        "https://[::ffff:169.254.169.254]/",
+        "https://[64:ff9b::7f00:1]/",
+        "https://2130706433/",
+        "https://0x7f.1/",
+        "https://127.1/",
+        "https://0/",
+        "https://169.254.169.254/",
+        "https://168.63.129.16/",
+        "https://100.64.0.1/",
+        "https://10.0.0.1/a.png",
+        "https://inner.example/a.png",
+        "https://both.example/a.png",
+        "https://nowhere.example/a.png",
+        "https://user@public.example/a.png",
+        "https://public.example#@inner.example/",
+        "https://public.example\\@inner.example/",
+        "https://public.example:22/a.png",
+        "https://public.example\t/a.png",
+        "https://public.example/" + "a" * LONGEST,
+    ],
+)
+@pytest.mark.parametrize("base_url", [LAN, "http://api.openai.com/v1", "https://llm.example/v1"])
+def test_an_upstream_that_may_be_in_the_house_fetches_public_https_urls_alone(url: str, base_url: str) -> None:
+    """What else it is shown is refused with what would be right, wherever the URL stands in the request."""
+    refused = verdict(showing("https://public.example/a.png", url), base_url)
+
+    assert isinstance(refused, BadRequest)
+    assert (refused.status, refused.code, refused.param) == (400, "invalid_image_url", "messages")
+    assert "https" in refused.message and "data URL" in refused.message
+
+
+@pytest.mark.parametrize(
+    "url", ["data:image/png;base64,AA==", "DATA:image/png;base64,AA==", "https://public.example/a"]
+)
+def test_public_https_and_data_urls_pass(url: str) -> None:
+    """One look-up for all images at a host, none for those that come along."""
+    names = Names()
+
+    assert verdict(showing(url, url + "?b"), LAN, names=names) == [LAN]
+    assert names.asked == (["public.example"] if url.startswith("https") else [])
+
+
+def test_a_maker_fetches_by_itself() -> None:
+    """What its network may reach is its own business, and no name is looked up."""
+    names = Names()
+
+    assert verdict(showing("http://inner.example/a.png"), MAKER, names=names) == [MAKER]
+    assert names.asked == []
+    assert isinstance(verdict(showing("http://inner.example/a.png"), MAKER, self_hosted=True), BadRequest)
+
+
+def test_a_spare_that_may_not_see_the_images_is_left_out() -> None:
+    """The model that was chosen answers; the other way round the call is refused, not answered by a spare."""
+    asked = showing("http://public.example/a.png")
+
+    assert verdict(asked, MAKER, LAN) == [MAKER]
+    assert isinstance(verdict(asked, LAN, MAKER), BadRequest)
+    assert verdict(showing("https://public.example/a.png"), MAKER, LAN) == [MAKER, LAN]
+
+
+def test_a_name_server_that_does_not_answer_is_no_fault_of_the_caller() -> None:
+    """503, to try again: nothing is known of the address."""
+    assert isinstance(verdict(showing("https://slow.example/a.png"), LAN), Unavailable)
+
+
+def test_one_request_looks_up_few_names() -> None:
+    """Look-ups have few places; nobody takes them all."""
+    names = Names()
+    refused = verdict(showing(*(f"https://{n}.example/" for n in range(MOST_HOSTS + 1))), LAN, names=names)
+
+    assert isinstance(refused, BadRequest) and names.asked == []
+
+
+def test_words_alone_cost_nothing() -> None:
+    """No look-up for a request without images."""
+    names = Names()
+
+    assert verdict(showing(), LAN, names=names) == [LAN]
+    assert names.asked == []
