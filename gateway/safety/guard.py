@@ -34,6 +34,7 @@ from protocol.messages import MessagesRequest
 
 SLICE = 7_000  # characters that are looked at before others have their turn
 OVERLAP = 1_000  # visible characters of a slice that the next one has again; no rule's find is longer
+LEAST = 200  # characters that the shortest text counts as: to look at none takes time, too
 REMEMBERED = 8192  # texts and windows whose findings are known: a conversation comes again with every turn
 
 UNREADABLE = Finding("token_ids", "unreadable")
@@ -62,6 +63,7 @@ class Guard:
         self._classifier = classifier
         self._outcomes = outcomes
         self._abuse = abuse
+        self._pause = asyncio.Lock()  # of those who look at long texts one at a time goes on in a turn of the loop
         self._behind: set[asyncio.Task[None]] = set()  # what is looked at now, waited for or not
         self._known: dict[int, Floats] = {}  # by the window's hash: what was said is not kept
         self._found: dict[int, list[Finding]] = {}  # by rules, by the text's hash
@@ -107,10 +109,10 @@ class Guard:
     ) -> list[Finding]:
         """Return what the rules find in a request (``texts_of``), each once.
 
-        A long text is looked at in slices, with turns for others between.
+        A long text is looked at in slices, and many short ones a few at a time, with turns for others between.
         """
         found: set[Finding] = set()
-        for text in texts_of(request, extra, native):
+        async for text in self._in_turns(texts_of(request, extra, native)):
             found.update(await self._rules_on(text))
         if ids := ids_of(request):  # some are long numbers, and nobody's card
             found.update(one for one in await self._rules_on(ids) if one.group in ("secrets", "deny"))
@@ -121,7 +123,7 @@ class Guard:
     async def _rules_on(self, text: str) -> Iterable[Finding]:
         if len(text) <= SLICE:
             return self.rule_findings(visible(text))
-        return [finding async for piece in _slices(text) for finding in self.rule_findings(piece)]
+        return [finding async for piece in self.slices(text) for finding in self.rule_findings(piece)]
 
     def rule_findings(self, text: str) -> list[Finding]:
         """Return what the rules find in a text of a few thousand characters, and in what it hides; from memory if it
@@ -153,14 +155,14 @@ class Guard:
 
     async def judge(self, texts: Iterable[str]) -> list[Finding]:
         """Return the categories that the classifier finds in texts."""
-        worst = [await self._worst_logits(text, self.logits) for text in texts]
+        worst = [await self._worst_logits(text, self.logits) async for text in self._in_turns(texts)]
         return findings_of(np.max(worst, axis=0)) if worst else []
 
     async def judge_told(self, texts: Iterable[str]) -> list[Finding]:
         """Return whether texts that tools told hold an attack: passage by passage, for what is around dilutes it."""
         worst: list[Floats] = []
-        for text in texts:
-            async for piece in _slices(text):
+        async for text in self._in_turns(texts):
+            async for piece in self.slices(text):
                 for passage in passages(piece):
                     worst.append(self.logits(evened(plain(passage).lower())))
                     await asyncio.sleep(0)
@@ -173,7 +175,7 @@ class Guard:
     async def _worst_logits(self, text: str, judge: Callable[[str], Floats]) -> Floats:
         """Return the highest logits of any window of a text; others have their turn between windows."""
         worst: Floats | None = None
-        async for piece in _slices(text):
+        async for piece in self.slices(text):
             for window in readings(piece, hides=_key_of(piece) not in self._open):
                 logits = judge(window)
                 if worst is None:
@@ -211,6 +213,31 @@ class Guard:
             param = PARAMS.get(call.endpoint, "messages") if stage == "input" else None
             raise ContentPolicyViolation(f"The content policy forbids this {what}: {names}.", param=param)
 
+    async def slices(self, text: str) -> AsyncIterator[str]:
+        """Yield a text in slices that overlap, without what is not seen in it, with a turn for others between them."""
+        held = ""
+        for start in range(0, len(text) or 1, SLICE):
+            if start:
+                await self._others_turn()
+            held += visible(text[start : start + SLICE])
+            if len(held) >= SLICE or start + SLICE >= len(text):
+                yield held
+                held = held[-OVERLAP:]
+
+    async def _in_turns(self, texts: Iterable[str]) -> AsyncIterator[str]:
+        """Yield texts, with a turn for others after as many characters as a slice has."""
+        looked_at = 0
+        for text in texts:
+            if looked_at >= SLICE:
+                looked_at = 0
+                await self._others_turn()
+            looked_at += max(len(text), LEAST)
+            yield text
+
+    async def _others_turn(self) -> None:
+        async with self._pause:
+            await asyncio.sleep(0)
+
     def keep(self, looking: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begin to look at something, to the end, whoever waits for it."""
         task = asyncio.create_task(looking)
@@ -243,15 +270,3 @@ class Guard:
 
 def _key_of(text: str) -> int:
     return hash((text, len(text)))  # one of another width may have the same bytes, and so the same hash
-
-
-async def _slices(text: str) -> AsyncIterator[str]:
-    """Yield a text in slices that overlap, without what nobody sees in it, with a turn for others between them."""
-    held = ""
-    for start in range(0, len(text) or 1, SLICE):
-        if start:
-            await asyncio.sleep(0)
-        held += visible(text[start : start + SLICE])
-        if len(held) >= SLICE or start + SLICE >= len(text):
-            yield held
-            held = held[-OVERLAP:]

@@ -13,10 +13,12 @@ from gateway.errors import ContentPolicyViolation, ContentUnchecked
 from gateway.safety.findings import Finding
 from gateway.safety.guard import Guard
 from gateway.safety.policy import Policy
-from gateway.safety.texts import judged_texts, told_texts
+from gateway.safety.texts import judged_texts, texts_of, told_texts
+from protocol.errors import TooLarge
 
 HEAD_START = 0.005  # seconds that the classifier leaves to calls on their way out; no model answers as fast
 TURNS = 8  # of the event loop that the rules leave at the most, one for each call on its way out
+MOST_TEXT = 8 * 1024 * 1024  # characters: twice a million tokens of English, and half a minute of looking
 HEAD_STARTS = 4  # that it leaves at the most, while others are on their way out
 
 
@@ -32,10 +34,14 @@ Answer = TypeVar("Answer", bound=Open)
 def input_check_of(guard: Guard, call: Call) -> InputCheck | None:
     """Return the check of a call's input, or ``None`` where no policy asks for one.
 
-    It has begun, and has to be stopped.
+    It has begun, and has to be stopped. Raises TooLarge for more text than is looked at.
     """
     policy = guard.policy_for(call)
-    return None if policy is None or policy.input == "off" else InputCheck(guard, call, policy)
+    if policy is None or policy.input == "off":
+        return None
+    if call.size > MOST_TEXT and sum(map(len, texts_of(call.request, call.extra, call.native))) > MOST_TEXT:
+        raise TooLarge(f"The content policy reads at most {MOST_TEXT:,} characters of a request. Send it in parts.")
+    return InputCheck(guard, call, policy)
 
 
 class InputCheck:

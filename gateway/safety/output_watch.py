@@ -80,10 +80,11 @@ class OutputWatch(ReplyHook):
             self._guard.keep(looking)
 
     async def _look_through(self, whole: WholeReply) -> None:
-        for text in map(visible, texts_of_reply(whole, self._given)):
-            for window in passages(text):
-                self._look(window)
-                await asyncio.sleep(0)
+        for text in texts_of_reply(whole, self._given):
+            async for piece in self._guard.slices(text):
+                for window in passages(piece):
+                    self._look(window)
+                    await asyncio.sleep(0)
         if is_refused(whole):
             self._note_refusal()
 

@@ -59,7 +59,8 @@ _TABLE = _table()
 _UNSEEN = re.compile("[" + "".join(rf"\U{first:08x}-\U{last:08x}" for first, last in _INVISIBLE) + "]+")
 _CONTROLS = bytes(code for code, shown in _TABLE.items() if code < 0x80 and shown is None)
 # What is not printed ASCII, with the little that stands between: texts are mostly ASCII, of which only this is undone.
-_STRANGE = re.compile(r"[^\t-\r -~]+(?:[\t-\r -~]{1,3}[^\t-\r -~]+)*")
+# As many at a time as any letter has marks: to put marks in order takes the square of the time.
+_STRANGE = re.compile(r"[^\t-\r -~]{1,500}(?:[\t-\r -~]{1,3}[^\t-\r -~]{1,500})*")
 
 
 def plain(text: str) -> str:

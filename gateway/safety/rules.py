@@ -173,8 +173,8 @@ RULES = (
         "email",
         "contacts",
         tuple(a + at + b for at in ("at", "AT", "@") for a, b in ("()", "[]", "{}", "<>")),
-        re.compile(
-            r"[\w.+-]{1,64} ?[\[({<](?:at|AT|@)[\])}>] ?[\w-]{1,63}"
+        re.compile(  # from the bracket on: signs are rarer than letters
+            r"[\[({<](?:(?<=[\w.+-].)|(?<=[\w.+-] .))(?:at|AT|@)[\])}>] ?[\w-]{1,63}"
             r"(?: ?(?:\.|[\[({<](?:dot|DOT|\.)[\])}>]) ?[\w-]{1,63}){1,8}"
         ),
     ),

@@ -24,27 +24,27 @@ PICTURE = re.compile(r"(?i:data:image/[\w.+-]{1,40};base64,)(?:iVBORw0KGgo|/9j/|
 
 def texts_of(
     request: Request, extra: Mapping[str, Any] | None = None, native: MessagesRequest | None = None
-) -> list[str]:
-    """Return every text that leaves with a request, the parts of a message joined as the model reads them.
+) -> Iterator[str]:
+    """Yield every text that leaves with a request, the parts of a message joined as the model reads them.
 
     ``extra``: fields that we do not know; ``native``: the same request as it came in Anthropic's dialect.
     """
     match request:
         case ChatRequest():
-            texts = [text for message in request.messages for text in _texts_of_message(message)]
+            for message in request.messages:
+                yield from _texts_of_message(message)
             rest: Struct = replace(request, messages=(), seed=None, logit_bias=None)
             if native is not None:
-                texts += _seams_of_results(native)
+                yield from _seams_of_results(native)
         case CompletionRequest():
-            texts = _prompts(request.prompt)
+            yield from _prompts(request.prompt)
             rest = replace(request, prompt="", seed=None, logit_bias=None)
         case EmbeddingRequest():
-            texts = _prompts(request.input)
+            yield from _prompts(request.input)
             rest = replace(request, input="")
-    texts.append(_unescaped(msgspec.json.encode(rest)))  # tools, schemas, stop words, labels
+    yield _unescaped(msgspec.json.encode(rest))  # tools, schemas, stop words, labels
     if extra:
-        texts.append(_unescaped(msgspec.json.encode(extra)))
-    return texts
+        yield _unescaped(msgspec.json.encode(extra))
 
 
 def ids_of(request: Request) -> str:
