@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -32,7 +33,7 @@ class OpenAIEvents(SseEvents):
         super().__init__()
         self._choices = choices
         self._finished: set[int] = set()  # choices that have said why they ended
-        self._calls: dict[int, dict[int, str]] = {}  # ids of calls, by choice and their number
+        self._calls: dict[int, _Calls] = {}  # by choice
         self._reply = ""  # what tells this reply from others
 
     def _has_reason(self) -> bool:
@@ -87,16 +88,28 @@ class OpenAIEvents(SseEvents):
     def _piece(self, choice: int, call: _DeltaToolCall) -> ToolCallDelta:
         """Return a piece of a call, which has a number and begins with an id: some services say neither."""
         function = call.function or NO_FUNCTION
-        begun = self._calls.setdefault(choice, {})
+        begun = self._calls.setdefault(choice, _Calls())
         index = call.index
         if index is None:  # each new id begins the next call, and so does a name without an id
-            known = [number for number, ident in begun.items() if ident == call.id]
-            is_next = not begun or (not known if call.id else bool(function.name))
-            index = len(begun) if is_next else known[0] if known else max(begun)
+            known = begun.by_id.get(call.id or "")
+            is_next = not begun.numbers or (known is None if call.id else bool(function.name))
+            index = len(begun.numbers) if is_next else begun.last if known is None else known
         ident = call.id or None  # some repeat the fields of the head, empty
-        if index not in begun:
-            begun[index] = ident = ident or made_up_id(self._reply, choice, index)
+        if index not in begun.numbers:
+            ident = ident or made_up_id(self._reply, choice, index)
+            begun.numbers.add(index)
+            begun.by_id.setdefault(ident, index)
+            begun.last = max(begun.last, index)
         return ToolCallDelta(index, read_arguments(function.arguments), ident, function.name or None)
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Which calls a choice has begun."""
+
+    numbers: set[int] = field(default_factory=set)
+    by_id: dict[str, int] = field(default_factory=dict)  # the first number of each id
+    last: int = 0  # the highest number
 
 
 class _DeltaFunction(Struct, frozen=True):
