@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from gateway.providers.anthropic_replies import Block, UsageObject, read_stop_reason
 from gateway.providers.errors import UpstreamError
 from gateway.providers.filters import read_filtered
-from gateway.providers.reading import NOT_JSON, SseEvents, read_error_fields, read_usage
+from gateway.providers.reading import NOT_JSON, NOTHING, SseEvents, object_in, read_error_fields, read_usage
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 
 
@@ -61,10 +59,8 @@ class AnthropicEvents(SseEvents):
     def _begin_block(self, place: int, block: Block, events: list[Event]) -> None:
         if block.type == "tool_use":
             self._tools[place] = index = len(self._tools)
-            arguments = ""
-            if block.input:  # said at once, as some compatible services do
-                arguments = msgspec.json.encode(block.input).decode()
-            else:
+            arguments = object_in(block.input)
+            if not arguments:  # else they are said at once, as some compatible services do
                 self._unsaid.add(place)
             events.append(Delta(tool_calls=(ToolCallDelta(index, arguments, block.id or "", block.name or ""),)))
         elif block.text or block.thinking or block.data:
@@ -81,7 +77,7 @@ class AnthropicEvents(SseEvents):
             self._unsaid.discard(place)
             events.append(Delta(tool_calls=(ToolCallDelta(self._tools[place], delta.partial_json),)))
 
-    def _count(self, said: object, events: list[Event]) -> None:
+    def _count(self, said: Raw, events: list[Event]) -> None:
         """Note a count. Counts are cumulative; a later one replaces what it names and leaves the rest.
 
         One that names no output says nothing of what was written since the last one.
@@ -94,7 +90,7 @@ class AnthropicEvents(SseEvents):
 
 
 class _EventMessage(Struct, frozen=True):
-    usage: Any = None
+    usage: Raw = NOTHING
 
 
 class _EventDelta(Struct, frozen=True):
@@ -116,7 +112,7 @@ class _Event(Struct, frozen=True):
     message: _EventMessage | None = None
     content_block: Block | None = None
     delta: _EventDelta | None = None
-    usage: Any = None
+    usage: Raw = NOTHING
     error: _Error | None = None
 
 

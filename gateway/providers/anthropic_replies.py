@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from gateway.providers.errors import UpstreamError
-from gateway.providers.reading import NOT_JSON, count_of, read_usage
+from gateway.providers.reading import NOT_JSON, NOTHING, count_of, object_in, read_usage
 from protocol.chat import ChatReply, Choice, FinishReason, FunctionCall, Reasoning, ReplyMessage, ToolCall
 from protocol.usage import Usage
 
@@ -100,19 +98,19 @@ class Block(Struct, frozen=True):
     data: str | None = None  # of thinking that is withheld
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: Raw = NOTHING
 
 
 class _Message(Struct, frozen=True):
     content: tuple[Block, ...]
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    usage: Any = None
+    usage: Raw = NOTHING
 
     def reply(self) -> ChatReply:
         """Return the message in our shape: its texts joined, its calls in their order."""
         calls = tuple(
-            ToolCall(block.id or "", FunctionCall(block.name or "", msgspec.json.encode(block.input or {}).decode()))
+            ToolCall(block.id or "", FunctionCall(block.name or "", object_in(block.input) or "{}"))
             for block in self.content
             if block.type == "tool_use"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -11,8 +10,6 @@ from msgspec import Raw, Struct
 from gateway.providers.errors import UpstreamError
 from gateway.providers.filters import read_filtered
 from gateway.providers.openai_parts import (
-    NOTHING,
-    Arguments,
     Content,
     made_up_id,
     present,
@@ -20,9 +17,10 @@ from gateway.providers.openai_parts import (
     read_content,
     read_finish_reason,
     seconds,
+    told_apart,
     told_usage,
 )
-from gateway.providers.reading import NOT_JSON, SseEvents, read_error_fields
+from gateway.providers.reading import NOT_JSON, NOTHING, SseEvents, read_error_fields, text_in
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 
 
@@ -57,18 +55,20 @@ class OpenAIEvents(SseEvents):
             if (filtered := read_filtered(read_error_fields(data))) is not None:
                 raise filtered
             raise UpstreamError("The upstream reported an error.", outcome="error_frame")
-        self._reply = self._reply or f"{chunk.id} {chunk.created}"
+        self._reply = self._reply or told_apart(chunk.id, chunk.created)
         for choice in chunk.choices or ():
             if choice.finish_reason:  # some services say "" until they know
                 self._finished.add(choice.index or 0)
             events.append(self._delta(choice))
-        if chunk.usage is not None and (usage := told_usage(chunk.usage)) is not None:
+        if chunk.usage is not NOTHING and (usage := told_usage(chunk.usage)) is not None:
             events.append(UsageReport(usage))
 
     def _delta(self, choice: _ChunkChoice) -> Delta:
         delta, index = choice.delta or NO_DELTA, choice.index or 0
         calls = tuple([self._piece(index, call) for call in delta.tool_calls]) if delta.tool_calls else ()
-        text, thought = delta.content, delta.reasoning_content or delta.reasoning
+        text, thought = delta.content, delta.reasoning_content or ""
+        if not thought and delta.reasoning is not NOTHING:
+            thought = text_in(delta.reasoning) or ""
         if text is not None and not isinstance(text, str):
             text, thought = read_content(text)
         return Delta(
@@ -76,12 +76,12 @@ class OpenAIEvents(SseEvents):
             text or choice.text or "",
             calls,
             delta.refusal or "",
-            thought if isinstance(thought, str) else "",
+            thought,
             read_finish_reason(choice.finish_reason) if choice.finish_reason else None,
             present(choice.logprobs),
             choice.token_ids or (),
             seconds(choice.gpu_seconds),
-            stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+            stop_sequence=text_in(choice.stop_reason) if choice.stop_reason is not NOTHING else None,
             begins_text=text == "",
         )
 
@@ -114,7 +114,7 @@ class _Calls:
 
 class _DeltaFunction(Struct, frozen=True):
     name: str | None = None
-    arguments: Arguments = None
+    arguments: Raw = NOTHING
 
 
 class _DeltaToolCall(Struct, frozen=True):
@@ -128,7 +128,7 @@ class _Delta(Struct, frozen=True):
     refusal: str | None = None
     tool_calls: tuple[_DeltaToolCall, ...] | None = None
     reasoning_content: str | None = None
-    reasoning: Any = None  # what OpenRouter, Groq and newer vLLM call it
+    reasoning: Raw = NOTHING  # what OpenRouter, Groq and newer vLLM call it
 
 
 NO_DELTA, NO_FUNCTION = _Delta(), _DeltaFunction()
@@ -142,14 +142,14 @@ class _ChunkChoice(Struct, frozen=True):
     logprobs: Raw = NOTHING
     token_ids: tuple[int, ...] | None = None
     gpu_seconds: float | None = None
-    stop_reason: Any = None  # vLLM's: the stop sequence, or a token's id
+    stop_reason: Raw = NOTHING  # vLLM's: the stop sequence, or a token's id
 
 
 class _Chunk(Struct, frozen=True):
-    id: Any = None
-    created: Any = None
+    id: Raw = NOTHING
+    created: Raw = NOTHING
     choices: tuple[_ChunkChoice, ...] | None = None
-    usage: Any = None
+    usage: Raw = NOTHING
     error: Raw = NOTHING
 
 

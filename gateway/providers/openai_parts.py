@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from hashlib import blake2s
-from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.providers.reading import count_of, read_usage, text_of
+from gateway.providers.reading import NOT_JSON, NOTHING, count_of, object_in, read_usage, text_in
 from protocol.chat import FinishReason
 from protocol.usage import Usage
 
+LONGEST_ID = 200  # characters of what tells replies apart
 MOST_SECONDS = 1e6  # of device time in one call
-NOTHING = Raw()  # msgspec takes no union of Raw with None
 
 
 def read_finish_reason(word: str) -> FinishReason:
@@ -26,10 +25,16 @@ def read_finish_reason(word: str) -> FinishReason:
         return FinishReason.STOP
 
 
-def told_usage(said: object) -> Usage | None:
+def told_usage(said: Raw) -> Usage | None:
     """Return what the upstream counted, or ``None`` where it told nothing or nonsense."""
     usage = read_usage(said, UsageObject)
     return None if usage is None else usage.usage()
+
+
+def told_apart(ident: Raw, created: Raw) -> str:
+    """Return what tells a reply from others: its id and when it was made, as far as that takes."""
+    told = (text_in(field) or bytes(field).decode("utf-8", "replace") for field in (ident, created))
+    return " ".join([field[:LONGEST_ID] for field in told])
 
 
 def made_up_id(reply: str, choice: int, place: int) -> str:
@@ -41,14 +46,22 @@ def read_content(content: Content) -> tuple[str, str]:
     """Return the words of a message and the thinking among them: some services send both as a list of parts."""
     if content is None or isinstance(content, str):
         return content or "", ""
-    said = "".join(text_of(part.text) or "" for part in content)
-    thoughts = (thought for part in content if isinstance(part.thinking, list) for thought in part.thinking)
-    return said, "".join(text_of(thought.get("text")) or "" for thought in thoughts if isinstance(thought, dict))
+    said = "".join(text_in(part.text) or "" for part in content)
+    return said, "".join(text_in(thought.text) or "" for part in content for thought in _thoughts(part.thinking))
 
 
-def read_arguments(arguments: Arguments) -> str:
+def _thoughts(said: Raw) -> list[Thought]:
+    try:
+        return msgspec.json.decode(said, type=list[Thought]) if said is not NOTHING else []
+    except NOT_JSON:
+        return []
+
+
+def read_arguments(arguments: Raw) -> str:
     """Return a call's arguments as the JSON text that they are by the book; some services send the object itself."""
-    return arguments or "" if not isinstance(arguments, dict) else msgspec.json.encode(arguments).decode()
+    if arguments is NOTHING:
+        return ""
+    return text_in(arguments) or object_in(arguments)
 
 
 def present(raw: Raw) -> Raw | None:
@@ -110,9 +123,12 @@ def seconds(number: float | None, most: float = MOST_SECONDS) -> float:
 class Part(Struct, frozen=True):
     """One part of a message's content, where it comes in parts."""
 
-    text: Any = None
-    thinking: Any = None
+    text: Raw = NOTHING
+    thinking: Raw = NOTHING
+
+
+class Thought(Struct, frozen=True):
+    text: Raw = NOTHING
 
 
 Content = str | tuple[Part, ...] | None
-Arguments = str | dict[str, Any] | None

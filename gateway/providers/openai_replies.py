@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -11,17 +10,16 @@ from msgspec import Raw, Struct
 from gateway.providers.base import Request, WholeReply
 from gateway.providers.errors import UpstreamError
 from gateway.providers.openai_parts import (
-    NOTHING,
-    Arguments,
     Content,
     made_up_id,
     present,
     read_arguments,
     read_content,
     read_finish_reason,
+    told_apart,
     told_usage,
 )
-from gateway.providers.reading import NOT_JSON, text_of
+from gateway.providers.reading import NOT_JSON, NOTHING, text_in
 from protocol.chat import ChatReply, ChatRequest, Choice, FunctionCall, ReplyMessage, ToolCall
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
@@ -54,7 +52,7 @@ def read_whole(request: Request, body: bytes) -> tuple[WholeReply, Usage | None]
 
 class _Function(Struct, frozen=True):
     name: str
-    arguments: Arguments = None
+    arguments: Raw = NOTHING
 
 
 class _ToolCall(Struct, frozen=True):
@@ -73,7 +71,7 @@ class _Message(Struct, frozen=True):
     refusal: str | None = None
     tool_calls: tuple[_ToolCall, ...] | None = None
     reasoning_content: str | None = None
-    reasoning: Any = None  # what OpenRouter, Groq and newer vLLM call it
+    reasoning: Raw = NOTHING  # what OpenRouter, Groq and newer vLLM call it
 
     def message(self, reply: str, choice: int) -> ReplyMessage:
         text, thought = read_content(self.content)
@@ -82,7 +80,7 @@ class _Message(Struct, frozen=True):
             refusal=self.refusal,
             tool_calls=tuple(call.call(reply, choice, place) for place, call in enumerate(self.tool_calls or ()))
             or None,
-            reasoning_content=self.reasoning_content or text_of(self.reasoning) or thought or None,
+            reasoning_content=self.reasoning_content or text_in(self.reasoning) or thought or None,
         )
 
 
@@ -92,29 +90,29 @@ class _Choice(Struct, frozen=True):
     finish_reason: str | None = None
     logprobs: Raw = NOTHING
     token_ids: tuple[int, ...] | None = None
-    stop_reason: Any = None  # vLLM's: the stop sequence, or a token's id
+    stop_reason: Raw = NOTHING  # vLLM's: the stop sequence, or a token's id
 
 
 class _Chat(Struct, frozen=True):
     choices: tuple[_Choice, ...]
-    id: Any = None
-    created: Any = None
-    usage: Any = None
-    system_fingerprint: Any = None
+    id: Raw = NOTHING
+    created: Raw = NOTHING
+    usage: Raw = NOTHING
+    system_fingerprint: Raw = NOTHING
 
     def reply(self) -> ChatReply:
         choices = tuple(
             Choice(
                 index=choice.index or 0,
-                message=choice.message.message(f"{self.id} {self.created}", choice.index or 0),
+                message=choice.message.message(told_apart(self.id, self.created), choice.index or 0),
                 finish_reason=read_finish_reason(choice.finish_reason or "stop"),
                 logprobs=present(choice.logprobs),
                 token_ids=choice.token_ids,
-                stop_sequence=text_of(choice.stop_reason),
+                stop_sequence=text_in(choice.stop_reason),
             )
             for choice in self.choices
         )
-        return ChatReply(choices=choices, system_fingerprint=text_of(self.system_fingerprint))
+        return ChatReply(choices=choices, system_fingerprint=text_in(self.system_fingerprint))
 
 
 class _TextChoice(Struct, frozen=True):
@@ -127,7 +125,7 @@ class _TextChoice(Struct, frozen=True):
 
 class _Completion(Struct, frozen=True):
     choices: tuple[_TextChoice, ...]
-    usage: Any = None
+    usage: Raw = NOTHING
 
     def reply(self) -> CompletionReply:
         choices = tuple(
@@ -150,7 +148,7 @@ class _Vector(Struct, frozen=True):
 
 class _Embeddings(Struct, frozen=True):
     data: tuple[_Vector, ...]
-    usage: Any = None
+    usage: Raw = NOTHING
 
     def reply(self) -> EmbeddingReply:
         return EmbeddingReply(tuple(item.embedding for item in sorted(self.data, key=lambda item: item.index)))

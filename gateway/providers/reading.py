@@ -11,10 +11,11 @@ from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from gateway.providers.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTooLong
 from gateway.providers.like_chunks import LikeChunks
+from protocol.decoding import MAX_VALUES, has_more_values
 from protocol.events import Event, ReplyEnd
 from protocol.sse import EventReader, EventStreamTooLong
 
@@ -25,6 +26,9 @@ LONGEST_WORDS = 2_000  # characters of an upstream's refusal that its caller is 
 # What decoding raises for bytes that are no JSON, or none of the promised shape: also for text that is no UTF-8, and
 # for nesting that is too deep.
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+NOTHING = Raw()  # msgspec takes no union of Raw with None
+MOST_OF_ERROR = 64 * 1024  # bytes of a failing answer that are decoded
 
 T = TypeVar("T", bound=Struct)
 
@@ -94,14 +98,37 @@ class SseEvents(ABC):
         return self._has_reason()
 
 
-def read_usage(said: object, shape: type[T]) -> T | None:
+def read_usage(said: Raw, shape: type[T]) -> T | None:
     """Return a reply's counts, or ``None`` where there are none or nonsense: an answer is not lost over its bill."""
-    if said is None:
+    if said is NOTHING:
         return None
     try:
-        return msgspec.convert(said, shape)
-    except msgspec.ValidationError:
+        return msgspec.json.decode(said, type=shape | None)
+    except NOT_JSON:
         return None
+
+
+def text_in(said: Raw) -> str | None:
+    """Return a text that was said where anything may be, and anything else as nothing: it is never built."""
+    data = bytes(said)
+    try:
+        return msgspec.json.decode(data, type=str) if data.startswith(b'"') else None
+    except NOT_JSON:
+        return None
+
+
+def object_in(said: Raw) -> str:
+    """Return an object as JSON text, and an empty one, or anything else, as nothing. Raises UpstreamError."""
+    data = bytes(said)
+    if not data.startswith(b"{"):
+        return ""
+    try:
+        found = None if has_more_values(data, MAX_VALUES) else msgspec.json.decode(data)
+    except NOT_JSON:
+        found = None
+    if found is None:
+        raise UpstreamError("The upstream sent a tool call that cannot be read.", outcome="malformed")
+    return msgspec.json.encode(found).decode() if found else ""
 
 
 def read_error_fields(body: bytes) -> dict[str, Any]:
@@ -110,7 +137,7 @@ def read_error_fields(body: bytes) -> dict[str, Any]:
     ``{"error": {…}}`` as the dialects have it, ``{"error": "…"}``, the fields at the top, FastAPI's ``detail``.
     """
     try:
-        said = msgspec.json.decode(body)
+        said = msgspec.json.decode(body) if len(body) <= MOST_OF_ERROR else None
     except NOT_JSON:
         return {}
     if not isinstance(said, dict):
