@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import OrderedDict
 from typing import Any
 
 import msgspec
@@ -47,9 +49,10 @@ class MessagesDialect:
         self._blocks = -1  # index of the newest block
         self._open = ""  # kind of the block that is open
         self._tool = -1  # index of the tool call whose block is the newest
-        self._arguments: list[str] = []  # of that call, so far
+        self._arguments = _Arguments()  # of that call, so far
         self._told: set[int] = set()  # calls that have or had a block
-        self._waiting: list[Delta | ToolCallDelta] = []  # what came and is not written: words, and pieces of calls
+        # What came and is not written, in order: words, and the pieces of each call together.
+        self._waiting: OrderedDict[object, list[Delta | ToolCallDelta]] = OrderedDict()
         self._is_begun = False
         self._stop: dict[str, Any] = _stop(FinishReason.STOP, None)
 
@@ -101,8 +104,13 @@ class MessagesDialect:
 
     def _add(self, delta: Delta, out: list[bytes]) -> None:
         if delta.text or delta.refusal or delta.reasoning or delta.signature or delta.redacted:
-            self._waiting.append(delta)
-        self._waiting += delta.tool_calls
+            self._waiting[object()] = [delta]
+        for piece in delta.tool_calls:
+            if self._open == "tool_use" and piece.index == self._tool:
+                self._add_arguments(piece, out)
+            elif piece.index not in self._told:  # what comes for a call that was whole is none of its arguments
+                self._waiting.setdefault(piece.index, []).append(piece)
+            self._write(out)
         self._write(out)
         if delta.finish_reason is not None:
             while self._waiting:  # a call that is not whole will not be
@@ -113,18 +121,13 @@ class MessagesDialect:
 
     def _write(self, out: list[bytes]) -> None:
         """Write what may be. Blocks come one after the other: until a call is whole, all else waits in order."""
-        before = -1
-        while self._waiting and len(self._waiting) != before:
-            before = len(self._waiting)
-            waiting, self._waiting = self._waiting, []
-            for one in waiting:
-                if isinstance(one, ToolCallDelta) and self._open == "tool_use" and one.index == self._tool:
-                    self._add_arguments(one, out)
-                elif self._waiting or (self._open == "tool_use" and not self._is_call_whole()):
-                    self._waiting.append(one)
-                elif isinstance(one, Delta):
+        while self._waiting and (self._open != "tool_use" or self._arguments.are_whole()):
+            for one in self._waiting.popitem(last=False)[1]:
+                if isinstance(one, Delta):
                     self._add_words(one, out)
-                elif one.index not in self._told:  # what comes for a call that was whole is none of its arguments
+                elif one.index in self._told:
+                    self._add_arguments(one, out)
+                else:
                     self._begin_call(one, out)
 
     def _add_words(self, delta: Delta, out: list[bytes]) -> None:
@@ -144,24 +147,15 @@ class MessagesDialect:
 
     def _begin_call(self, piece: ToolCallDelta, out: list[bytes]) -> None:
         self._end(out)
-        self._tool, self._arguments = piece.index, []
+        self._tool, self._arguments = piece.index, _Arguments()
         self._told.add(piece.index)
         self._begin("tool_use", {"type": "tool_use", "id": piece.id or "", "name": piece.name or "", "input": {}}, out)
         self._add_arguments(piece, out)
 
     def _add_arguments(self, piece: ToolCallDelta, out: list[bytes]) -> None:
         if piece.arguments:
-            self._arguments.append(piece.arguments)
+            self._arguments.add(piece.arguments)
             self._put({"type": "input_json_delta", "partial_json": piece.arguments}, out)
-
-    def _is_call_whole(self) -> bool:
-        """Whether the arguments of the call whose block is open are a whole object: then nothing of it can follow."""
-        if not self._arguments or not self._arguments[-1].rstrip().endswith("}"):
-            return False
-        try:
-            return isinstance(msgspec.json.decode("".join(self._arguments)), dict)
-        except NOT_JSON:
-            return False
 
     def _begin(self, kind: str, head: dict[str, Any], out: list[bytes]) -> None:
         if self._open != kind:
@@ -177,6 +171,53 @@ class MessagesDialect:
         if self._open:
             self._open = ""
             out.append(_event({"type": "content_block_stop", "index": self._blocks}))
+
+
+class _Arguments:
+    """The arguments of one call, as they come. Each piece is looked at once."""
+
+    _SIGNS = re.compile(r'\\.?|["{}]', re.DOTALL)
+
+    def __init__(self) -> None:
+        self._said: list[str] = []
+        self._looked_at = 0  # pieces
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False  # the next piece's first character
+        self._are_whole: bool | None = None  # nothing is known until the first brace is closed
+
+    def add(self, piece: str) -> None:
+        """Take in what came."""
+        self._said.append(piece)
+
+    def are_whole(self) -> bool:
+        """Whether they are an object: then nothing of it can follow."""
+        while self._are_whole is None and self._looked_at < len(self._said):
+            self._look_at(self._said[self._looked_at])
+            self._looked_at += 1
+        return bool(self._are_whole)
+
+    def _look_at(self, piece: str) -> None:
+        last = None
+        for last in self._SIGNS.finditer(piece, int(self._is_escaped)):
+            match last[0]:
+                case '"':
+                    self._in_string = not self._in_string
+                case "{" if not self._in_string:
+                    self._depth += 1
+                case "}" if not self._in_string:
+                    self._depth -= 1
+                    if self._depth <= 0:
+                        self._are_whole = self._is_object()
+                        return
+        if piece:
+            self._is_escaped = last is not None and last[0] == "\\"  # alone, so at the end
+
+    def _is_object(self) -> bool:
+        try:
+            return isinstance(msgspec.json.decode("".join(self._said)), dict)
+        except NOT_JSON:
+            return False
 
 
 def _stop(reason: FinishReason, sequence: str | None) -> dict[str, Any]:
