@@ -25,6 +25,8 @@ from gateway.auth import Authenticator
 from gateway.background import Background, stop_all
 from gateway.books import open_books
 from gateway.clock import Clock
+from gateway.connections import ConnectionLimit
+from gateway.cors import cors_of
 from gateway.database import Database
 from gateway.draining import Drain
 from gateway.failures import LARGEST_BODY, render_error
@@ -36,6 +38,7 @@ from gateway.overload.engines import EngineWatch
 from gateway.overload.gate import Gate
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
+from gateway.readiness import Readiness
 from gateway.redis_client import open_redis
 from gateway.reload import Reloader
 from gateway.resilience.breakers import Breakers
@@ -62,7 +65,12 @@ log = structlog.get_logger()
 VERSION = "0.1.0"
 
 
-def create_app(settings: Settings, drain: Drain | None = None, reloader: Reloader | None = None) -> Telemetry:
+def create_app(
+    settings: Settings,
+    drain: Drain | None = None,
+    reloader: Reloader | None = None,
+    connections: ConnectionLimit | None = None,
+) -> Telemetry:
     """Return the gateway as an ASGI app. Everything it needs is opened when it starts and closed when it stops."""
     clock, drain = Clock(), drain or Drain()
     telemetry: Telemetry
@@ -73,6 +81,8 @@ def create_app(settings: Settings, drain: Drain | None = None, reloader: Reloade
             app.state.services = services
             if reloader is not None:
                 reloader.state = app.state
+            if connections is not None:
+                connections.follow(lambda: app.state.services)
             telemetry.metrics, telemetry.refusals = services.metrics, services.refusals
             yield
 
@@ -81,6 +91,7 @@ def create_app(settings: Settings, drain: Drain | None = None, reloader: Reloade
         lifespan=[lifespan],
         exception_handlers={Exception: render_error},
         request_max_body_size=LARGEST_BODY,
+        cors_config=cors_of(settings),
         openapi_config=OpenAPIConfig(
             title="Tollgate",
             version=VERSION,
@@ -181,6 +192,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             hooks=hooks if tracer is None else (*hooks, tracer.watch),
             drain=drain,
             follow=follow,
+            readiness=Readiness(database, redis, books.journal, clock),
             started_at=clock.now(),
         )
         metrics.books.follow(books.quotas, books.restorer, books.sweeper, books.flusher, books.auditor)

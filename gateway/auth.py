@@ -5,38 +5,36 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import asyncpg
 import structlog
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from billing.errors import RateLimited
 from billing.store_errors import POSTGRES_AWAY
 from gateway.access import ACCESS_CHANNEL, Admin, Caller
+from gateway.clients import client_of
 from gateway.clock import Clock
 from gateway.database import DRIVER_ERRORS, Database
 from gateway.errors import Forbidden, InvalidKey, Overloaded, TeamSuspended
+from gateway.guessing import Guessing
+from gateway.key_lookup import LOOKUP_WITHIN, KeyLookup
 from gateway.keys import ADMIN_KEY_PREFIX, KEY_PREFIX, fingerprint, key_digest
-from gateway.team_keys import move_key
-from gateway.teams import find_caller
 
 log = structlog.get_logger()
 
-REMEMBERED = 50_000  # keys, known and unknown together
+REMEMBERED = 50_000  # keys that are known, and as many that are not
 LONGEST_MEMORY = 86_400.0  # seconds after Postgres was last heard of that a key is still trusted
 UNKNOWN_FOR = 10.0  # seconds that a key stays unknown without asking again
-LOOKUP_WITHIN = 2.0  # seconds
 QUICK_LOOKUP = 0.5  # seconds, for a key that was known a moment ago
 AWAY_FOR = 1.0  # seconds between tries while Postgres does not answer
-FAILURES_PER_ADDRESS = 20  # lookups that may fail in a row from one address …
-MOST_FAILURES = 50.0  # that are remembered, so that an address is heard again within seconds
-FORGIVEN_PER_SECOND = 5.0  # … and how fast they are forgotten
 CHECK_LISTENER_EVERY = 1.0  # seconds
 
 _KEY_SHAPE = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{43}}")
@@ -44,8 +42,7 @@ _KEY_SHAPE = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{43}}")
 
 @dataclass(slots=True)
 class _Known:
-    caller: Caller | None
-    loaded: float  # monotonic seconds
+    caller: Caller
     generation: int
 
 
@@ -64,15 +61,16 @@ class Authenticator:
         self._database = database
         self._clock = clock
         self._pepper = pepper
-        self._other_peppers = other_peppers
         self._admins = [(key_digest(pepper, key), Admin(fingerprint(key))) for key in admin_keys]
         self._scrapers = [key_digest(pepper, key) for key in metrics_keys]
         # A key of an admin's own making may be one that people think of.
         self._is_guessable = not all(key.startswith(ADMIN_KEY_PREFIX) for key in admin_keys)
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
-        self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: failures, as of when
+        # Keys that nobody has, since when and in which generation: apart, so that no flood of them displaces a caller.
+        self._unknown: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
         self._generation = 0  # what was loaded in an older one must be looked up again
-        self._asking: dict[tuple[bytes, int], asyncio.Future[Caller | None]] = {}  # lookups that run, and of when
+        self._guessing = Guessing(clock)
+        self._lookup = KeyLookup(database, pepper, other_peppers, self._remember)
         self._heard = clock.monotonic()  # when Postgres last answered
         self._away_until = 0.0  # monotonic seconds: whom we know is not asked for while Postgres is away
         self.is_listening = asyncio.Event()  # set while changes are heard of
@@ -129,13 +127,12 @@ class Authenticator:
     def _admin(self, key: str, address: str) -> Admin:
         is_ours = key.startswith(ADMIN_KEY_PREFIX)
         if not is_ours and self._is_guessable:
-            self._throttle(address)  # before the right one is looked for: guessing would find it all the same
+            # Before the right one is looked for: guessing would find it all the same.
+            self._guessing.refuse_guesser(address)
         digest = key_digest(self._pepper, key)
         matches = [admin for known, admin in self._admins if hmac.compare_digest(known, digest)]
         if matches:
             return matches[0]
-        if is_ours:
-            self._throttle(address)
         if is_ours or self._is_guessable:
             self._count_failure(address)
         if not is_ours:
@@ -144,20 +141,20 @@ class Authenticator:
 
     async def _caller(self, key: str, address: str) -> Caller | None:
         digest = key_digest(self._pepper, key)
-        known = self._known.get(digest)
         now = self._clock.monotonic()
-        is_fresh = known is not None and known.generation == self._generation
-        if known is not None and is_fresh and (known.caller is not None or now - known.loaded < UNKNOWN_FOR):
+        known = self._known.get(digest)
+        if known is not None and known.generation == self._generation:
             return known.caller
+        since, generation = self._unknown.get(digest, (-math.inf, 0))
+        if generation == self._generation and now - since < UNKNOWN_FOR:
+            return None
         remembered = known.caller if known is not None and now - self._heard < LONGEST_MEMORY else None
-        if remembered is None:
-            self._throttle(address)
-        elif now < self._away_until:
+        if remembered is not None and now < self._away_until:
             return remembered
         patience = LOOKUP_WITHIN if remembered is None else QUICK_LOOKUP
         try:
             async with asyncio.timeout(patience):
-                caller = await self._look_up(digest, key)
+                caller = await self._lookup.find(digest, key, self._generation)
         except POSTGRES_AWAY as exc:
             self._away_until = self._clock.monotonic() + AWAY_FOR
             if remembered is not None:
@@ -167,54 +164,26 @@ class Authenticator:
             self._count_failure(address)
         return caller
 
-    async def _look_up(self, digest: bytes, key: str) -> Caller | None:
-        """Ask the database, or wait for whoever asks the same: a burst under one key takes one connection."""
-        which = (digest, self._generation)
-        asking = self._asking.get(which)
-        if asking is None:
-            asking = self._asking[which] = asyncio.ensure_future(self._ask(*which, key))
-            asking.add_done_callback(lambda done: self._asked(which, done))
-        await asyncio.wait((asking,))  # who leaves does not take the lookup from the others
-        return asking.result()
-
-    async def _ask(self, digest: bytes, generation: int, key: str) -> Caller | None:
-        now = self._clock.monotonic()
-        others = [key_digest(pepper, key) for pepper in self._other_peppers]
-        async with asyncio.timeout(LOOKUP_WITHIN), self._database.begin() as connection:
-            caller = await find_caller(connection, digest, *others)
-            if caller is not None and others:
-                await move_key(connection, others, digest, self._pepper)
-        self._heard = now
-        self._remember(digest, _Known(caller, now, generation))
-        return caller
-
-    def _asked(self, which: tuple[bytes, int], done: asyncio.Future[Caller | None]) -> None:
-        self._asking.pop(which, None)
-        if not done.cancelled():
-            done.exception()  # seen, even if nobody waits any more
-
-    def _remember(self, digest: bytes, known: _Known) -> None:
-        self._known[digest] = known
-        self._known.move_to_end(digest)
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
-
-    def _throttle(self, address: str) -> None:
-        if self._failures_of(address) >= FAILURES_PER_ADDRESS:
-            raise RateLimited(
-                "Too many wrong API keys came from this address. Try again in a second.", headers={"retry-after": "1"}
-            )
+    def _remember(self, digest: bytes, generation: int, caller: Caller | None) -> None:
+        self._heard = now = self._clock.monotonic()
+        for memory in (self._known, self._unknown):
+            memory.pop(digest, None)
+        if caller is not None:
+            self._known[digest] = _Known(caller, generation)
+            _bound(self._known)
+        else:
+            self._unknown[digest] = (now, generation)
+            _bound(self._unknown)
 
     def _count_failure(self, address: str) -> None:
-        count = min(self._failures_of(address) + 1, MOST_FAILURES)
-        self._failures[address] = (count, self._clock.monotonic())
-        self._failures.move_to_end(address)
-        if len(self._failures) > REMEMBERED:
-            self._failures.popitem(last=False)
+        """Count a wrong key, when it is known to be one: a right one is never refused for those beside it."""
+        self._guessing.refuse_guesser(address)
+        self._guessing.count_failure(address)
 
-    def _failures_of(self, address: str) -> float:
-        count, since = self._failures.get(address, (0.0, 0.0))
-        return max(0.0, count - FORGIVEN_PER_SECOND * (self._clock.monotonic() - since))
+
+def _bound(memory: OrderedDict[bytes, Any]) -> None:
+    if len(memory) > REMEMBERED:
+        memory.popitem(last=False)
 
 
 Connection = ASGIConnection
@@ -260,7 +229,7 @@ GUARDS = (team_guard, admin_guard, metrics_guard, team_or_admin_guard, open_guar
 
 async def _identify(connection: Connection) -> Caller | Admin:
     auth: Authenticator = connection.app.state.services.auth
-    address = connection.client.host if connection.client else ""
+    address = client_of(connection.scope, connection.app.state.services.settings.trusted_proxies)
     caller = await auth.identify(read_key(connection), address)
     connection.scope["state"]["caller"] = caller
     return caller

@@ -20,7 +20,7 @@ from gateway.settings import Settings
 # What is open, locked or derived since the start: another value needs a restart.
 UNTIL_RESTART = (
     *("database_url", "redis_url", "data_dir", "admin_keys", "metrics_keys", "key_pepper", "other_key_peppers"),
-    *("journal_fsync", "tracing", "drain", "lame_duck"),
+    *("journal_fsync", "tracing", "cors_origins", "drain", "lame_duck"),
 )
 
 Read = Callable[[], Settings]  # raises ConfigFaults

@@ -25,6 +25,7 @@ from gateway.idempotency_store import IdempotencyStore
 from gateway.overload.gate import Gate
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
+from gateway.readiness import Readiness
 from gateway.resilience.breakers import Breakers
 from gateway.resilience.first_tokens import FirstTokens
 from gateway.resilience.retry import RetryBudgets
@@ -75,6 +76,7 @@ class Services:
     hooks: tuple[HookMaker, ...]
     drain: Drain
     follow: Callable[[Services], None]  # has what is shared go by another edition
+    readiness: Readiness
     started_at: float  # unix seconds
 
     def health(self) -> Mapping[str, TargetHealth]:

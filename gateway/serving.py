@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -36,6 +37,7 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
 
     from gateway.app import create_app
     from gateway.config.file import load_settings
+    from gateway.connections import ConnectionLimit
     from gateway.draining import Drain, DrainingServer
     from gateway.http_protocol import HttpProtocol
     from gateway.huge_pages import gather_memory
@@ -47,16 +49,17 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
         signal.signal(number, _leave)
     configure_logging()
     raise_descriptor_limit()
-    drain, reloader = Drain(), Reloader(lambda: load_settings(path))
+    drain, reloader, connections = Drain(), Reloader(lambda: load_settings(path)), ConnectionLimit()
     config = uvicorn.Config(
-        create_app(settings, drain=drain, reloader=reloader),
+        create_app(settings, drain=drain, reloader=reloader, connections=connections),
         loop="uvloop",
-        http=HttpProtocol,
+        http=partial(HttpProtocol, connections=connections),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # gateway/clients.py reads them
         timeout_keep_alive=round(KEEP_ALIVE),
     )
     lame_duck = settings.lame_duck + (BEHIND_PARENT if is_shared else 0.0)

@@ -153,6 +153,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     batch: BatchLimits = BatchLimits()
     retention: Retention = Retention()
     tracing: Tracing | None = None
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+    connections_per_address: int = 1024  # as many as one client of OpenAI's SDK opens, and a few; 0: any number
+    cors_origins: tuple[str, ...] = ()  # of pages whose scripts may call and read the answers
     drain: float = 60.0
     keep_alive: float = 15.0  # of silence until a stream says a comment; 0: never
     lame_duck: float = 2.0  # of the drain

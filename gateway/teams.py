@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct
-from sqlalchemy import Select, bindparam, func, select, text, update
+from sqlalchemy import ARRAY, LargeBinary, Select, any_, bindparam, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -101,21 +101,21 @@ async def update_team(
     return _record(row)
 
 
-async def find_caller(connection: AsyncConnection, *digests: bytes) -> Caller | None:
-    """Return whose key has this digest, or one of these; one indexed look-up. Expiry is the reader's to check."""
-    query = _FIND_CALLER.where(api_keys.c.digest.in_(bindparam("digests", expanding=True)))
-    return _caller((await connection.execute(query, {"digests": digests})).mappings().one_or_none())
+async def find_callers(connection: AsyncConnection, digests: Sequence[bytes]) -> dict[bytes, Caller]:
+    """Return whose keys have these digests; one query of always the same text. Expiry is the reader's to check."""
+    query = _FIND_CALLER.where(api_keys.c.digest == any_(bindparam("digests", type_=ARRAY(LargeBinary))))
+    rows = (await connection.execute(query, {"digests": digests})).mappings()
+    return {row["digest"]: _caller(row) for row in rows}
 
 
 async def find_caller_of_key(connection: AsyncConnection, key_id: str) -> Caller | None:
     """Return who calls with the key of this id, or ``None`` for a revoked one."""
     query = _FIND_CALLER.where(api_keys.c.id == bindparam("key_id"))
-    return _caller((await connection.execute(query, {"key_id": key_id})).mappings().one_or_none())
+    row = (await connection.execute(query, {"key_id": key_id})).mappings().one_or_none()
+    return None if row is None else _caller(row)
 
 
-def _caller(row: Mapping[Any, Any] | None) -> Caller | None:
-    if row is None:
-        return None
+def _caller(row: Mapping[Any, Any]) -> Caller:
     expires_at = row["expires_at"]
     return Caller(
         team=_team(row),
@@ -215,6 +215,7 @@ _FIND_CALLER = (
         api_keys.c.name.label("key_name"),
         api_keys.c.limits.label("key_limits"),
         api_keys.c.expires_at,
+        api_keys.c.digest,
     )
     .join_from(api_keys, teams)
     .where(api_keys.c.revoked_at.is_(None))

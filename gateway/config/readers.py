@@ -203,6 +203,22 @@ def url(schemes: tuple[str, ...], example: str) -> Read[str]:
     return read
 
 
+def origin(node: Node, faults: Faults) -> str | None:
+    """Read the origin of a web page as browsers write it, or ``*`` for any: ``https://app.example.com``."""
+    if isinstance(node, Scalar):
+        value = node.text
+        try:
+            parts = urlsplit(value)
+            written = f"{parts.scheme}://{parts.netloc}".lower()
+            fits = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in value and "*" not in value
+            parts.port  # noqa: B018  (reading it checks it)
+        except ValueError:
+            fits, written = False, ""
+        if value == "*" or (fits and value == written):
+            return value
+    return complain(node, faults, f"expected an origin such as https://app.example.com, found {kind_of(node)}")
+
+
 def list_of(read: Read[T], *, what: str, least: int = 0) -> Read[tuple[T, ...]]:
     """Make a reader of a list of at least ``least`` things."""
 

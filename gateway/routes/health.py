@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
 from typing import Any
 
 from litestar import Response, get
-from sqlalchemy import text
 
-from billing.store_errors import STORES_AWAY
 from gateway.auth import metrics_guard, open_guard
 from gateway.openapi import describe
 from gateway.routes.exchange import AnyRequest, services_of
-from gateway.services import Services
-
-CHECK_WITHIN = 0.5  # seconds for each part
 
 
 @get("/health/live", guards=[open_guard], summary="Is the process alive")
@@ -31,9 +24,8 @@ async def ready(request: AnyRequest) -> Response[dict[str, Any]]:
     A gateway that is told to end is not: 503 at once, so that balancers send requests elsewhere.
     """
     services = services_of(request)
-    postgres, redis = await asyncio.gather(_answers(_ask_postgres(services)), _answers(services.redis.ping()))
     quotas = "standalone" if services.quotas.is_standalone else "ok"
-    parts = {"postgres": postgres, "redis": redis, "quotas": quotas, "journal": services.journal.check()}
+    parts = {**await services.readiness.parts(), "quotas": quotas}
     status = "ok" if set(parts.values()) == {"ok"} else "degraded"
     if services.drain.has_begun:
         status = "draining"
@@ -52,20 +44,6 @@ async def metrics(request: AnyRequest) -> Response[bytes]:
 def openapi_document(request: AnyRequest) -> Response[bytes]:
     """Return the OpenAPI description of every route."""
     return Response(describe(request.app), media_type="application/json")
-
-
-async def _ask_postgres(services: Services) -> None:
-    async with services.database.begin() as connection:
-        await connection.execute(text("SELECT 1"))
-
-
-async def _answers(check: Awaitable[Any]) -> str:
-    try:
-        async with asyncio.timeout(CHECK_WITHIN):
-            await check
-    except STORES_AWAY:
-        return "does not answer"
-    return "ok"
 
 
 handlers = [live, ready, metrics, openapi_document]

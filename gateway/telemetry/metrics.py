@@ -75,6 +75,9 @@ class Metrics(ReplyHook):
         self.shed = meters.counter(
             "tollgate_shed_total", "Calls refused because every target was busy", "model", "tier", "reason"
         )
+        self.connections_refused = meters.counter(
+            "tollgate_connections_refused_total", "Connections closed at once: too many of one client were open"
+        )
         self.config_reloads = meters.counter(
             "tollgate_config_reloads_total", "Times that the configuration was read again", "outcome"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -14,15 +14,17 @@ import migrations
 from billing.errors import RateLimited
 from gateway.access import Admin, Caller
 from gateway.audit_log import Act
-from gateway.auth import CHECK_LISTENER_EVERY, FAILURES_PER_ADDRESS, Authenticator
+from gateway.auth import CHECK_LISTENER_EVERY, Authenticator
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.embedded import EmbeddedPostgres, temporary_postgres
 from gateway.errors import InvalidKey, Overloaded
+from gateway.guessing import FAILURES_PER_ADDRESS
+from gateway.key_lookup import KEYS_AT_ONCE
 from gateway.keys import key_digest, new_admin_key, new_key
 from gateway.team_inputs import NewKey, NewTeam
 from gateway.team_keys import NewlyMade, create_key, revoke_key
-from gateway.teams import create_team, find_caller
+from gateway.teams import create_team, find_callers
 from tests.support.clock import SetClock
 
 PEPPER = "pepper of all the tests"
@@ -90,14 +92,14 @@ def test_a_burst_under_a_new_key_asks_the_database_once(
     """Who comes together under one key waits for one lookup, not for a connection each; who leaves breaks nobody's."""
     asked = []
 
-    async def find(connection: AsyncConnection, digest: bytes) -> Caller | None:
-        asked.append(digest)
+    async def find(connection: AsyncConnection, digests: Sequence[bytes]) -> dict[bytes, Caller]:
+        asked.append(digests)
         await asyncio.sleep(0.02)
-        return await find_caller(connection, digest)
+        return await find_callers(connection, digests)
 
     async def scene() -> None:
         made = await made_key(server, "burst")
-        monkeypatch.setattr("gateway.auth.find_caller", find)
+        monkeypatch.setattr("gateway.key_lookup.find_callers", find)
         async with authenticator(server) as auth:
             first, *others = [asyncio.create_task(auth.identify(made.key, HERE)) for _ in range(300)]
             await asyncio.sleep(0)
@@ -159,22 +161,88 @@ def test_a_new_key_works_at_once_although_it_was_unknown(server: EmbeddedPostgre
 
 
 def test_an_address_that_keeps_guessing_is_slowed_down_alone(server: EmbeddedPostgres) -> None:
-    """Past some failures an address hears 429 for keys that need a look-up; other addresses and known keys go on."""
+    """Past some failures an address hears 429 for wrong keys; other addresses, and right keys of this one, go on."""
 
     async def scene() -> None:
-        made = await made_key(server, "patient")
+        known, newcomer = await made_key(server, "patient"), await made_key(server, "newcomer")
         async with authenticator(server) as auth:
-            await auth.identify(made.key, "10.0.0.1")
+            await auth.identify(known.key, "10.0.0.1")
             with pytest.raises(RateLimited):  # a few failures are forgiven while the others are made
                 for _ in range(3 * FAILURES_PER_ADDRESS):
                     with suppress(InvalidKey):
                         await auth.identify(new_key(), "10.0.0.1")
             with pytest.raises(InvalidKey):
                 await auth.identify(new_key(), "10.0.0.2")
-            assert isinstance(await auth.identify(made.key, "10.0.0.1"), Caller)
-            await made_key(server, "newcomer")  # after any change, what is remembered is looked up again
+            assert isinstance(await auth.identify(known.key, "10.0.0.1"), Caller)
+            assert isinstance(await auth.identify(newcomer.key, "10.0.0.1"), Caller)
+            await made_key(server, "another")  # after any change, what is remembered is looked up again
             await asyncio.sleep(0.2)
-            assert isinstance(await auth.identify(made.key, "10.0.0.1"), Caller)
+            assert isinstance(await auth.identify(known.key, "10.0.0.1"), Caller)
+
+    asyncio.run(scene())
+
+
+def test_an_address_of_ipv6_is_a_whole_network(server: EmbeddedPostgres) -> None:
+    """A client has 2**64 of them, and could guess from another each time."""
+
+    async def scene() -> None:
+        async with authenticator(server) as auth:
+            with pytest.raises(RateLimited):
+                for n in range(3 * FAILURES_PER_ADDRESS):
+                    with suppress(InvalidKey):
+                        await auth.identify(new_key(), f"2001:db8:0:7::{n:x}")
+            with pytest.raises(InvalidKey):
+                await auth.identify(new_key(), "2001:db8:0:8::1")
+
+    asyncio.run(scene())
+
+
+def test_a_new_key_waits_for_two_queries_at_most_in_any_flood_of_wrong_ones(
+    server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that wait are one question, and one is asked at a time: wrong keys hold one connection to Postgres, however
+    many come."""
+    running, most, asked = 0, 0, 0
+
+    async def find(connection: AsyncConnection, digests: Sequence[bytes]) -> dict[bytes, Caller]:
+        nonlocal running, most, asked
+        running, asked = running + 1, asked + 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        found = await find_callers(connection, digests)
+        running -= 1
+        return found
+
+    async def scene() -> None:
+        made = await made_key(server, "crowded")
+        monkeypatch.setattr("gateway.key_lookup.find_callers", find)
+        async with authenticator(server) as auth:
+            wrong = [asyncio.create_task(auth.identify(new_key(), "10.0.0.9")) for _ in range(KEYS_AT_ONCE - 1)]
+            await asyncio.sleep(0)
+            caller = await auth.identify(made.key, "10.0.0.9")
+            before = asked
+            outcomes = await asyncio.gather(*wrong, return_exceptions=True)
+
+        assert isinstance(caller, Caller) and caller.team.id == "crowded"
+        assert before <= 2 and most == 1
+        assert {type(outcome) for outcome in outcomes} == {InvalidKey, RateLimited}
+
+    asyncio.run(scene())
+
+
+def test_wrong_keys_displace_no_caller(server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a flood before an outage would lock teams out for as long as Postgres is away."""
+    monkeypatch.setattr("gateway.auth.REMEMBERED", 10)
+
+    async def scene() -> None:
+        made = await made_key(server, "kept")
+        async with authenticator(server) as auth:
+            caller = await auth.identify(made.key, HERE)
+            for _ in range(30):
+                with suppress(InvalidKey, RateLimited):
+                    await auth.identify(new_key(), "10.0.0.4")
+
+            assert await auth.identify(made.key, HERE) is caller
 
     asyncio.run(scene())
 

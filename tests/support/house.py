@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from billing.money import to_nano
 from billing.prices import Price
 from gateway.app import create_app
 from gateway.audit_log import Act
+from gateway.clients import Networks
+from gateway.connections import LOOPBACK, ConnectionLimit
 from gateway.database import Database
 from gateway.http_protocol import HttpProtocol
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Settings, Timeouts
@@ -133,12 +136,19 @@ def running_house(settings: Settings, unread: float = UNREAD) -> Iterator[House]
 
 
 @contextlib.contextmanager
-def serving(settings: Settings, unread: float = UNREAD) -> Iterator[str]:
-    """Run the app of ``settings`` on a free port and give its URL. ``unread``: as in ``open_socket``."""
+def serving(settings: Settings, unread: float = UNREAD, exempt: Networks = LOOPBACK) -> Iterator[str]:
+    """Run the app of ``settings`` on a free port and give its URL. ``unread``: as in ``open_socket``; ``exempt``: as in
+    ``ConnectionLimit``."""
     with open_socket("127.0.0.1", 0, unread) as listener:
         port = listener.getsockname()[1]
+        connections = ConnectionLimit(exempt)
         config = uvicorn.Config(
-            create_app(settings), http=HttpProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=5
+            create_app(settings, connections=connections),
+            http=partial(HttpProtocol, connections=connections),  # type: ignore[arg-type]
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=5,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -148,6 +148,9 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         journal: {fsync: always}
         retention: {usage: 30d, batch_files: 1d, idempotency: 1h}
         drain: 0s
+        trusted_proxies: [10.0.0.0/8, "fd00::/8"]
+        connections: {per_address: 0}
+        cors: {origins: [https://app.example.com, "http://localhost:3000"]}
         """,
     )
     provider, model = settings.providers["openai"], settings.models["gpt-4o"]
@@ -198,6 +201,9 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert (settings.fallbacks, settings.aliases) == ({"gpt-4o": ("llama",)}, {"gpt-4": "gpt-4o"})
     assert (settings.safety.input, settings.safety.output) == ("block", "off")
     assert settings.callbacks_allow == (ip_network("10.20.0.0/16"), ip_network("fd00::/8"))
+    assert settings.trusted_proxies == (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
+    assert settings.connections_per_address == 0
+    assert settings.cors_origins == ("https://app.example.com", "http://localhost:3000")
     assert (settings.retention.usage, settings.journal_fsync, settings.drain) == (30 * 86400.0, "always", 0.0)
 
 
@@ -221,6 +227,12 @@ FAULTS = [
     ("callbacks: {allow: [10.20.1.1/16]}", "callbacks.allow[0]", "the range is 10.20.0.0/16"),
     ("callbacks: {allow: [inside]}", "callbacks.allow[0]", "a range such as 10.20.0.0/16"),
     ("callbacks: {allow: 10.0.0.0/8}", "callbacks.allow", "expected a list"),
+    ("trusted_proxies: [caddy]", "trusted_proxies[0]", "a range such as 10.20.0.0/16"),
+    ("connections: {per_address: -1}", "connections.per_address", "of at least 0"),
+    ("cors: {origins: [app.example.com]}", "cors.origins[0]", "an origin such as https://app.example.com"),
+    ("cors: {origins: [https://app.example.com/]}", "cors.origins[0]", "an origin such as"),
+    ('cors: {origins: ["https://*.example.com"]}', "cors.origins[0]", "an origin such as"),
+    ("cors: {origins: https://app.example.com}", "cors.origins", "expected a list"),
     ("retention: {usage: forever}", "retention.usage", "expected a duration"),
     ("drain: 1 minute", "drain", "expected a duration"),
     ("data_dir: 7", "data_dir", None),

@@ -29,7 +29,14 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (
         settings.Settings,
         "",
-        {"auto": "routes", "callbacks_allow": "callbacks.allow", "journal_fsync": "journal.fsync", "left_out": None},
+        {
+            "auto": "routes",
+            "callbacks_allow": "callbacks.allow",
+            "connections_per_address": "connections.per_address",
+            "cors_origins": "cors.origins",
+            "journal_fsync": "journal.fsync",
+            "left_out": None,
+        },
     ),
     (settings.ProviderSettings, "", {"name": None, "timeouts": None, "retries": None, "breaker": None}),
     (Endpoint, "endpoints[].", {}),

@@ -1,0 +1,58 @@
+# Whether the parts of the house answer: asked once at a time, and what was found is told for a second. Anybody may ask
+# for it without a key, so that must not take a connection to Postgres and a write to the disk each time.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from redis.asyncio import Redis
+from sqlalchemy import text
+
+from billing.journal import Journal
+from billing.store_errors import STORES_AWAY
+from gateway.clock import Clock
+from gateway.database import Database
+
+CHECK_WITHIN = 0.5  # seconds for each part
+HOLDS_FOR = 1.0  # seconds
+
+
+class Readiness:
+    """Looks at Postgres, Redis and the journal."""
+
+    def __init__(self, database: Database, redis: Redis, journal: Journal, clock: Clock) -> None:
+        self._database = database
+        self._redis = redis
+        self._journal = journal
+        self._clock = clock
+        self._found: dict[str, str] = {}
+        self._found_at = float("-inf")
+        self._looking: asyncio.Task[None] | None = None
+
+    async def parts(self) -> dict[str, str]:
+        """Return of each part ``ok`` or what is wrong, as it was within the last second."""
+        if self._clock.monotonic() - self._found_at >= HOLDS_FOR:
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look())
+            await asyncio.shield(self._looking)  # an asker that leaves does not end it for the others
+        return self._found
+
+    async def _look(self) -> None:
+        postgres, redis = await asyncio.gather(_answers(self._ask_postgres()), _answers(self._redis.ping()))
+        self._found = {"postgres": postgres, "redis": redis, "journal": self._journal.check()}
+        self._found_at = self._clock.monotonic()
+
+    async def _ask_postgres(self) -> None:
+        async with self._database.begin() as connection:
+            await connection.execute(text("SELECT 1"))
+
+
+async def _answers(check: Awaitable[Any]) -> str:
+    try:
+        async with asyncio.timeout(CHECK_WITHIN):
+            await check
+    except STORES_AWAY:
+        return "does not answer"
+    return "ok"

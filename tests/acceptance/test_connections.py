@@ -1,0 +1,77 @@
+# What one address may do to a gateway: open connections, and guess keys.
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from ipaddress import ip_network
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from gateway.keys import new_key
+from tests.support.house import House, serving
+from tests.support.raw_client import connect, read_all
+from tests.support.waiting import until
+
+HERE = ip_network("127.0.0.0/8")
+MOST = 4
+
+
+@pytest.fixture(scope="module")
+def strict(house: House) -> Iterator[House]:
+    """A gateway that lets each client, loopback too, have so many connections."""
+    settings = replace(house.settings, connections_per_address=MOST, data_dir=house.settings.data_dir / "strict")
+    with serving(settings, exempt=()) as url:
+        yield dataclasses.replace(house, url=url)
+
+
+def test_an_address_may_have_so_many_connections(strict: House) -> None:
+    """One more is closed at once and counted; when one has gone, there is room for another."""
+    held = [connect(strict.url) for _ in range(MOST)]
+    with connect(strict.url) as more:
+        assert read_all(more) == b""
+    held.pop().close()
+    until(lambda: httpx.get(strict.url + "/health/live", headers={"connection": "close"}).status_code == 200)
+    held.pop().close()
+    with strict.client(strict.admin_key) as admin:
+        shown = admin.get("/metrics").text
+
+    assert "tollgate_connections_refused_total 0.0" not in shown
+    assert "tollgate_connections_refused_total" in shown
+    for connection in held:
+        connection.close()
+
+
+@pytest.mark.parametrize("trusted", [(), (HERE,)], ids=["loopback", "a trusted proxy"])
+def test_proxies_and_this_machine_may_have_any_number(house: House, trusted: tuple[object, ...]) -> None:
+    """Connections of many clients come from there."""
+    data_dir = house.settings.data_dir / f"trusting-{len(trusted)}"
+    settings = replace(house.settings, connections_per_address=2, trusted_proxies=trusted, data_dir=data_dir)
+    with serving(settings, **({"exempt": ()} if trusted else {})) as url:  # type: ignore[arg-type]
+        held = [connect(url) for _ in range(10)]
+        answers = []
+        for connection in held:
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+            answers.append(connection.recv(1000)[:12])
+        for connection in held:
+            connection.close()
+
+    assert answers == [b"HTTP/1.1 200"] * 10
+
+
+def test_a_made_up_forwarded_address_evades_no_throttle(house: House) -> None:
+    """Unless a proxy is trusted to name it, which then is the one that counts."""
+    data_dir = house.settings.data_dir / "behind"
+    behind = replace(house.settings, trusted_proxies=(HERE,), data_dir=data_dir)
+    alone = replace(house.settings, data_dir=house.settings.data_dir / "alone")
+    with serving(alone) as direct, serving(behind) as proxied:
+        found = [{guess(url, n) for n in range(60)} for url in (direct, proxied)]
+
+    assert found == [{401, 429}, {401}]
+
+
+def guess(url: str, n: int) -> int:
+    headers = {"authorization": f"Bearer {new_key()}", "x-forwarded-for": f"203.0.113.{n}"}
+    return httpx.get(f"{url}/v1/models", headers=headers).status_code
