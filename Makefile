@@ -9,7 +9,7 @@ JOBS ?= 4
 # The tests and the demo start many processes: each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test soak check fix bench aot gpu gpu-rows lock pin clean
+.PHONY: setup demo test soak check audit fix bench aot gpu gpu-rows lock pin clean
 
 setup: .venv/.ready
 
@@ -36,6 +36,11 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/audit
+
+# Known vulnerabilities of what is shipped; a part of `make check`.
+audit: setup
+	$(BIN)/python .ci/audit
 
 fix: setup
 	$(BIN)/ruff check --fix .
