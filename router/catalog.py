@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.targets import Endpoint, ModelSpec, Target
 
@@ -26,6 +28,11 @@ class AutoRoute(Struct, frozen=True, kw_only=True):
     large: tuple[str, ...]
     quality: float = 0.8
     held_back: HeldBack | None = None
+
+    def among(self, models: Collection[str]) -> AutoRoute:
+        """Return the route with no other models than these."""
+        small, large = (tuple(name for name in names if name in models) for names in (self.small, self.large))
+        return replace(self, small=small, large=large)
 
 
 class Catalog(Struct, frozen=True, dict=True):
@@ -85,6 +92,30 @@ class Catalog(Struct, frozen=True, dict=True):
     def targets(self) -> list[Target]:
         """Return every model at every endpoint."""
         return [target for model in self.models.values() for target in self.targets_of(model)]
+
+    def seen_by(self, allowed: frozenset[str] | None) -> Catalog:
+        """Return what a team sees that may use ``allowed`` (``None``: all): the models that can answer it, and the
+        routes and names that lead to one of them."""
+        if allowed is None:
+            return self
+        asked = allowed.union(map(self.meaning, allowed))
+        known = {name for name in self.models if name in asked}
+        for route in self.auto.keys() & asked:
+            members = {model.name for model in self.members_of(route)}
+            known |= members & allowed or members
+        auto = {name: route.among(known) for name, route in self.auto.items()}
+        seen = known.union(name for name, route in auto.items() if route.small or route.large)
+        return replace(
+            self,
+            models={name: model for name, model in self.models.items() if name in known},
+            auto={name: route for name, route in auto.items() if name in seen},
+            fallbacks={
+                name: tuple(spare for spare in spares if spare in known)
+                for name, spares in self.fallbacks.items()
+                if name in known
+            },
+            aliases={name: meant for name, meant in self.aliases.items() if self.meaning(name) in seen},
+        )
 
     def meaning(self, name: str) -> str:
         """Return what a name leads to: itself, or what it is an alias of. It need not exist."""

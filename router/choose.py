@@ -39,11 +39,11 @@ def choose_route(
 
     Raises ``UnknownModel``, ``ModelNotAllowed``, or the ``NoTargetFits`` that says what no target can do.
     """
-    name = _resolve(request.model, catalog)
+    name = permitted_name(request.model, wish, catalog)
     if name in catalog.models:
         return _named_route(request, wish, catalog, health, name, spread)
     auto = catalog.auto[name]
-    fitting = _fitting(_members(name, request.model, wish, catalog), request, wish, catalog)
+    fitting = _fitting(wish.usable(catalog.members_of(name)), request, wish, catalog)
     if isinstance(request, EmbeddingRequest):
         return _embedding_route(request, auto, fitting, catalog, health, spread)
 
@@ -68,8 +68,6 @@ def _named_route(
 
     For a prompt that is longer than its context, those of the fallbacks that can take it.
     """
-    if not wish.may_use(name, request.model):
-        raise ModelNotAllowed(f"This team may not use the model '{request.model}'.", param="model")
     model = catalog.models[name]
     spares = [
         spare
@@ -110,25 +108,35 @@ def _embedding_route(
     return Route(request.model, unavailable_last(targets, health), reason)
 
 
-def _resolve(asked: str, catalog: Catalog) -> str:
+def permitted_name(asked: str, wish: Wish, catalog: Catalog) -> str:
+    """Return the model or automatic route that a name leads to. Raises ModelNotAllowed, UnknownModel.
+
+    A team that may not use every model hears the same of one that there is and of one that there is not: the catalogue
+    is not its own to find out.
+    """
+    name = _resolve(asked, catalog)
+    if wish.allowed_models is None:
+        if name is None:
+            words = f"The model '{asked[:100]}' does not exist; GET /v1/models lists those that do."
+            raise UnknownModel(words, param="model")
+        return name
+    if name is not None:
+        members = catalog.members_of(name) if name in catalog.auto else ()
+        if wish.may_use(name, asked, *(model.name for model in members)):
+            return name
+    words = f"This team may use no model '{asked[:100]}'; GET /v1/models lists those that it may."
+    raise ModelNotAllowed(words, param="model")
+
+
+def _resolve(asked: str, catalog: Catalog) -> str | None:
     name = asked
     seen: set[str] = set()
     while name not in catalog.models and name not in catalog.auto:
         if name in seen or name not in catalog.aliases:
-            raise UnknownModel(
-                f"The model '{asked[:100]}' does not exist; GET /v1/models lists those that do.", param="model"
-            )
+            return None
         seen.add(name)
         name = catalog.aliases[name]
     return name
-
-
-def _members(name: str, asked: str, wish: Wish, catalog: Catalog) -> Sequence[ModelSpec]:
-    """Return the route's models that the team may use."""
-    usable = wish.usable(catalog.members_of(name))
-    if not wish.may_use(name, asked, usable[0].name):
-        raise ModelNotAllowed(f"This team may use none of the models behind '{asked}'.", param="model")
-    return usable
 
 
 def _fitting(

@@ -22,7 +22,7 @@ class UnknownModel(NotFound):
 
 
 class ModelNotAllowed(ServiceError):
-    """The model exists, but the team may not use it."""
+    """The team may not use a model of this name; whether there is one is not told to a team that may not use all."""
 
     status = 403
     type = "invalid_request_error"

@@ -57,7 +57,7 @@ async def admit(services: Services, call: Call, route: Route) -> tuple[Call, Acc
 
 
 @asynccontextmanager
-async def counted(services: Services, request_id: str, caller: Caller) -> AsyncIterator[Hold]:
+async def counted(services: Services, request_id: str, caller: Caller, endpoint: str = "") -> AsyncIterator[Hold]:
     """Count what runs inside the block as a request that uses and costs nothing, against every limit of its caller.
 
     Raises RateLimited or QuotaExhausted when a limit has no room for it.
@@ -71,7 +71,7 @@ async def counted(services: Services, request_id: str, caller: Caller) -> AsyncI
     )
     hold = await _open(services, request)
     if isinstance(hold, RefusedHold):
-        raise _refusal(services, hold)
+        raise _refusal(services, hold, endpoint)
     try:
         yield hold
     finally:

@@ -16,7 +16,8 @@ from gateway.resilience.keys import TargetAway
 from gateway.services import Services
 from protocol.aside import aside
 from protocol.messages import CountRequest
-from router.errors import ModelNotAllowed, UnknownModel
+from router import Wish
+from router.choose import permitted_name
 from router.targets import Target
 
 PATIENCE = 3.0  # seconds; an estimate now is worth more than a count later
@@ -29,12 +30,8 @@ async def count_prompt(services: Services, caller: Caller, asked: CountRequest, 
     Raises UnknownModel, ModelNotAllowed, UpstreamRefused for a prompt that its upstream would not take, and BadRequest
     for images that it may not fetch.
     """
-    catalog, allowed = services.catalog, caller.team.allowed_models
-    if asked.model not in catalog.names():
-        raise UnknownModel(f"The model '{asked.model}' does not exist or you do not have access to it.", param="model")
-    name = catalog.meaning(asked.model)
-    if allowed is not None and name in catalog.models and allowed.isdisjoint((name, asked.model)):
-        raise ModelNotAllowed(f"This team may not use the model '{asked.model}'.", param="model")
+    catalog = services.catalog
+    name = permitted_name(asked.model, Wish(allowed_models=caller.team.allowed_models), catalog)
     chat = await aside(size, asked.as_chat)  # refuses what no dialect could carry
     estimate = await aside(size, lambda: probable_prompt_tokens(chat))
     if (model := catalog.models.get(name)) is None:

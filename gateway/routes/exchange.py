@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
@@ -99,9 +99,9 @@ def read_whole(value: str, name: str, least: int, most: int) -> int:
     raise invalid_value(name, f"must be a whole number from {least} to {most}")
 
 
-def answer(value: object, status: int = 200) -> Response[bytes]:
+def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response[bytes]:
     """Return ``value`` as a JSON answer."""
-    return Response(to_json(value), status_code=status, media_type="application/json")
+    return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
 
 
 def openai_page(found: Sequence[Listed], limit: int, view: Callable[[Listed], dict[str, Any]]) -> Response[bytes]:

@@ -8,13 +8,14 @@ from typing import Any
 from litestar import Response, get
 
 from billing.money import to_text
-from gateway.access import Admin
+from gateway.access import Admin, Caller
 from gateway.auth import team_or_admin_guard
 from gateway.held_back.store import counts_of, outcomes_of
 from gateway.routes.exchange import AnyRequest, answer, read_parameters, services_of, whoever_calls
 from gateway.routes.usage import team_in_question
 from gateway.teams import get_team
 from protocol.errors import NotFound
+from router.catalog import Catalog, HeldBack
 from router.recalibration import Outcome, Point, calibration_of, curve_of, interval_of
 
 STEPS = tuple(round(place / 50, 2) for place in range(1, 50))  # qualities that a curve shows
@@ -37,7 +38,8 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
     team_id = team_in_question(caller, query.get("team_id"))
     asked = query.get("route", "auto")
     name = services.catalog.meaning(asked)
-    if (route := services.catalog.auto.get(name)) is None:
+    catalog = services.catalog.seen_by(caller.team.allowed_models if isinstance(caller, Caller) else None)
+    if (route := services.catalog.auto.get(name)) is None or name not in catalog.auto:
         raise NotFound(f"There is no route '{asked[:100]}'.", param="route", code="route_not_found")
     async with services.database.begin() as connection:
         if isinstance(caller, Admin):
@@ -54,13 +56,20 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
             "applied_quality": services.recalibrations.of(team_id).get(name, route.quality),
             "share": 0.0 if held_back is None else held_back.share,
             "explores": held_back is not None and held_back.explore,
-            "compared_by": None if held_back is None else held_back.judge or "same words",
+            "compared_by": None if held_back is None else _judge_shown(held_back, catalog),
             "budget_usd_per_day": None if held_back is None else to_text(held_back.budget_nanousd),
             "used_usd_today": to_text(today),
             "calls": counts,
             **curve_view(outcomes, route.quality),
         }
     )
+
+
+def _judge_shown(held_back: HeldBack, catalog: Catalog) -> str:
+    """Return what compares answers: a model by its name, where the caller's ``catalog`` has it."""
+    if held_back.judge is None:
+        return "same words"
+    return held_back.judge if held_back.judge in catalog.models else "a model"
 
 
 def curve_view(outcomes: list[Outcome], quality: float) -> dict[str, Any]:

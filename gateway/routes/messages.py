@@ -9,9 +9,11 @@ import msgspec
 from litestar import Response, post
 from litestar.types import ASGIApp
 
+from gateway.answering.admission import counted
 from gateway.answering.counting import count_prompt
 from gateway.auth import team_guard
 from gateway.messages_dialect import MessagesDialect
+from gateway.rate_limits import anthropic_limit_headers, rate_limit_headers
 from gateway.replies import ReplyResponse
 from gateway.routes.exchange import AnyRequest, caller_of, read_body, services_of
 from gateway.routes.inference import Options, call_of, note_model, require, require_between
@@ -43,10 +45,16 @@ async def create_message(request: AnyRequest) -> ASGIApp:
     takes=CountRequest,
 )
 async def count_tokens(request: AnyRequest) -> Response[bytes]:
-    """Tell how many tokens a conversation has: by Anthropic's own count for its models, about for all others."""
+    """Tell how many tokens a conversation has: by Anthropic's own count for its models, about for all others.
+
+    It counts as a request, and costs nothing.
+    """
     asked, size = await read_body(request, partial(_read_count, request))
-    counted = await count_prompt(services_of(request), caller_of(request), asked, size)
-    return Response(msgspec.json.encode({"input_tokens": counted}), media_type="application/json")
+    services, caller = services_of(request), caller_of(request)
+    async with counted(services, request.scope["state"]["request_id"], caller, "messages") as hold:
+        tokens = await count_prompt(services, caller, asked, size)
+    headers = rate_limit_headers(hold) | anthropic_limit_headers(hold, services.clock.now())
+    return Response(msgspec.json.encode({"input_tokens": tokens}), headers=headers, media_type="application/json")
 
 
 def read_message(request: AnyRequest, body: bytes) -> tuple[MessagesRequest, ChatRequest, dict[str, Any]]:

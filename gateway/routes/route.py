@@ -7,19 +7,20 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from litestar import post
+from litestar import Response, post
 from msgspec import Raw, Struct
 
 from billing.money import to_text
 from billing.prices import cost_of
-from gateway.answering.admission import legs_of
+from gateway.answering.admission import counted, legs_of
 from gateway.answering.answer import route_of
 from gateway.answering.call import Call
 from gateway.auth import team_guard
+from gateway.rate_limits import rate_limit_headers
 from gateway.routes.chat import check_chat
 from gateway.routes.completions import check_completion
 from gateway.routes.embeddings import check_embeddings
-from gateway.routes.exchange import AnyRequest, read_body, services_of
+from gateway.routes.exchange import AnyRequest, answer, read_body, services_of
 from gateway.routes.inference import Options, call_of, note_model, require
 from gateway.routes.messages import read_message
 from gateway.services import Services
@@ -50,17 +51,20 @@ KINDS: Mapping[str, tuple[type[Struct], str, Callable[[Any], None]]] = {
     takes=ChatRequest | CompletionRequest | EmbeddingRequest | MessagesRequest,
     options=Options,
 )
-async def explain_route(request: AnyRequest) -> dict[str, Any]:
+async def explain_route(request: AnyRequest) -> Response[bytes]:
     """Take the body and headers of a chat completion, completion, embedding or (``anthropic-version``) message, and
     say which targets it would meet.
 
-    What the router would refuse is refused here in the same words; limits and the content policy are not asked.
+    What the router would refuse is refused here in the same words; the content policy is not asked. It counts as a
+    request, and costs nothing.
     """
     services = services_of(request)
     (asked, extra, endpoint), size = await read_body(request, partial(_read, request))
     call = call_of(request, asked, extra, endpoint, size)
-    outlook = services.outlook(services.health())
-    return await aside(size, lambda: route_view(services, call, route_of(services, call, outlook), outlook))
+    async with counted(services, call.request_id, call.caller, endpoint) as hold:
+        outlook = services.outlook(services.health())
+        view = await aside(size, lambda: route_view(services, call, route_of(services, call, outlook), outlook))
+    return answer(view, headers=rate_limit_headers(hold))
 
 
 def _read(request: AnyRequest, body: bytes) -> tuple[Any, dict[str, Any], str]:
@@ -153,17 +157,16 @@ def _targets(call: Call, route: Route, health: Mapping[str, TargetHealth]) -> li
 
 
 def _left_out(catalog: Catalog, call: Call, route: Route) -> list[dict[str, Any]]:
-    """Return the models that the name stands for and that are no target, with what is missing in each."""
+    """Return the team's models that the name stands for and that are no target, with what is missing in each."""
     name = catalog.meaning(route.asked)
     usable: Sequence[ModelSpec]
     if name in catalog.auto:
-        members = catalog.members_of(name)
-        usable = call.wish.usable(members)
+        usable = call.wish.usable(catalog.members_of(name))
     else:
-        members = tuple(catalog.models[spare] for spare in catalog.fallbacks.get(name, ()))
-        usable = [spare for spare in members if call.wish.may_use(spare.name)]
+        spares = (catalog.models[spare] for spare in catalog.fallbacks.get(name, ()))
+        usable = [spare for spare in spares if call.wish.may_use(spare.name)]
     used = {target.model.name for target in route.targets}
-    models = [model for model in members if model.name not in used]
+    models = [model for model in usable if model.name not in used]
     if not models:
         return []
     needs = needs_of(call.request, call.wish, models)
@@ -172,8 +175,6 @@ def _left_out(catalog: Catalog, call: Call, route: Route) -> list[dict[str, Any]
         why = shortcomings(model, needs)
         if not why and isinstance(call.request, EmbeddingRequest):
             why = ["has vectors of its own, which do not compare"]
-        if model not in usable:
-            why = ["is not among the team's models"]
         found.append({"model": model.name, "reasons": why or ["is smaller than the request needs, for this team"]})
     return found
 

@@ -44,7 +44,9 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
     services = services_of(request)
     query = read_parameters(request)
     asked = read_period(query, services.clock.today())
-    analysis = read_analysis(query, services.settings, services.catalog)
+    caller = whoever_calls(request)
+    catalog = services.catalog.seen_by(caller.team.allowed_models if isinstance(caller, Caller) else None)
+    analysis = read_analysis(query, services.settings, catalog)
     is_csv = _wants_csv(query)
     if is_csv and analysis is not None and asked.group_by and "group_by" in query:
         raise BadRequest(
@@ -52,11 +54,10 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
             param="group_by",
             code="invalid_value",
         )
-    caller = whoever_calls(request)
     team_id = team_in_question(caller, query.get("team_id"))
     async with services.database.begin() as connection:
         usage = await usage_with_analysis(
-            connection, team_id, asked, analysis, services.catalog, for_house=isinstance(caller, Admin)
+            connection, team_id, asked, analysis, catalog, for_house=isinstance(caller, Admin)
         )
     return _csv(usage_csv(usage)) if is_csv else answer(usage)
 

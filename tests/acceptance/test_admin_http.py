@@ -154,7 +154,7 @@ def test_suspended_team_is_told_so(house: House, admin: httpx.Client) -> None:
 
 
 def test_team_uses_the_models_it_is_allowed(house: House, admin: httpx.Client) -> None:
-    """A model outside the team's list is refused, and the refusal knows the difference between no and nothing."""
+    """A model outside the team's list is refused as such: 403."""
     team_id = new_id()
     make(admin, "/admin/teams", id=team_id, allowed_models=["large"])
     key = make(admin, "/admin/keys", team_id=team_id)["key"]

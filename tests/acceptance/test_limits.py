@@ -299,6 +299,51 @@ def test_a_team_may_use_only_its_models(house: House) -> None:
     assert "small" in names and "large" not in names
 
 
+def test_a_team_finds_out_no_model_but_its_own(house: House) -> None:
+    """A name that is not the team's and one that is none are answered alike, and nothing else names a model."""
+    with house.client(house.admin_key) as admin:
+        admin.post("/admin/teams", json={"id": "curious", "allowed_models": ["small"]}).raise_for_status()
+        key = admin.post("/admin/keys", json={"team_id": "curious"}).raise_for_status().json()["key"]
+    turn = {"max_tokens": 5, "messages": [{"role": "user", "content": "Hi."}]}
+    paths = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/route")
+    others = ("large", "claude", "old-name", "nope")
+    with house.client(key) as client:
+        asked = [[client.post(path, json={"model": name, **turn}) for name in others] for path in paths]
+        asked.append([client.get("/v1/usage", params={"compare": name}) for name in others])
+        asked.append([client.get(f"/v1/models/{name}") for name in others])
+        asked.append([client.get("/v1/route/curve", params={"route": name}) for name in others])
+        own = client.get("/v1/usage", params={"compare": "small"})
+        route = client.post("/v1/route", json={"model": "auto", **turn})
+        saved = client.get("/v1/usage", params={"analysis": "true"})
+
+    for answers in asked:
+        said = {
+            answer.text.replace(name, "NAME").replace(answer.headers["x-request-id"], "ID")
+            for name, answer in zip(others, answers, strict=True)
+        }
+        assert len(said) == 1 and len({answer.status_code for answer in answers}) == 1, said
+    assert {answer.status_code for answers in asked for answer in answers} == {400, 403, 404}
+    assert own.json()["analysis"]["compare"]["model"] == "small"
+    for answer in (own, route, saved, *(answers[-1] for answers in asked)):
+        text = answer.text.replace("large_cost_usd", "")
+        assert not any(name in text for name in ("large", "claude", "old-name")), text
+
+
+@pytest.mark.parametrize("path", ["/v1/route", "/v1/messages/count_tokens"])
+def test_a_question_about_a_call_counts_as_a_request(house: House, path: str) -> None:
+    """It costs nothing and leaves no row, and says what is left of the minute."""
+    key = asyncio.run(make_team(house.settings, f"asks_{path[4:9]}", LimitsInput(requests_per_minute=2)))
+    body = {"model": "small", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi."}]}
+    with house.client(key) as client:
+        first, _, refused = [client.post(path, json=body) for _ in range(3)]
+        usage = client.get("/v1/usage").json()
+
+    assert (first.status_code, first.headers["x-ratelimit-remaining-requests"]) == (200, "1")
+    assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert (usage["requests"], usage["cost_usd"]) == (0, 0)
+
+
 def _refused(client: OpenAI) -> APIStatusError:
     with pytest.raises(APIStatusError) as caught:
         client.chat.completions.create(**ASK)

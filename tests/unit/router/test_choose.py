@@ -16,6 +16,7 @@ from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from router import Ability, TargetHealth, Tier, Wish, choose_route
 from router.abilities import InferenceRequest
+from router.catalog import AutoRoute
 from router.errors import ContextTooShort, CostLimitTooLow, LacksAbility, ModelNotAllowed, UnknownModel
 from tests.unit.router.examples import EVERYTHING, catalog, chat, model, names
 
@@ -310,12 +311,51 @@ def test_equals_share_by_weight() -> None:
     assert (leaders.count("a"), leaders.count("b")) == (75, 25)
 
 
-def test_a_model_that_the_team_may_not_use_is_a_403() -> None:
-    """The name is known, so the refusal is about permission."""
-    with pytest.raises(ModelNotAllowed) as caught:
-        choose_route(chat("large"), Wish(allowed_models=frozenset({"small"})), AUTO, {}, easy)
+def test_a_model_that_the_team_may_not_use_is_a_403_as_is_one_that_there_is_not() -> None:
+    """A team that may not use every model does not find out which there are: models, routes and aliases."""
+    known = replace(
+        AUTO, auto=AUTO.auto | {"best": AutoRoute(small=("large",), large=("large",))}, aliases={"l": "large"}
+    )
+    heard = set()
+    for name in ("large", "best", "l", "nope"):
+        with pytest.raises(ModelNotAllowed) as caught:
+            choose_route(chat(name), Wish(allowed_models=frozenset({"small"})), known, {}, easy)
+        heard.add((caught.value.status, caught.value.code, caught.value.message.replace(f"'{name}'", "NAME")))
 
-    assert (caught.value.status, caught.value.code) == (403, "model_not_allowed")
+    assert [(status, code) for status, code, _ in heard] == [(403, "model_not_allowed")]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "models", "routes", "aliases"),
+    [
+        (None, {"small", "large", "other"}, {"auto", "best"}, {"s", "o", "a"}),
+        ({"small"}, {"small"}, {"auto"}, {"s", "a"}),
+        ({"o"}, {"other"}, set(), {"o"}),
+        ({"auto"}, {"small", "large"}, {"auto", "best"}, {"s", "a"}),
+        ({"a", "small"}, {"small"}, {"auto"}, {"s", "a"}),
+        ({"nope"}, set(), set(), set()),
+    ],
+    ids=str,
+)
+def test_a_team_sees_what_can_answer_it(
+    allowed: set[str] | None, models: set[str], routes: set[str], aliases: set[str]
+) -> None:
+    """Of the catalogue: no other model, and no name or fallback that leads to one."""
+    known = catalog(
+        SMALL,
+        LARGE,
+        model("other"),
+        small=("small",),
+        large=("large",),
+        fallbacks={"small": ("large", "other")},
+        aliases={"s": "small", "o": "other", "a": "auto"},
+    )
+    known = replace(known, auto=known.auto | {"best": AutoRoute(small=("large",), large=("large",))})
+    seen = known.seen_by(None if allowed is None else frozenset(allowed))
+
+    assert (set(seen.models), set(seen.auto), set(seen.aliases)) == (models, routes, aliases)
+    assert {spare for spares in seen.fallbacks.values() for spare in spares} <= models
+    assert {name for route in seen.auto.values() for name in (*route.small, *route.large)} <= models
 
 
 def test_an_auto_route_serves_with_what_the_team_may_use() -> None:
