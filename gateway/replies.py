@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import islice
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import structlog
 
@@ -26,6 +28,7 @@ from protocol.usage import Usage
 log = structlog.get_logger()
 
 JSON = b"application/json"
+LONGEST_NAME, MOST_NAMES = 64, 32  # of fields that were left out, in the header that tells them
 
 
 class Dialect(Protocol):
@@ -199,6 +202,11 @@ def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
     ]
     if reply.route.verdict is not None:
         headers.append((b"x-route-score", b"%.4f" % reply.route.verdict.score))
+    if reply.dropped:
+        headers.append((b"x-tollgate-dropped", names_of_fields(reply.dropped)))
+    limit = getattr(reply.call.request, "output_limit", None)
+    if limit is not None and limit > reply.target.model.max_output:
+        headers.append((b"x-tollgate-max-tokens", b"%d" % reply.target.model.max_output))
     if log.queued:
         headers.append((b"x-tollgate-queue-ms", b"%.3f" % (log.queued * 1000)))
     if reply.call.fitted_output is not None:
@@ -207,3 +215,9 @@ def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
     if reply.call.endpoint == "messages":
         limits |= anthropic_limit_headers(reply.account.hold, reply.call.created_at)
     return headers + [(name.encode(), value.encode()) for name, value in limits.items()]
+
+
+def names_of_fields(names: Iterable[str]) -> bytes:
+    """Return names that callers may have made up as the value of a header, the first of very many."""
+    told = [quote(name[:LONGEST_NAME], safe=".-_")[:LONGEST_NAME] for name in islice(dict.fromkeys(names), MOST_NAMES)]
+    return ", ".join(told).encode()

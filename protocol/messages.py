@@ -83,15 +83,42 @@ class Turn(Struct, frozen=True):
     content: str | Annotated[tuple[Block, ...], Meta(max_length=MOST_PARTS)]
 
 
+# Tools that Claude was trained on and the caller runs, with the beta that a request with them has to name.
+CLIENT_TOOLS: dict[str, str | None] = {
+    "bash_20241022": "computer-use-2024-10-22",
+    "bash_20250124": None,
+    "text_editor_20241022": "computer-use-2024-10-22",
+    "text_editor_20250124": None,
+    "text_editor_20250429": None,
+    "text_editor_20250728": None,
+    "computer_20241022": "computer-use-2024-10-22",
+    "computer_20250124": "computer-use-2025-01-24",
+    "computer_20251124": "computer-use-2025-11-24",
+}
+
+
 class MessageTool(Struct, frozen=True, omit_defaults=True):
-    """A tool of the caller's own. Those that the upstream runs have a price of their own, which we do not have."""
+    """A tool that the caller runs: one of its own, or one of ``CLIENT_TOOLS``.
+
+    Those that the upstream runs have a price of their own, which is not known here.
+    """
 
     name: str
-    input_schema: dict[str, Any]
+    input_schema: dict[str, Any] | None = None  # of a caller's own tool
     description: str | None = None
     strict: bool | None = None
-    type: Literal["custom"] | None = None
+    type: str | None = None  # "custom" where none is said
     cache_control: CacheControl | None = None
+    max_characters: int | None = None  # of a text editor
+    display_width_px: int | None = None  # of a computer, as the next three
+    display_height_px: int | None = None
+    display_number: int | None = None
+    enable_zoom: bool | None = None
+
+    @property
+    def is_anthropics(self) -> bool:
+        """Whether the model knows the tool by its type."""
+        return self.type not in (None, "custom")
 
 
 class AutoChoice(Struct, frozen=True, tag="auto", omit_defaults=True):
@@ -160,6 +187,18 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     output_config: OutputConfig | None = None
     metadata: MessageMetadata | None = None
     cache_control: CacheControl | None = None  # of the last block that can be cached, wherever that is
+
+    @property
+    def betas(self) -> frozenset[str]:
+        """The betas that Anthropic wants named with these tools."""
+        return frozenset(beta for tool in self.tools or () if (beta := CLIENT_TOOLS.get(tool.type or "")) is not None)
+
+    @property
+    def has_cache_marks(self) -> bool:
+        """Whether the caller marked a prefix that shall be cached."""
+        lists = [self.system, self.tools, *(turn.content for turn in self.messages)]
+        blocks = (block for some in lists if isinstance(some, tuple) for block in some)
+        return self.cache_control is not None or any(getattr(block, "cache_control", None) for block in blocks)
 
     def as_chat(self) -> ChatRequest:
         """Return the same request as a chat completion. Raises BadRequest for turns that no dialect could carry."""

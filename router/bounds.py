@@ -57,9 +57,10 @@ def output_tokens_most(request: InferenceRequest, model: ModelSpec, prompt: int 
 def output_limit(request: InferenceRequest, model: ModelSpec, prompt: int | None = None) -> int | None:
     """Return the output limit that the upstream is told, in tokens for each reply; ``None``: none.
 
-    The caller's, or else the model's own: without one, an upstream that can say more than ``max_output`` would bill
-    more than is held. A prompt that may leave no room for so much goes without: the context is its limit, and naming
-    more than fits is refused by some upstreams. Completions go without, too: their limit is 16 where nobody says one.
+    The caller's, up to ``max_output``, or else the model's usual one: without one, an upstream that can say more would
+    bill more than is held. A prompt that may leave no room for so much goes without: the context is its limit, and
+    naming more than fits is refused by some upstreams. Completions go without, too: their limit is 16 where none is
+    named.
     """
     if isinstance(request, EmbeddingRequest):
         return None
@@ -68,7 +69,7 @@ def output_limit(request: InferenceRequest, model: ModelSpec, prompt: int | None
     if isinstance(request, CompletionRequest):
         return None
     prompt = prompt_tokens_most(request) if prompt is None else prompt
-    return model.max_output if _likely_most(request, prompt) + model.max_output <= model.context else None
+    return model.usual_output if _likely_most(request, prompt) + model.usual_output <= model.context else None
 
 
 def worthwhile_limit(request: InferenceRequest) -> int:

@@ -45,11 +45,17 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     price: Price
     context: int  # tokens, prompt and reply together
     max_output: int  # tokens
+    default_output: int | None = None  # tokens, where a request names no limit; None: max_output
     abilities: frozenset[Ability]
     tiers: frozenset[Tier] = frozenset(Tier)
     weight: float = 1.0
     gpu_hour_nanousd: int | None = None  # what an hour of one replica costs us; only for our own engine
     note: str | None = None  # said to clients, such as what a retired name now means
+
+    @property
+    def usual_output(self) -> int:
+        """The output limit of a request that names none, in tokens."""
+        return self.max_output if self.default_output is None else self.default_output
 
 
 class Target(Struct, frozen=True, dict=True):

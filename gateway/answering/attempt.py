@@ -48,6 +48,7 @@ class Answering:
     found: Manners | None = None  # how it was asked, where that is not what is known of its target
     permit: Permit | None = None  # under which it was asked,
     began: float = 0.0  # and when it began to answer, in monotonic seconds
+    dropped: tuple[str, ...] = ()  # fields of the request that the upstream was not told
     let_go: Callable[[], None] | None = None  # gives back the slot that it holds
 
     async def close(self) -> None:
@@ -126,6 +127,7 @@ async def send_once(
     streams = call.streams or (provider.self_hosted and not isinstance(call.request, EmbeddingRequest))
     # What its hold covers: a spare may be smaller than the model asked.
     limit = await aside(call.size, lambda: output_limit(call.request, target.model))
+    extra = _allowed_extra(call, provider)
     asking = Asking(
         request=with_output_limit(call.request, limit),
         target=target,
@@ -133,7 +135,8 @@ async def send_once(
         streams=streams,
         self_hosted=provider.self_hosted,
         native=call.native,
-        extra=_allowed_extra(call, provider),
+        extra=extra,
+        left_out=tuple(name for name in call.extra if name not in extra),
         manners=manners,
         tenant=call.caller.team.id,
         weight=call.caller.team.weight,
@@ -149,7 +152,9 @@ async def send_once(
     try:
         response = await services.client.send(built, provider.timeouts.connect, patience)
         services.breakers.heard(permit, response.headers)
-        return await _read_answer(call, target, provider, wire, response, streams=streams, ends=ends)
+        answering = await _read_answer(call, target, provider, wire, response, streams=streams, ends=ends)
+        answering.dropped = built.dropped
+        return answering
     except UpstreamTimeout as exc:
         if patience < 0.9 * usual:  # earlier attempts took its time
             exc.outcome = "deadline"

@@ -62,6 +62,7 @@ class Reply:
         if self._served() is not None:
             account.note_progress()  # the journal knows who answers before the first word goes out
         self._hooks = [make(call, answering.target) for make in hook_makers]
+        self.dropped = answering.dropped  # fields of the request that change no meaning and were not passed on
         self._delta_hooks = [hook for hook in self._hooks if type(hook).delta is not ReplyHook.delta]
         self._choices = choices_asked(call.request)
         self._finished: set[int] = set()  # choices that have said why they ended

@@ -118,7 +118,7 @@ async def _answer(services: Services, call: Call, dialect: Dialect, claim: Claim
             response = response_of(ending.status, call.request_id, msgspec.json.encode(ending.body()))
         else:
             assert isinstance(ending, tuple)
-            response = response_of(200, call.request_id, dialect.whole(reply, *ending))
+            response = response_of(200, call.request_id, dialect.whole(reply, *ending), reply.dropped)
         ended = Ended(
             claim=claim,
             status="failed" if isinstance(ending, ContentPolicyViolation) else "completed",

@@ -53,9 +53,11 @@ async def read_results(database: Database, batch_id: str, statuses: Sequence[str
         yield b"".join(bytes(row.line) for row in rows)
 
 
-def response_of(status: int, request_id: str, body: bytes) -> bytes:
-    """Return the "response" of a line: what the endpoint answered."""
-    head = {"status_code": status, "request_id": request_id}
+def response_of(status: int, request_id: str, body: bytes, dropped: Sequence[str] = ()) -> bytes:
+    """Return the "response" of a line: what the endpoint answered, and the fields that its upstream was not told."""
+    head: dict[str, Any] = {"status_code": status, "request_id": request_id}
+    if dropped:
+        head["dropped"] = dropped
     return msgspec.json.encode(head)[:-1] + b',"body":' + body + b"}"
 
 

@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from gateway.providers.anthropic_events import AnthropicEvents
+from gateway.providers.anthropic_fit import Unsayable
 from gateway.providers.anthropic_replies import read_count, read_message
-from gateway.providers.anthropic_request import Unsayable, count_body, message_body, native_body
+from gateway.providers.anthropic_request import count_body, message_body, native_body
 from gateway.providers.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
 from gateway.providers.errors import UpstreamBusy, UpstreamError, UpstreamFailure
 from gateway.providers.filters import STATUSES, read_filtered
 from gateway.providers.reading import read_error_fields, read_retry_after, usual_failure
 from protocol.chat import ChatRequest
-from protocol.messages import CountRequest
+from protocol.messages import CountRequest, MessagesRequest
 from protocol.usage import Usage
 from router.targets import Target
 
@@ -34,14 +35,16 @@ class AnthropicFormat:
         if not isinstance(request, ChatRequest):
             raise Unsayable("The model that answers here takes chat completions alone.", param="model")
         if asking.native is not None:
-            body = native_body(asking.native, request, model.upstream_model, streams=asking.streams)
+            body, dropped = native_body(asking.native, request, model.upstream_model, streams=asking.streams)
         else:
-            body = message_body(request, model.upstream_model, model.max_output, streams=asking.streams)
-        return _post("/v1/messages", body | dict(asking.extra), asking.target, asking.api_key)
+            body, dropped = message_body(request, model.upstream_model, model.usual_output, streams=asking.streams)
+        dropped += [name for name in asking.left_out if name not in body]
+        return _post("/v1/messages", body | dict(asking.extra), asking.target, asking.api_key, asking.native, dropped)
 
     def build_count(self, asked: CountRequest, target: Target, api_key: str | None) -> UpstreamRequest:
         """Return the request for POST /v1/messages/count_tokens."""
-        return _post("/v1/messages/count_tokens", count_body(asked, target.model.upstream_model), target, api_key)
+        body = count_body(asked, target.model.upstream_model)
+        return _post("/v1/messages/count_tokens", body, target, api_key, asked)
 
     def read_count(self, body: bytes) -> int | None:
         """Return the count that ``body`` holds, or ``None`` when it is none."""
@@ -72,9 +75,18 @@ class AnthropicFormat:
         return usual_failure(status, headers, message, code=code)
 
 
-def _post(path: str, body: dict[str, Any], target: Target, api_key: str | None) -> UpstreamRequest:
+def _post(
+    path: str,
+    body: dict[str, Any],
+    target: Target,
+    api_key: str | None,
+    native: MessagesRequest | None,
+    dropped: Iterable[str] = (),
+) -> UpstreamRequest:
     headers = {"content-type": "application/json", "accept-encoding": "identity", "anthropic-version": VERSION}
     if api_key:
         headers["x-api-key"] = api_key
+    if native is not None and (betas := native.betas):
+        headers["anthropic-beta"] = ",".join(sorted(betas))
     url = target.endpoint.base_url.rstrip("/") + path
-    return UpstreamRequest("POST", url, headers, msgspec.json.encode(body))
+    return UpstreamRequest("POST", url, headers, msgspec.json.encode(body), dropped=tuple(dropped))

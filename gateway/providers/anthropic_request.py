@@ -1,5 +1,5 @@
-# A chat completion as Anthropic's Messages API has it. Pure: a ChatRequest in, a body out. What the dialect cannot say
-# is refused by name; nothing of a request is dropped in silence.
+# A chat completion as Anthropic's Messages API has it. Pure: a ChatRequest in, a body out, and the names of what had to
+# be left out of it. What changes the meaning of a request is refused by name; nothing is dropped in silence.
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from gateway.claude_models import rules_of
+from gateway.providers.anthropic_fit import Unsayable, fit
 from gateway.providers.anthropic_schema import binding_schema
-from gateway.providers.errors import UpstreamRefused, UpstreamUnable
+from gateway.providers.errors import UpstreamRefused
+from gateway.providers.short_ids import short_id
 from protocol.chat import (
     ChatRequest,
     ContentPart,
@@ -37,16 +40,15 @@ CACHED_FROM = 8192  # bytes; the shortest prefix that is cached has 1,024 to 4,0
 CACHE = {"type": "ephemeral"}
 DATA_URL = re.compile(r"data:(image/(?:jpeg|png|gif|webp));base64,(.+)", re.DOTALL | re.IGNORECASE)
 COUNTED = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"})
+ANY_LIMIT = 2**31  # of output, where none is generated: no budget of thinking is too large
+LONGEST_USER_ID = 256  # characters
+AS_CHAT = {"thinking": "reasoning_effort", "output_config.effort": "reasoning_effort"}  # names in OpenAI's dialect
 FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the assistant
 
-
-class Unsayable(UpstreamUnable):
-    """Anthropic's dialect has no way to say this; nobody was asked."""
-
-    outcome = "unsupported"
+Written = tuple[Block, list[str]]  # a body, and the caller's names of the fields that it leaves out
 
 
-def message_body(request: ChatRequest, model: str, max_output: int, *, streams: bool) -> Block:
+def message_body(request: ChatRequest, model: str, max_output: int, *, streams: bool) -> Written:
     """Return the body of POST /v1/messages. Raises Unsayable, or UpstreamRefused for what no upstream would take."""
     _refuse_unsayable(request)
     body: Block = {
@@ -68,14 +70,15 @@ def message_body(request: ChatRequest, model: str, max_output: int, *, streams: 
     if stops := _stop_sequences(request):
         body["stop_sequences"] = stops
     if who := request.safety_identifier or request.user:
-        body["metadata"] = {"user_id": who}
+        body["metadata"] = {"user_id": short_id(who, LONGEST_USER_ID)}
     body |= _thinking_and_format(request)
+    dropped = [*_left_out(request), *(AS_CHAT.get(name, name) for name in fit(body, rules_of(model)))]
     if not any(_is_marked(message) for message in request.messages):
         _mark_stable_prefixes(body)
-    return body
+    return body, dropped
 
 
-def native_body(asked: MessagesRequest, request: ChatRequest, model: str, *, streams: bool) -> Block:
+def native_body(asked: MessagesRequest, request: ChatRequest, model: str, *, streams: bool) -> Written:
     """Return the body for a request that came in this very dialect: as it was decoded, with thinking and cache marks.
 
     ``request`` is the same as a chat, whose output limit may have been lowered to what the model can do.
@@ -84,12 +87,13 @@ def native_body(asked: MessagesRequest, request: ChatRequest, model: str, *, str
     turns = tuple(turn for turn in map(_signed_alone, asked.messages) if turn.content)
     mine = replace(asked, model=model, max_tokens=limit, stream=streams or None, messages=turns)
     body: Block = msgspec.to_builtins(mine)
-    return body
+    return body, fit(body, rules_of(model))
 
 
 def count_body(asked: CountRequest, model: str) -> Block:
     """Return the body of POST /v1/messages/count_tokens: what makes the prompt, and nothing else of a request."""
-    body = native_body(asked, asked.as_chat(), model, streams=False)
+    unlimited = replace(asked, max_tokens=ANY_LIMIT)
+    body, _ = native_body(unlimited, unlimited.as_chat(), model, streams=False)
     return {name: value for name, value in body.items() if name in COUNTED}
 
 
@@ -105,10 +109,7 @@ def _refuse_unsayable(request: ChatRequest) -> None:
     asked = {
         "n": (request.n or 1) > 1,
         "logprobs": bool(request.logprobs),
-        "logit_bias": bool(request.logit_bias),
-        "presence_penalty": bool(request.presence_penalty),
-        "frequency_penalty": bool(request.frequency_penalty),
-        "seed": request.seed is not None,
+        "logit_bias": any((request.logit_bias or {}).values()),
     }
     for name, is_asked in asked.items():
         if is_asked:
@@ -116,6 +117,20 @@ def _refuse_unsayable(request: ChatRequest) -> None:
     if isinstance(request.response_format, JsonObjectFormat):
         words = "The model that answers here knows no json_object. Send a json_schema, or ask for JSON in words alone."
         raise Unsayable(words, param="response_format")
+
+
+def _left_out(request: ChatRequest) -> Iterator[str]:
+    """Yield the fields that this dialect lacks and that say nothing about what the answer is to be."""
+    asked = {
+        "seed": request.seed is not None,
+        "presence_penalty": bool(request.presence_penalty),
+        "frequency_penalty": bool(request.frequency_penalty),
+        "verbosity": request.verbosity is not None,
+        "prompt_cache_key": request.prompt_cache_key is not None,
+        "store": bool(request.store),
+        "messages.name": any(message.name for message in request.messages if message.role != "tool"),
+    }
+    yield from (name for name, is_asked in asked.items() if is_asked)
 
 
 def _system(messages: Iterable[Message]) -> list[Block]:

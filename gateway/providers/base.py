@@ -42,6 +42,7 @@ class Asking(Struct, frozen=True, kw_only=True):
     self_hosted: bool = False
     native: MessagesRequest | None = None  # the same request in Anthropic's form, where it came so
     extra: Mapping[str, Any] = {}
+    left_out: tuple[str, ...] = ()  # names of such fields that this provider may not be sent
     manners: Manners = Manners()  # which names of fields the target takes
     tenant: str = ""  # told to our own engine only, as are those below
     weight: float = 1.0
@@ -59,13 +60,17 @@ class Delivery:
 
 
 class UpstreamRequest(Struct, frozen=True):
-    """What goes over the wire. Nothing in it comes from the client's headers."""
+    """What goes over the wire. Nothing in it comes from the client's headers.
+
+    ``dropped`` names the fields of the request, in its own dialect, that the upstream lacks and that change no meaning.
+    """
 
     method: str
     url: str
     headers: dict[str, str]
     body: bytes
     delivery: Delivery = field(default_factory=Delivery)
+    dropped: tuple[str, ...] = ()
 
 
 class EventStream(Protocol):
@@ -88,7 +93,8 @@ class Provider(Protocol):
     """One wire format."""
 
     def build_request(self, asking: Asking) -> UpstreamRequest:
-        """Return the request as this format has it. Raises UnsupportedParameter for what it cannot say."""
+        """Return the request as this format has it, and what it left out. Raises UpstreamUnable for what changes the
+        meaning of the request and cannot be said."""
 
     def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
         """Return a whole reply and the upstream's own count. Raises UpstreamError when the body makes no sense."""

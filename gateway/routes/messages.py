@@ -19,7 +19,7 @@ from gateway.routes.exchange import AnyRequest, caller_of, read_body, services_o
 from gateway.routes.inference import Options, call_of, note_model, require, require_between
 from protocol.chat import ChatRequest
 from protocol.decoding import decode, decode_with_extra
-from protocol.messages import CountRequest, MessagesRequest
+from protocol.messages import CLIENT_TOOLS, CountRequest, MessagesRequest, MessageTool
 
 
 @post(
@@ -86,8 +86,19 @@ def check_message(asked: MessagesRequest) -> None:
     require_between(asked.top_p, 0, 1, "top_p")
     require_between(asked.top_k, 0, 2**31, "top_k")
     require(asked.tool_choice is None or bool(asked.tools), "tool_choice", "'tool_choice' needs 'tools'.")
+    for place, tool in enumerate(asked.tools or ()):
+        _check_tool(tool, f"tools[{place}]")
     blank = any(not stop.strip() for stop in asked.stop_sequences or ())
     require(not blank, "stop_sequences", "A stop sequence must hold more than white space.")
+
+
+def _check_tool(tool: MessageTool, where: str) -> None:
+    if tool.is_anthropics:
+        known = tool.type in CLIENT_TOOLS
+        right = f"Send a tool with an 'input_schema', or one of {', '.join(CLIENT_TOOLS)}."
+        require(known, f"{where}.type", f"'{where}' is of no type that is known here. {right}")
+    else:
+        require(tool.input_schema is not None, f"{where}.input_schema", f"'{where}' needs an 'input_schema'.")
 
 
 handlers = [create_message, count_tokens]

@@ -559,3 +559,13 @@ def test_a_batch_is_submitted_and_watched_from_a_shell(house: FaultHouse, key: s
     assert status["usage"]["cost_usd"] > 0 and status["estimated_completion"] == status["ended_at"]
     assert [each["custom_id"] for each in lines_of(results.stdout)] == [f"c{n}" for n in range(30)]
     assert refused.returncode == 1 and "line 2: This line is not valid JSON" in refused.stderr
+
+
+def test_a_line_tells_what_its_upstream_was_not_told(client: httpx.Client) -> None:
+    """A line has no headers: the fields that were left out stand beside its status."""
+    requests = [{"custom_id": "odd", "body": chat("Hi?", colour="red")}, {"custom_id": "plain", "body": chat("Hi?")}]
+    batch = ended(client, client.post("/v1/batch", json={"requests": requests}).json()["batch_id"])
+    odd, plain = lines_of(client.get(f"/v1/batch/{batch['batch_id']}/results").raise_for_status().text)
+
+    assert odd["response"]["dropped"] == ["colour"]
+    assert "dropped" not in plain["response"]

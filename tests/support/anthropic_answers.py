@@ -174,7 +174,9 @@ def _as_chat(request: dict[str, Any]) -> dict[str, Any]:
     if form := (request.get("output_config") or {}).get("format"):
         chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form["schema"]}}
     if tools := request.get("tools"):
-        chat["tools"] = [{"function": {"name": tool["name"], "parameters": tool["input_schema"]}} for tool in tools]
+        chat["tools"] = [
+            {"function": {"name": tool["name"], "parameters": tool.get("input_schema", {})}} for tool in tools
+        ]
         chat["tool_choice"] = _as_tool_choice(request.get("tool_choice") or {"type": "auto"})
         chat["parallel_tool_calls"] = not (request.get("tool_choice") or {}).get("disable_parallel_tool_use", False)
     return chat

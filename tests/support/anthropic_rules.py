@@ -108,6 +108,28 @@ class Tool(Strict, frozen=True):
     cache_control: CacheControl | None = None
 
 
+class ClientTool(Strict, frozen=True, kw_only=True):
+    """A tool that the model knows by its type."""
+
+    type: Literal["bash_20250124", "text_editor_20250124", "text_editor_20250429", "text_editor_20250728"]
+    name: Literal["bash", "str_replace_editor", "str_replace_based_edit_tool"]
+    max_characters: int | None = None
+    cache_control: CacheControl | None = None
+
+
+class Computer(Strict, frozen=True, kw_only=True):
+    type: Literal["computer_20250124", "computer_20251124"]
+    name: Literal["computer"]
+    display_width_px: int
+    display_height_px: int
+    display_number: int | None = None
+    enable_zoom: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+BETAS = {"computer_20250124": "computer-use-2025-01-24", "computer_20251124": "computer-use-2025-11-24"}
+
+
 class Auto(Strict, tag="auto", frozen=True):
     disable_parallel_tool_use: bool = False
 
@@ -166,7 +188,7 @@ class Body(Strict, kw_only=True, frozen=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     stop_sequences: list[Annotated[str, Meta(pattern=r"\S")]] | None = None
-    tools: list[Tool] | None = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: Auto | AnyTool | NamedTool | NoTool | None = None
     thinking: Enabled | Adaptive | BetweenTools | Disabled | None = None
     output_config: OutputConfig | None = None
@@ -192,7 +214,7 @@ def check_headers(headers: dict[str, str]) -> None:
         raise Violation("content-type: must be application/json", status=415)
 
 
-def check_body(raw: bytes, *, is_count: bool = False) -> dict[str, Any]:
+def check_body(raw: bytes, headers: dict[str, str] | None = None, *, is_count: bool = False) -> dict[str, Any]:
     """Return the decoded body, or raise Violation for whatever Anthropic would not take."""
     try:
         plain = json.loads(raw)
@@ -201,24 +223,126 @@ def check_body(raw: bytes, *, is_count: bool = False) -> dict[str, Any]:
         body = msgspec.convert({"max_tokens": 1, **plain} if is_count else plain, Body)
     except (ValueError, msgspec.ValidationError) as exc:
         raise Violation(f"Invalid request: {exc}") from exc
+    _check_betas(plain, headers or {})
     _check_turns(body)
     _check_marks(plain)
     if body.output_config is not None and body.output_config.format is not None:
         _check_binding(body.output_config.format.schema)
     for given in plain.get("tools") or ():
+        _check_tool(given)
         if given.get("strict"):
             _check_binding(given["input_schema"])
     if body.tool_choice is not None and not body.tools:
         raise Violation("tool_choice may only be specified while providing tools")
     if isinstance(body.tool_choice, NamedTool) and body.tool_choice.name not in {
-        tool.name for tool in body.tools or ()
+        tool["name"] for tool in body.tools or ()
     }:
         raise Violation("tool_choice.name: not in tools")
-    if isinstance(body.thinking, Enabled | Adaptive) and isinstance(body.tool_choice, AnyTool | NamedTool):
-        raise Violation("Thinking may not be enabled when tool_choice forces tool use.")
-    if isinstance(body.thinking, Enabled | Adaptive) and body.temperature not in (None, 1):
-        raise Violation("temperature may only be set to 1 when thinking is enabled.")
+    _check_thinking(body, is_count=is_count)
+    _check_generation(body)
     return plain
+
+
+def _check_tool(given: dict[str, Any]) -> None:
+    kind = given.get("type", "custom")
+    try:
+        msgspec.convert(given, Tool if kind == "custom" else Computer if kind.startswith("computer") else ClientTool)
+    except msgspec.ValidationError as exc:
+        raise Violation(f"tools: {exc}") from exc
+
+
+def _check_betas(plain: dict[str, Any], headers: dict[str, str]) -> None:
+    """Every tool comes with the beta that it belongs to, and no beta is named that no tool asks for."""
+    named = set(filter(None, headers.get("anthropic-beta", "").split(",")))
+    needed = {BETAS[tool["type"]] for tool in plain.get("tools") or () if tool.get("type") in BETAS}
+    if named != needed:
+        raise Violation(f"tools: betas {sorted(needed)} are needed, {sorted(named)} are named")
+
+
+def _check_thinking(body: Body, *, is_count: bool) -> None:
+    """What no model takes together with thinking."""
+    if isinstance(body.thinking, Enabled) and not is_count and body.thinking.budget_tokens >= body.max_tokens:
+        raise Violation("`max_tokens` must be greater than `thinking.budget_tokens`.")
+    if not isinstance(body.thinking, Enabled | Adaptive):
+        return
+    if isinstance(body.tool_choice, AnyTool | NamedTool):
+        raise Violation("Thinking may not be enabled when tool_choice forces tool use.")
+    if body.temperature not in (None, 1):
+        raise Violation("temperature may only be set to 1 when thinking is enabled or in adaptive mode.")
+    if body.top_k:
+        raise Violation("top_k must be unset when thinking is enabled or in adaptive mode.")
+    if body.top_p is not None and body.top_p < 0.95:
+        raise Violation("top_p must be greater than or equal to 0.95 or unset when thinking is enabled.")
+    last = next((turn for turn in reversed(body.messages) if isinstance(turn, Assistant)), None)
+    blocks = last.content if last is not None and isinstance(last.content, list) else []
+    is_tool_turn = any(isinstance(block, ToolUse) for block in blocks) and isinstance(body.messages[-1], User)
+    if isinstance(body.thinking, Enabled) and is_tool_turn and not isinstance(blocks[0], Thinking | RedactedThinking):
+        raise Violation("Expected `thinking` or `redacted_thinking`, but found `tool_use`: a final assistant message "
+                        "must start with a thinking block")  # fmt: skip
+
+
+def _check_generation(body: Body) -> None:
+    """What a generation of Claude does not take. By example: what the API said of each model."""
+    kind = "unsaid" if body.thinking is None else type(body.thinking).__struct_config__.tag
+    effort = None if body.output_config is None else body.output_config.effort
+    takes = GENERATIONS.get(body.model)
+    if takes is None:
+        return
+    if kind not in takes.thinking:
+        raise Violation(f'"thinking.type.{kind}" is not supported for this model.')
+    if effort is not None and effort not in takes.efforts:
+        raise Violation(f"This model does not support the effort level {effort!r}.")
+    if effort in ("xhigh", "max") and kind in ("disabled", "between_tools"):
+        raise Violation(f"output_config.effort {effort!r} is not supported when thinking is disabled on this model.")
+    if takes.samplers == 0 and (body.temperature not in (None, 1) or body.top_p not in (None, 1) or body.top_k):
+        raise Violation("`temperature` is deprecated for this model.")
+    if takes.samplers == 1 and body.temperature is not None and body.top_p is not None:
+        raise Violation("`temperature` and `top_p` cannot both be specified for this model. Please use only one.")
+    if isinstance(body.tool_choice, AnyTool | NamedTool):
+        if not takes.forced_tools:
+            raise Violation("tool_choice: forced tool use is not supported for this model.")
+        if takes.thinks_unasked and kind not in ("disabled", "between_tools"):
+            raise Violation("Thinking may not be enabled when tool_choice forces tool use.")
+    if body.max_tokens > takes.max_output:
+        raise Violation(f"max_tokens: {body.max_tokens} > {takes.max_output}, which is the maximum for {body.model}")
+
+
+class Generation(Strict, frozen=True, kw_only=True):
+    """What one model takes. ``samplers``: how many of temperature and top_p."""
+
+    thinking: tuple[str, ...] = ("unsaid", "adaptive", "disabled")
+    efforts: tuple[str, ...] = ("low", "medium", "high", "xhigh", "max")
+    samplers: int = 0
+    thinks_unasked: bool = True
+    forced_tools: bool = True
+    max_output: int = 128_000
+
+
+OLD: dict[str, Any] = {"thinking": ("unsaid", "disabled"), "efforts": (), "samplers": 2, "thinks_unasked": False}
+BUDGETED: dict[str, Any] = OLD | {"thinking": ("unsaid", "enabled", "disabled")}
+ALWAYS_ON: dict[str, Any] = {"thinking": ("unsaid", "adaptive"), "forced_tools": False}
+GENERATIONS = {
+    "claude-3-haiku-20240307": Generation(**OLD | {"max_output": 4_096}),
+    "claude-3-5-sonnet-20241022": Generation(**OLD | {"max_output": 8_192}),
+    "claude-3-7-sonnet-20250219": Generation(**BUDGETED | {"max_output": 64_000}),
+    "claude-sonnet-4-20250514": Generation(**BUDGETED | {"max_output": 64_000}),
+    "claude-opus-4-1-20250805": Generation(**BUDGETED | {"samplers": 1, "max_output": 32_000}),
+    "claude-sonnet-4-5-20250929": Generation(**BUDGETED | {"samplers": 1, "max_output": 64_000}),
+    "claude-haiku-4-5": Generation(**BUDGETED | {"samplers": 1, "max_output": 64_000}),
+    "claude-opus-4-6": Generation(
+        thinking=("unsaid", "enabled", "adaptive", "disabled"),
+        efforts=("low", "medium", "high", "max"),
+        samplers=1,
+        thinks_unasked=False,
+    ),
+    "claude-opus-4-7": Generation(thinking=("unsaid", "adaptive"), thinks_unasked=False),
+    "claude-sonnet-5": Generation(),
+    "claude-opus-5": Generation(),
+    "claude-opus-5-5": Generation(**ALWAYS_ON),
+    "claude-fable-5-2": Generation(**ALWAYS_ON),
+    "claude-sonnet-5-5": Generation(thinking=("unsaid", "adaptive", "between_tools"), forced_tools=False),
+    "claude-haiku-5-5": Generation(forced_tools=False),
+}
 
 
 def _check_turns(body: Body) -> None:

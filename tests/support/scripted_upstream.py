@@ -203,7 +203,7 @@ class ScriptedUpstream:
                 return
             if seen.path not in ANSWERS or seen.method != "POST":
                 raise Violation(f"Invalid URL ({seen.method} {seen.path})", status=404)
-            seen.body = dialect.check_body(seen.path, seen.raw)
+            seen.body = dialect.check_body(seen.path, seen.raw, seen.headers)
             self._know(seen.body["model"])
         except Violation as exc:
             self.violations.append(f"{seen.method} {seen.path}: {exc.message}")
@@ -352,18 +352,18 @@ class Dialect:
 
     headers: Callable[[int], dict[str, str]]
     check_headers: Callable[[dict[str, str], bool], None]
-    check_body: Callable[[str, bytes], dict[str, Any]]
+    check_body: Callable[[str, bytes, dict[str, str]], dict[str, Any]]
     refusal: Callable[[Violation], dict[str, object]]
     error: Callable[[Script], dict[str, object]]
 
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-OPENAI = Dialect(house_headers, check_headers, check_body, Violation.body, error_body)
+OPENAI = Dialect(house_headers, check_headers, lambda path, raw, _: check_body(path, raw), Violation.body, error_body)
 ANTHROPIC = Dialect(
     headers=anthropic_headers,
     check_headers=lambda headers, _: anthropic_rules.check_headers(headers),
-    check_body=lambda path, raw: anthropic_rules.check_body(raw, is_count=path == COUNT),
+    check_body=lambda path, raw, headers: anthropic_rules.check_body(raw, headers, is_count=path == COUNT),
     refusal=lambda exc: anthropic_answers.error_body(exc.status, exc.message, exc.code),
     error=lambda script: anthropic_answers.error_body(script.status, script.message, script.code),
 )

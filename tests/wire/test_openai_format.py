@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.providers.errors import UpstreamBusy, UpstreamRefused
+from gateway.providers.errors import UpstreamBusy, UpstreamRefused, UpstreamUnable
 from gateway.providers.manners import LEARNT_FOR, KnownManners, Manners, usual_manners
 from gateway.providers.openai import OpenAIFormat
 from gateway.providers.reading import read_retry_after
@@ -39,7 +39,7 @@ from protocol.completions import CompletionRequest
 from protocol.decoding import decode
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta
-from protocol.messages import MessagesRequest, ThinkingEnabled, Turn
+from protocol.messages import MessagesRequest, MessageTool, TextBlock, ThinkingEnabled, Turn
 from tests.support.openai_rules import check_body, check_headers
 from tests.wire.openai_traffic import DONE, ROLE, STOP, body, call_piece, chunk, failure
 from tests.wire.traffic import CHAT, TARGET, asking, read_stream, sum_up
@@ -452,3 +452,43 @@ def test_a_refusal_of_the_request_keeps_the_upstreams_words() -> None:
     error = OpenAIFormat().read_error(400, {}, said)
 
     assert (error.message, error.param, error.code, error.status) == ("Too hot.", "temperature", "invalid_value", 400)
+
+
+def test_long_names_of_users_and_caches_go_as_digests() -> None:
+    """Several upstreams end them at 64 characters; the same name has the same digest, our own engine gets it whole."""
+    names = {"user": "u" * 160, "safety_identifier": "s" * 65, "prompt_cache_key": "k"}
+    long = ChatRequest(model="m", messages=CHAT.messages, **names)
+    body, again = sent(long), sent(EmbeddingRequest(model="m", input="a", user="u" * 160))
+
+    assert (len(body["user"]), len(body["safety_identifier"]), body["prompt_cache_key"]) == (64, 64, "k")
+    assert body["user"] == again["user"] != body["safety_identifier"]
+    assert sent(ChatRequest(model="m", messages=CHAT.messages, user="u" * 64))["user"] == "u" * 64
+    own = OpenAIFormat().build_request(asking(long, self_hosted=True))
+    assert json.loads(own.body)["user"] == "u" * 160
+
+
+def test_what_only_claude_knows_is_left_out_and_told() -> None:
+    """Marks for its cache, its signed thinking, and a top_k; each under the name that the caller gave it."""
+    mark = CacheControl("ephemeral")
+    thought = Message("assistant", "Yes.", thinking_blocks=(ThinkingBlock("Hm.", "EqQB"),))
+    chat = ChatRequest(model="m", messages=(Message("user", (TextPart("Hi", mark),)), thought, Message("user", "?")))
+    native = MessagesRequest(
+        model="m", max_tokens=9, messages=(Turn("user", "Hi"),), system=(TextBlock("Be brief.", mark),)
+    )
+
+    def dropped(request: ChatRequest, **more: Any) -> tuple[str, ...]:
+        return OpenAIFormat().build_request(asking(request, **more)).dropped
+
+    assert dropped(CHAT) == ()
+    assert dropped(chat) == ("thinking_blocks", "cache_control")
+    assert dropped(native.as_chat(), native=native, left_out=("top_k",)) == ("top_k", "cache_control")
+
+
+def test_a_tool_that_claude_alone_knows_is_refused_by_name() -> None:
+    """Its schema is in no request; another target of the route may be one of Claude's."""
+    tools = (MessageTool("bash", type="bash_20250124"),)
+    native = MessagesRequest(model="m", max_tokens=9, messages=(Turn("user", "Hi"),), tools=tools)
+    with pytest.raises(UpstreamUnable, match="bash_20250124") as caught:
+        OpenAIFormat().build_request(asking(native.as_chat(), native=native))
+
+    assert (caught.value.param, caught.value.moves_on) == ("tools", True)

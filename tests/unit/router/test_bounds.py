@@ -242,6 +242,15 @@ def test_images_leave_room_for_a_limit() -> None:
     assert output_limit(request, model("m", context=128_000, max_output=16_384)) == 16_384
 
 
+def test_a_chat_without_a_limit_has_the_usual_one() -> None:
+    """The longest answer is for those who ask for it: a hold at that would shut out the team's other calls."""
+    spec = model("m", context=200_000, max_output=64_000, default_output=16_384)
+
+    assert output_limit(chat(), spec) == output_tokens_most(chat(), spec) == 16_384
+    assert output_limit(chat(max_tokens=40_000), spec) == 40_000
+    assert output_limit(chat(max_tokens=80_000), spec) == 64_000
+
+
 @given(st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), texts), min_size=1, max_size=6))
 def test_the_engines_own_count_lies_between_the_bounds(turns: list[tuple[str, str]]) -> None:
     """By the tokenizer and the chat template of the demo model, whatever is written."""

@@ -1,0 +1,110 @@
+# What an upstream lacks and that changes no meaning is left out, and every answer says so: whole, streamed, replayed.
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.house import House
+from tests.support.scripted_upstream import ScriptedUpstream
+
+USER = {"role": "user", "content": "Hi"}
+CHAT: dict[str, Any] = {"model": "claude", "messages": [USER], "max_tokens": 50}
+DROPPED = "x-tollgate-dropped"
+
+
+@pytest.fixture(autouse=True)
+def _strict(upstream: ScriptedUpstream) -> Iterator[None]:
+    upstream.forget()
+    yield
+    assert upstream.violations == []
+
+
+def post(house: House, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+    with house.client() as client:
+        return client.post(f"/v1/{path}", json=body, headers=headers)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_seed_that_the_model_lacks_is_left_out_and_told(house: House, stream: bool) -> None:
+    """The call is answered, and its header names what the upstream was not told; also when it is answered again."""
+    key = {"idempotency-key": str(uuid.uuid4())}
+    answers = [post(house, "chat/completions", CHAT | {"seed": 7, "stream": stream}, **key) for _ in range(2)]
+    plain = post(house, "chat/completions", CHAT | {"stream": stream})
+
+    assert [(answer.status_code, answer.headers[DROPPED]) for answer in answers] == [(200, "seed")] * 2
+    assert DROPPED not in plain.headers
+
+
+def test_a_target_that_knows_a_field_leaves_nothing_out(house: House, upstream: ScriptedUpstream) -> None:
+    """What is left out is a matter of who answers."""
+    answer = post(house, "chat/completions", CHAT | {"model": "small", "seed": 7})
+
+    assert DROPPED not in answer.headers
+    assert (upstream.requests[-1].body or {})["seed"] == 7
+
+
+def test_fields_that_no_price_covers_and_no_list_names_are_told(house: House) -> None:
+    """A name that a caller made up makes no header of its own, however it is spelt and however many there are."""
+    odd = {"colour": 1, "a\r\nset-cookie: x": 2, "é" * 200: 3}
+    many = {f"field{number}": number for number in range(100)}
+    answer, other = (post(house, "chat/completions", CHAT | {"model": "small"} | more) for more in (odd, many))
+
+    assert answer.status_code == 200 and "set-cookie" not in answer.headers
+    assert {"colour", "a%0D%0Aset-cookie%3A%20x"} < set(answer.headers[DROPPED].split(", "))
+    assert len(answer.headers[DROPPED]) < 200 and len(other.headers[DROPPED].split(", ")) == 32
+
+
+def test_anthropics_clients_are_told_in_their_own_words(house: House, upstream: ScriptedUpstream) -> None:
+    """Marks for Claude's cache and a top_k have no place at an OpenAI upstream."""
+    system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+    body = {"model": "small", "max_tokens": 9, "messages": [USER], "system": system, "top_k": 5}
+    answer, claude = post(house, "messages", body), post(house, "messages", body | {"model": "claude"})
+
+    assert answer.headers[DROPPED] == "top_k, cache_control"
+    assert DROPPED not in claude.headers and (upstream.requests[-1].body or {})["top_k"] == 5
+
+
+def test_a_limit_that_was_lowered_is_told(house: House, upstream: ScriptedUpstream) -> None:
+    """No answer is cut short without a word; thinking stays within the lowered limit."""
+    thinking = {"type": "enabled", "budget_tokens": 31_999}
+    body = {"model": "claude", "max_tokens": 32_000, "messages": [USER], "thinking": thinking}
+    most = house.settings.models["claude"].max_output
+    answer, lower = post(house, "messages", body), post(house, "chat/completions", CHAT)
+    sent = upstream.requests[0].body or {}
+
+    assert (answer.status_code, answer.headers["x-tollgate-max-tokens"]) == (200, str(most))
+    assert sent["max_tokens"] == most and sent.get("thinking", {}).get("budget_tokens", 0) < most
+    assert "x-tollgate-max-tokens" not in lower.headers
+
+
+def test_the_user_of_claude_code_reaches_an_openai_upstream_as_a_digest(
+    house: House, upstream: ScriptedUpstream
+) -> None:
+    """Several refuse more than 64 characters; the books keep the name as it was said."""
+    name = f"user_{'a' * 64}_account_{uuid.uuid4()}_session_{uuid.uuid4()}"
+    body = {"model": "small", "max_tokens": 9, "messages": [USER], "metadata": {"user_id": name}}
+    answers = [post(house, "messages", body) for _ in range(2)]
+    users = {(request.body or {})["user"] for request in upstream.requests}
+
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert len(users) == 1 and len(users.pop()) == 64
+    assert house.record_of(answers[0])["user_tag"] == name
+
+
+def test_a_tool_of_claudes_own_goes_to_claude_alone(house: House, upstream: ScriptedUpstream) -> None:
+    """With the beta that it belongs to; elsewhere it is refused by its name, and so is one that the upstream runs."""
+    computer = {"type": "computer_20250124", "name": "computer", "display_width_px": 800, "display_height_px": 600}
+    body = {"model": "claude", "max_tokens": 9, "messages": [USER], "tools": [computer]}
+    answer, other = post(house, "messages", body), post(house, "messages", body | {"model": "small"})
+    server = post(house, "messages", body | {"tools": [{"type": "code_execution_20250825", "name": "code_execution"}]})
+
+    assert answer.status_code == 200
+    assert (upstream.requests[0].body or {})["tools"] == [computer]
+    assert upstream.requests[0].headers["anthropic-beta"] == "computer-use-2025-01-24"
+    assert other.status_code == 400 and "computer_20250124" in other.json()["error"]["message"]
+    assert server.status_code == 400 and "tools[0]" in server.json()["error"]["message"]

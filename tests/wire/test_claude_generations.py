@@ -1,0 +1,232 @@
+# Every generation of Claude takes other requests: whatever a caller combines, each gets one that it takes, or none.
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gateway.claude_models import rules_of
+from gateway.providers.anthropic import AnthropicFormat
+from gateway.providers.anthropic_fit import Unsayable
+from gateway.providers.base import UpstreamRequest
+from protocol.chat import ChatRequest, Function, FunctionCall, Message, NamedFunction, NamedTool, Tool, ToolCall
+from protocol.messages import (
+    AnyChoice,
+    AutoChoice,
+    CountRequest,
+    MessagesRequest,
+    MessageTool,
+    OutputConfig,
+    TextBlock,
+    ThinkingAdaptive,
+    ThinkingBetweenTools,
+    ThinkingDisabled,
+    ThinkingEnabled,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+)
+from router.targets import Target
+from tests.support.anthropic_rules import GENERATIONS, check_body
+from tests.wire.traffic import TARGET, asking
+
+HELLO, WEATHER = Message("user", "Hello"), Tool(Function("weather", None, {"type": "object", "properties": {}}))
+CALLED = Message("assistant", tool_calls=(ToolCall("a", FunctionCall("weather", "{}")),))
+AFTER_A_CALL = (HELLO, CALLED, Message("tool", "sunny", tool_call_id="a"))
+SONNET, HAIKU, OPUS, NEWEST = "claude-sonnet-4-5-20250929", "claude-haiku-4-5", "claude-opus-4-6", "claude-opus-5-5"
+
+models = st.sampled_from(sorted(GENERATIONS))
+numbers = {
+    "temperature": st.none() | st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    "top_p": st.none() | st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0]),
+}
+chats = st.builds(
+    ChatRequest,
+    model=st.just("asked"),
+    messages=st.sampled_from([(HELLO,), AFTER_A_CALL]),
+    max_completion_tokens=st.none() | st.sampled_from([1, 900, 1280, 2000, 4096]),
+    tools=st.just((WEATHER,)),
+    tool_choice=st.sampled_from([None, "auto", "none", "required", NamedTool(NamedFunction("weather"))]),
+    reasoning_effort=st.none() | st.sampled_from(["none", "minimal", "low", "medium", "high", "xhigh"]),
+    seed=st.none() | st.just(0),
+    presence_penalty=st.none() | st.sampled_from([0.0, 0.5]),
+    **numbers,
+)
+turns = st.sampled_from(
+    [
+        (Turn("user", "Hello"),),
+        (
+            Turn("user", "Hello"),
+            Turn("assistant", (TextBlock("Well."), ToolUseBlock("a", "weather", {}))),
+            Turn("user", (ToolResultBlock("a", "sunny"),)),
+        ),
+    ]
+)
+natives = st.builds(
+    MessagesRequest,
+    model=st.just("asked"),
+    messages=turns,
+    max_tokens=st.sampled_from([1, 1024, 1025, 4096]),
+    tools=st.just((MessageTool("weather", {"type": "object"}),)),
+    tool_choice=st.sampled_from([None, AutoChoice(), AnyChoice()]),
+    top_k=st.none() | st.just(5),
+    thinking=st.none()
+    | st.sampled_from([ThinkingAdaptive(), ThinkingDisabled(), ThinkingBetweenTools()])
+    | st.builds(ThinkingEnabled, st.sampled_from([1024, 4095, 31_999])),
+    output_config=st.none() | st.builds(OutputConfig, st.sampled_from(["low", "high", "xhigh", "max"])),
+    **numbers | {"temperature": st.none() | st.sampled_from([0.0, 1.0])},
+)
+
+
+def at(model: str) -> Target:
+    return replace(TARGET, model=replace(TARGET.model, upstream_model=model, max_output=4_096))
+
+
+def built(model: str, request: ChatRequest, native: MessagesRequest | None = None) -> UpstreamRequest:
+    return AnthropicFormat().build_request(asking(request, target=at(model), native=native))
+
+
+def told(model: str, **asked: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what goes out for a chat, and what the caller is told was left out."""
+    request = built(model, ChatRequest(model="asked", **{"messages": (HELLO,), **asked}))
+    return check_body(request.body), request.dropped
+
+
+@given(models, chats)
+@settings(max_examples=1500, deadline=None)
+def test_every_chat_is_one_that_the_model_takes(model: str, request: ChatRequest) -> None:
+    """Whatever is combined; only a call that must be made, where none can be forced, is refused by its name."""
+    try:
+        check_body(built(model, request).body)
+    except Unsayable as exc:
+        assert exc.param == "tool_choice" and not GENERATIONS[model].forced_tools
+
+
+@given(models, natives)
+@settings(max_examples=1500, deadline=None)
+def test_every_message_is_one_that_the_model_takes(model: str, native: MessagesRequest) -> None:
+    """A model of another generation than its caller wrote for is asked in its own way."""
+    try:
+        check_body(built(model, native.as_chat(), native).body)
+        counted = AnthropicFormat().build_count(_counting(native), at(model), None)
+        check_body(counted.body, is_count=True)
+    except Unsayable as exc:
+        assert exc.param == "tool_choice" and not GENERATIONS[model].forced_tools
+
+
+def _counting(native: MessagesRequest) -> CountRequest:
+    return CountRequest(**{name: getattr(native, name) for name in native.__struct_fields__})
+
+
+@pytest.mark.parametrize(
+    ("model", "effort", "thinking", "said"),
+    [
+        (SONNET, "low", {"type": "enabled", "budget_tokens": 2_048}, None),
+        (SONNET, "high", {"type": "enabled", "budget_tokens": 3_276}, None),  # four fifths of what there is
+        (SONNET, "none", None, None),
+        (HAIKU, "medium", {"type": "enabled", "budget_tokens": 3_276}, None),
+        (OPUS, "high", {"type": "adaptive"}, "high"),
+        (OPUS, "xhigh", {"type": "adaptive"}, "high"),  # the next below
+        (NEWEST, "xhigh", {"type": "adaptive"}, "xhigh"),
+        ("claude-sonnet-5", "none", {"type": "disabled"}, None),
+        ("claude-sonnet-5-5", "none", {"type": "between_tools"}, None),
+    ],
+)
+def test_an_effort_is_told_in_the_models_own_way(model: str, effort: Any, thinking: Any, said: str | None) -> None:
+    """A budget below the output limit up to 4.5, adaptive thinking with an effort from 4.6 on."""
+    body, dropped = told(model, reasoning_effort=effort)
+
+    assert (body.get("thinking"), body.get("output_config", {}).get("effort"), dropped) == (thinking, said, ())
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "left", "dropped"),
+    [
+        (SONNET, {"temperature": 0.2, "top_p": 0.5}, {"temperature": 0.2}, ("top_p",)),
+        (SONNET, {"top_p": 0.5}, {"top_p": 0.5}, ()),
+        ("claude-3-5-sonnet-20241022", {"temperature": 0.2, "top_p": 0.5}, {"temperature": 0.2, "top_p": 0.5}, ()),
+        (NEWEST, {"temperature": 0.2, "top_p": 0.5}, {}, ("temperature", "top_p")),
+        (NEWEST, {"temperature": 1, "top_p": 1}, {}, ()),
+        (SONNET, {"temperature": 0.2, "reasoning_effort": "low"}, {}, ("temperature",)),
+        (
+            SONNET,
+            {"seed": 7, "presence_penalty": 0.5, "verbosity": "low"},
+            {},
+            ("seed", "presence_penalty", "verbosity"),
+        ),
+        (SONNET, {"reasoning_effort": "high", "max_tokens": 1000}, {}, ("reasoning_effort",)),
+        ("claude-3-haiku-20240307", {"reasoning_effort": "high"}, {}, ("reasoning_effort",)),
+        (NEWEST, {"reasoning_effort": "none"}, {"output_config": {"effort": "low"}}, ("reasoning_effort",)),
+        (
+            OPUS,
+            {"reasoning_effort": "high", "tools": (WEATHER,), "tool_choice": "required"},
+            {"output_config": {"effort": "high"}, "tool_choice": {"type": "any"}},
+            ("reasoning_effort",),
+        ),
+        (SONNET, {"reasoning_effort": "low", "messages": AFTER_A_CALL}, {}, ("reasoning_effort",)),
+    ],
+    ids=str,
+)
+def test_what_is_left_out_is_told(model: str, asked: Any, left: Any, dropped: tuple[str, ...]) -> None:
+    """Of two that do not go together the one stays that says more of the answer."""
+    body, names = told(model, **asked)
+
+    wishes = {"temperature", "top_p", "output_config", "tool_choice"}
+    assert ({name: body[name] for name in wishes & body.keys()}, names) == (left, dropped)
+
+
+def test_a_budget_follows_a_limit_that_was_lowered() -> None:
+    """Claude Code asks for 31,999 tokens of thinking among 32,000; a model that gives fewer thinks within those."""
+    native = MessagesRequest(
+        model="asked", max_tokens=32_000, messages=(Turn("user", "Hi"),), thinking=ThinkingEnabled(31_999)
+    )
+    lowered = replace(native.as_chat(), max_tokens=None, max_completion_tokens=16_384)
+    body = check_body(built(SONNET, lowered, native).body)
+    tiny = check_body(built(SONNET, replace(lowered, max_completion_tokens=1024), native).body)
+
+    assert (body["max_tokens"], body["thinking"]["budget_tokens"]) == (16_384, 16_383)
+    assert "thinking" not in tiny
+
+
+@pytest.mark.parametrize(
+    ("tool", "beta"),
+    [
+        (MessageTool("bash", type="bash_20250124"), None),
+        (MessageTool("str_replace_based_edit_tool", type="text_editor_20250728", max_characters=9_000), None),
+        (
+            MessageTool("computer", type="computer_20250124", display_width_px=1024, display_height_px=768),
+            "computer-use-2025-01-24",
+        ),
+    ],
+    ids=lambda value: getattr(value, "type", None),
+)
+def test_tools_that_claude_was_trained_on_pass(tool: MessageTool, beta: str | None) -> None:
+    """As the caller described them, with the beta that each belongs to."""
+    native = MessagesRequest(model="asked", max_tokens=100, messages=(Turn("user", "Hi"),), tools=(tool,))
+    request = built(SONNET, native.as_chat(), native)
+    body = check_body(request.body, request.headers)
+
+    assert body["tools"][0]["type"] == tool.type
+    assert request.headers.get("anthropic-beta") == beta
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("claude-3-opus-20240229", 4_096),
+        ("claude-3-5-haiku-latest", 8_192),
+        ("anthropic.claude-opus-4-1-20250805-v1:0", 32_000),
+        ("anthropic/claude-sonnet-4.5", 64_000),
+        ("claude-opus-4-5@20251101", 64_000),
+        ("claude-mythos-preview", 128_000),
+        ("claude-sonnet-7", 128_000),
+        ("glm-4.6", None),
+    ],
+)
+def test_a_generation_is_read_from_a_name(name: str, most: int | None) -> None:
+    """Whichever cloud spells it; a Claude that is not known yet counts as the newest, and other makers' as unknown."""
+    assert rules_of(name).max_output == most
