@@ -204,17 +204,20 @@ def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
         headers.append((b"x-route-score", b"%.4f" % reply.route.verdict.score))
     if reply.dropped:
         headers.append((b"x-tollgate-dropped", names_of_fields(reply.dropped)))
-    limit = getattr(reply.call.request, "output_limit", None)
-    if limit is not None and limit > reply.target.model.max_output:
-        headers.append((b"x-tollgate-max-tokens", b"%d" % reply.target.model.max_output))
     if log.queued:
         headers.append((b"x-tollgate-queue-ms", b"%.3f" % (log.queued * 1000)))
-    if reply.call.fitted_output is not None:
-        headers.append((b"x-tollgate-max-tokens", b"%d" % reply.call.fitted_output))
+    if (limit := set_limit(reply)) is not None:
+        headers.append((b"x-tollgate-max-tokens", b"%d" % limit))
     limits = rate_limit_headers(reply.account.hold)
     if reply.call.endpoint == "messages":
         limits |= anthropic_limit_headers(reply.account.hold, reply.call.created_at)
     return headers + [(name.encode(), value.encode()) for name, value in limits.items()]
+
+
+def set_limit(reply: Reply) -> int | None:
+    """Return the output limit that the caller did not name: a budget's, or that of a model which says less."""
+    asked, most = getattr(reply.call.request, "output_limit", None), reply.target.model.max_output
+    return most if asked is not None and asked > most else reply.call.fitted_output
 
 
 def names_of_fields(names: Iterable[str]) -> bytes:

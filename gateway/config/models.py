@@ -13,6 +13,7 @@ from billing.prices import Price, PriceStep
 from gateway.config.fields import Faults, Fields, Read, complain, meant, shown
 from gateway.config.readers import dollars, integer, list_of, number, one_of, struct_of, text
 from gateway.config.tree import Fault, Node, join
+from gateway.known_outputs import longest_output
 from gateway.listed_models import ListedModel, NoPrice
 from gateway.price_library import listed_model
 from gateway.settings import ProviderSettings
@@ -41,7 +42,13 @@ def read_model(
     tiers = fields.get("tiers", list_of(one_of(*Tier), what="tiers", least=1), tuple(Tier))
     known_context = listed.context if isinstance(listed, ListedModel) else None
     context = fields.get("context", integer(1), known_context or DEFAULT_CONTEXT)
-    max_output = fields.get("max_output", integer(1), min(context, DEFAULT_MAX_OUTPUT))
+    known_output = None if own else longest_output(upstream)
+    max_output = fields.get("max_output", integer(1), min(context, known_output or DEFAULT_MAX_OUTPUT))
+    usual_output = max_output if fields.has("max_output") else min(max_output, DEFAULT_MAX_OUTPUT)
+    default_output = fields.get("default_output", integer(1), usual_output)
+    if default_output > max_output:
+        at = fields.node("default_output") or node
+        complain(at, faults, f"more than the {max_output} tokens of `max_output`")
     if max_output > context:
         complain(fields.node("max_output") or node, faults, f"more than the {context} tokens of `context`")
     if fields.has("gpu_hour") and provider is not None and not own:
@@ -53,6 +60,7 @@ def read_model(
         price=_price(fields, upstream, set(abilities) == {Ability.EMBEDDINGS}, listed, own=own),
         context=context,
         max_output=max_output,
+        default_output=default_output,
         abilities=frozenset(map(Ability, abilities)),
         tiers=frozenset(map(Tier, tiers)),
         weight=fields.get("weight", number(0, 1000, above=True), 1.0),

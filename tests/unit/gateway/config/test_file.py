@@ -78,6 +78,26 @@ def test_smallest_file_takes_the_defaults(tmp_path: Path) -> None:
     assert (settings.drain, settings.queue.wait, settings.journal_fsync) == (60.0, 10.0, "never")
 
 
+@pytest.mark.parametrize(
+    ("upstream", "most", "usual"),
+    [
+        ("claude-sonnet-4-5-20250929", 64_000, 16_384),
+        ("claude-opus-5-5", 128_000, 16_384),
+        ("claude-3-haiku-20240307", 4_096, 4_096),
+        ("gpt-4o", 16_384, 16_384),
+        ("gpt-4.1-mini", 32_768, 16_384),
+        ("gpt-5", 128_000, 16_384),
+        ("o3", 100_000, 16_384),
+    ],
+)
+def test_a_well_known_models_longest_answer_is_known(tmp_path: Path, upstream: str, most: int, usual: int) -> None:
+    """A caller may ask for all of it; one that names no limit is sent, and held, with less."""
+    models = f"models: {{known: {{provider: openai, upstream_model: {upstream}}}}}"
+    model = load(tmp_path, HEAD[: HEAD.index("models:")] + models).models["known"]
+
+    assert (model.max_output, model.usual_output) == (most, usual)
+
+
 def test_replicas_of_our_own_are_given_up_sooner_where_another_can_go_on(tmp_path: Path) -> None:
     """Unless the file says otherwise; what else it says of timeouts changes nothing about that."""
     two = "[{region: a, base_url: 'http://gpu-0/v1'}, {region: b, base_url: 'http://gpu-1/v1'}]"
@@ -129,6 +149,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
                 - {above: 500, input: 1, cached_input: 1, cache_write: 1, output: 1, reasoning: 1}
             context: 1000
             max_output: 100
+            default_output: 50
             abilities: [chat, vision]
             tiers: [batch]
             weight: 2
@@ -186,7 +207,8 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         batch_discount=1.0,  # an ordinary call, as far as its provider knows
     )
     assert settings.models["llama"].price.batch_discount == 0.25
-    assert (model.upstream_model, model.context, model.max_output, model.weight) == ("gpt-4o-2024-08-06", 1000, 100, 2)
+    assert (model.upstream_model, model.context, model.weight) == ("gpt-4o-2024-08-06", 1000, 2)
+    assert (model.max_output, model.usual_output) == (100, 50)
     assert (model.abilities, model.tiers) == ({Ability.CHAT, Ability.VISION}, {Tier.BATCH})
     assert model.note == "an example"
     assert settings.models["llama"].gpu_hour_nanousd == to_nano("3.5")
@@ -294,6 +316,7 @@ MODEL_FAULTS = [
     ("{provider: own, price: {input: 1, output: 1, outptu: 1}}", "price.outptu", "did you mean `output`?"),
     ("{provider: openai, upstream_model: gpt-4o, prise: {}}", "prise", "did you mean `price`?"),
     ("{provider: openai, upstream_model: gpt-4o, context: 10, max_output: 11}", "max_output", "`context`"),
+    ("{provider: openai, upstream_model: gpt-4o, max_output: 9, default_output: 10}", "default_output", "`max_output`"),
     ("{provider: openai, upstream_model: gpt-4o, abilities: [chat, talk]}", "abilities[1]", "found the text 'talk'"),
     ("{provider: openai, upstream_model: gpt-4o, tiers: [slow]}", "tiers[0]", "interactive, batch"),
     ("{provider: openai, upstream_model: gpt-4o, batch_discount: 0}", "batch_discount", "above 0"),
