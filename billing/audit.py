@@ -10,6 +10,7 @@ from msgspec import Struct
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.cut_off import owners_cut_off, wait_for_reports
 from billing.edges import Database
 from billing.holds import Sums
 from billing.ids import day_number
@@ -64,22 +65,34 @@ async def audit(database: Database, quotas: Quotas, day: date) -> list[Differenc
 
     Ledger and statements are read in one snapshot. A team or key whose figures stand still is compared with its
     counters whole; a team whose figures move is compared at the flushed watermark: calls from before it are all in the
-    ledger and settled. Counters that Redis no longer has, lost while we looked, or began after the watermark, are left
+    ledger and settled. So is every team while an owner is cut off; while one has calls to settle, counters are not
+    compared at all. Counters that Redis no longer has, lost while we looked, or began after the watermark, are left
     out.
     """
     async with database.begin() as connection:
         differences = await compare_statements(connection, day)
     views = await _lasting(lambda books: _look_whole(database, quotas, day, books))
-    moving = [book for book, seen in views.items() if len(set(seen)) > 1 or any(view.is_busy for view in seen)]
+    if any(map(_stands_still, views.values())):
+        cut_off, differing = await wait_for_reports(database), list(views)
+        views = await _lasting(lambda books: _look_whole(database, quotas, day, books or differing))
+    else:
+        cut_off = await owners_cut_off(database)
+    moving = [book for book, seen in views.items() if cut_off or not _stands_still(seen)]
     still = {book: seen[-1].pair for book, seen in views.items() if book not in moving}
     differences += _differences_in(day, still)
     teams = [book for book in moving if book[1] is None]
-    before = await flushed_before(database) if teams else None
+    may_compare = teams and not any(owner.unsettled for owner in cut_off)
+    before = await flushed_before(database) if may_compare else None
     if before is not None:
         views = await _lasting(lambda books: _look_before(database, quotas, day, before, books or teams))
         seen_before = {book: seen[-1].pair for book, seen in views.items()}
         differences += _differences_in(day, seen_before, f"{BEFORE}{datetime.fromtimestamp(before, UTC):%H:%M}")
     return differences
+
+
+def _stands_still(seen: Sequence[View]) -> bool:
+    """Whether the figures of a book were the same at each look, and none of its calls ran."""
+    return len(set(seen)) == 1 and not seen[-1].is_busy
 
 
 async def flushed_before(database: Database) -> float | None:

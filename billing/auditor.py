@@ -11,6 +11,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from billing.audit import BEFORE, Difference, audit
+from billing.cut_off import owners_cut_off
 from billing.edges import Clock, Database
 from billing.quotas import Quotas
 from billing.store_errors import STORES_AWAY
@@ -60,6 +61,8 @@ class Auditor:
             await asyncio.sleep(CONFIRM_AFTER)
             before = {_figure(one) for one in differences}
             differences = [one for one in await self._compare() if _figure(one) in before]
+        for owner in await owners_cut_off(self._database):
+            log.warning("books_not_compared", owner=owner.owner, carried=str(owner.carried), seen=str(owner.seen))
         for one in differences:
             log.error("books_differ", **{name: str(getattr(one, name)) for name in one.__struct_fields__})
         counters = sum(one.counters is not None for one in differences)

@@ -13,12 +13,15 @@ import pytest
 import typer
 from redis.asyncio import Redis
 from sqlalchemy import text
+from structlog.testing import capture_logs
 
 from billing import audit as audit_module
-from billing import auditor
+from billing import auditor, cut_off
+from billing import flusher as flusher_module
 from billing.audit import Difference, audit, flushed_before
 from billing.auditor import Auditor, Found
 from billing.corrections import Correction, add_correction
+from billing.cut_off import owners_cut_off
 from billing.flusher import Flusher
 from billing.holds import Hold, HoldRequest, Leg, Limits, Scope, Settlement
 from billing.ids import day_of
@@ -33,6 +36,9 @@ from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 from tests.support.house import settings_for
+from tests.support.owners import open_owner
+from tests.support.redis_proxy import Way, redis_proxy
+from tests.support.servers import execute
 
 TEAMS = ("team_a", "team_b")
 
@@ -108,6 +114,9 @@ class House:
 async def house(database: Database, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
     """A house that has had calls ten minutes ago and a correction since."""
     monkeypatch.setattr(audit_module, "PAUSE", 0.05)
+    monkeypatch.setattr(cut_off, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(cut_off, "OVERDUE", 1.0)
+    monkeypatch.setattr(flusher_module, "REPORT_EVERY", 0.3)
     house = House(database, redis, tmp_path)
     async with database.begin() as connection:
         for team_id in TEAMS:
@@ -138,6 +147,24 @@ async def correct(house: House) -> None:
         await add_correction(connection, correction)
     day = day_of(house.older.new_id())
     await house.quotas.correct(correction.count_id, "team_a", None, day, 0, -250)
+
+
+async def was_cut_off(house: House) -> None:
+    """Let the house's flusher be one that carried everything and was last seen a minute and a half ago."""
+    await house.flusher.report()
+    async with house.database.begin() as connection:
+        await connection.execute(text("UPDATE flushers SET seen_at = seen_at - interval '90 s', watermark = now()"))
+
+
+async def lose_last_call(house: House) -> None:
+    """Take the last call, which is team_b's, out of the ledger and the statements; the counters keep it."""
+    async with house.database.begin() as connection:
+        latest = "SELECT max(request_id::text)::uuid FROM usage_records"
+        await connection.execute(text(f"DELETE FROM usage_records WHERE request_id = ({latest})"))
+        await connection.execute(text("UPDATE usage_daily SET calls = calls - 1, cost_nanousd = cost_nanousd - 400000,"
+                                      " input_tokens = input_tokens - 100, output_tokens = output_tokens - 20,"
+                                      " cached_input_tokens = cached_input_tokens - 40 WHERE team_id = 'team_b'"
+                                      " AND day = (SELECT max(day) FROM usage_daily)"))  # fmt: skip
 
 
 async def test_a_busy_house_shows_no_difference(house: House) -> None:
@@ -201,13 +228,7 @@ async def test_a_quiet_house_is_compared_to_the_last_call(house: House) -> None:
         pass
     assert await house.audit() == []
 
-    async with house.database.begin() as connection:
-        latest = "SELECT max(request_id::text)::uuid FROM usage_records"
-        await connection.execute(text(f"DELETE FROM usage_records WHERE request_id = ({latest})"))
-        await connection.execute(text("UPDATE usage_daily SET calls = calls - 1, cost_nanousd = cost_nanousd - 400000,"
-                                      " input_tokens = input_tokens - 100, output_tokens = output_tokens - 20,"
-                                      " cached_input_tokens = cached_input_tokens - 40 WHERE team_id = 'team_b'"
-                                      " AND day = (SELECT max(day) FROM usage_daily)"))  # fmt: skip
+    await lose_last_call(house)
     found = await house.audit()
 
     day_differences = {one.quantity: (one.counters or 0) - one.ledger for one in found if one.where == "day"}
@@ -297,6 +318,77 @@ async def test_what_agrees_at_the_second_look_is_no_finding(
 
     assert [len(each) for each in found] == [0, 1, 0, 0]  # yesterday and today, twice
     assert (one.found.statements, one.found.counters) == (0, 0)
+
+
+async def test_a_call_that_only_a_cut_off_owner_can_flush_is_no_difference(
+    house: House, database: Database, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settled, and in the journal of a gateway that has lost Postgres: its last calls cannot be compared yet."""
+    monkeypatch.setattr(auditor, "CONFIRM_AFTER", 0.1)
+    await was_cut_off(house)
+    await house.call("team_a", house.clock)  # and no flush
+    one = Auditor(database, redis, house.quotas, house.clock)
+    with capture_logs() as logged:
+        await one.audit_once()
+
+    assert (one.found.statements, one.found.counters) == (0, 0)
+    assert {line["owner"] for line in logged if line["event"] == "books_not_compared"} == {house.flusher.id}
+    while await house.flusher.flush_once():
+        pass
+    await house.flusher.report()
+    assert (await house.audit(), await owners_cut_off(database)) == ([], [])
+
+
+async def test_a_call_that_only_a_cut_off_owner_can_settle_is_no_difference(
+    house: House, database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    """In the ledger, and unsettled by a gateway that has lost Redis: compared again as soon as that has told it."""
+    async with redis_proxy(redis_url) as proxy:
+        owner = await open_owner(tmp_path / "cut", database, proxy.url)
+        try:
+            proxy.turn(Way.CUT)
+            account = await owner.begin(owner.ask())  # held without Redis, which hears nothing of it
+            owner.close(account)
+            await account.settle()
+            while owner.flusher.backlog:
+                await asyncio.sleep(0.02)
+            found, cut = await house.audit(), await owners_cut_off(database)
+            proxy.turn(Way.OPEN)
+            async with asyncio.timeout(20):
+                while await owners_cut_off(database):
+                    await asyncio.sleep(0.1)
+            assert await house.audit() == []
+        finally:
+            await owner.stop()
+
+    assert found == []
+    assert [(one.owner, one.unsettled > 0) for one in cut] == [(owner.flusher.id, True)]
+
+
+async def test_an_owner_that_is_cut_off_hides_no_older_difference(house: House) -> None:
+    """What was lost of calls that it had carried before is found, at the watermark that it has reached."""
+    await was_cut_off(house)
+    day = house.older.today()
+    await lose_last_call(house)
+    found = [one for one in await house.audit() if one.day == day]
+
+    assert {(one.team_id, one.quantity, (one.counters or 0) - one.ledger) for one in found} >= {
+        ("team_b", "cost_nanousd", 400_000),
+        ("team_b", "tokens", 120),
+    }
+    assert all(" before " in one.where for one in found)
+
+
+def test_the_command_tells_who_is_cut_off(
+    database_url: str, redis_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing differs, as far as it can be compared: exit 0, and a table of the owners whose last calls cannot be."""
+    asyncio.run(execute(database_url, "INSERT INTO flushers VALUES ('host:7', now(), 3, now() - interval '90 s')"))
+
+    code = run_audit(settings_for(database_url, redis_url, "http://x", tmp_path), None)
+
+    told = capsys.readouterr().out
+    assert code == 0 and "host:7" in told and "as far as they can be compared" in told
 
 
 def test_an_audit_that_reaches_no_house_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
