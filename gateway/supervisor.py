@@ -18,6 +18,7 @@ from gateway.processes import descendants_of
 FIRST_DELAY = 0.1  # seconds before a child that died is started again
 LONGEST_DELAY = 5.0
 HURRY = 3.0  # seconds that children have to end when asked twice
+LOOK_EVERY = 2.0  # seconds between looks whether a child is spent
 STEADY_AFTER = 10.0  # seconds; a child that lived this long has a clean record
 
 
@@ -42,15 +43,17 @@ class Child:
     stop_signal: signal.Signals = signal.SIGTERM
     patience: float = 10.0  # seconds between the stop signal and SIGKILL
     lists_descendants: bool = True
+    is_spent: Callable[[], bool] | None = None  # looked at now and then: it runs, but is of no use any more
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0  # monotonic seconds
     restart_at: float | None = None
+    looked_at: float = 0.0  # monotonic seconds
     deaths: int = 0  # in a row, each soon after its start
 
     def start(self) -> None:
         """Start the process."""
         self.process = self.launch()
-        self.started_at = time.monotonic()
+        self.started_at = self.looked_at = time.monotonic()
         self.restart_at = None
 
     def pids(self) -> list[int]:
@@ -115,9 +118,10 @@ class Supervisor:
         return self.stop_signals | {signal.SIGCHLD}
 
     def tend(self) -> None:
-        """Start again what has died and waited long enough."""
+        """Start again what has died and waited long enough, and end what is spent, so that it is started again."""
         now = time.monotonic()
         for child in self.children:
+            self._end_if_spent(child, now)
             if child.restart_at is None and child.process is not None and child.process.poll() is not None:
                 child.deaths = child.deaths + 1 if now - child.started_at < STEADY_AFTER else 0
                 delay = restart_delay(child.deaths)
@@ -126,6 +130,14 @@ class Supervisor:
             if child.restart_at is not None and now >= child.restart_at:
                 child.start()
         self.note_pids()
+
+    def _end_if_spent(self, child: Child, now: float) -> None:
+        if child.is_spent is None or child.restart_at is not None or now - child.looked_at < LOOK_EVERY:
+            return
+        child.looked_at = now
+        if child.is_spent():
+            self.say(f"{child.role} is spent; ending it, so that it starts again")
+            _send(child, child.stop_signal)
 
     def note_pids(self) -> None:
         """Report the living pids if they are others than last time."""

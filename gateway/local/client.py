@@ -26,6 +26,14 @@ class HouseClient:
         """Return whether the engine can take work."""
         return self._status("/health") == 200
 
+    def is_drained(self, secret: str) -> bool:
+        """Return whether the engine takes nothing any more and has finished what it took."""
+        try:
+            status, load = self._ask("GET", "/load", secret, timeout=1.0)
+        except (OSError, http.client.HTTPException):
+            return False
+        return status == 200 and load["status"] == "draining" and load["running"] == load["queue_depth"] == 0
+
     def accepts(self, team_key: str) -> bool:
         """Return whether the gateway knows the key."""
         return self._status("/v1/models", team_key) == 200

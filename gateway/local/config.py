@@ -32,16 +32,19 @@ class HouseSecrets(msgspec.Struct):
     key_pepper: str
     team_key: str | None = None  # known once the house has run for the first time
     engine_port: int | None = None
+    engine_secret: str = ""  # what the engine demands: else any web page could have the browser call it
 
     @classmethod
     def load(cls, path: Path) -> HouseSecrets:
         """Return the secrets at ``path``; make them if there are none."""
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
+            known = msgspec.json.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
-            made = cls(new_admin_key(), secrets.token_urlsafe(32))
-            made.save(path)
-            return made
+            known = cls(new_admin_key(), secrets.token_urlsafe(32))
+        if not known.engine_secret:
+            known.engine_secret = secrets.token_urlsafe(32)
+            known.save(path)
+        return known
 
     def save(self, path: Path) -> None:
         """Write them, readable by their owner alone."""
@@ -86,6 +89,7 @@ def house_config(
             provider: {
                 "format": "openai",
                 "self_hosted": True,
+                "api_keys": [known.engine_secret],
                 "endpoints": [{"region": "local", "base_url": f"{engine_url}/v1"}],
             }
         },

@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -38,6 +39,7 @@ from gateway.supervisor import Child, StartFailed, StopRequested, Supervisor
 from protocol.listening import open_socket
 
 CHECKPOINT = Path(__file__).resolve().parents[2] / "gpu_backend" / "demo_model" / "checkpoint"
+ENGINE_SECRET = "TOLLGATE_ENGINE_SECRET"  # the variable in which the engine is told its secret
 START_WITHIN = 60.0  # seconds; a busy laptop takes a tenth of it
 ROLES = ("gateway", "worker", "engine", "postgres", "redis")
 STOP_ORDER = (("gateway", "worker"), ("engine",), ("postgres", "redis"))
@@ -194,26 +196,37 @@ class House:
     def _start_engine(self, port: int) -> None:
         command: list[str | Path] = [sys.executable, "-m", "gpu_backend", "--model", CHECKPOINT]
         command += ["--served-model-name", DEMO_MODEL, "--port", str(port), "--device", "cpu"]
-        self._start_child("engine", command)
+        engine, secret = HouseClient(port), self.known.engine_secret
+        # Anything on this machine that has the secret may drain it, and then it answers nothing for ever.
+        self._start_child(
+            "engine", command, environment={ENGINE_SECRET: secret}, is_spent=lambda: engine.is_drained(secret)
+        )
 
     def _start(self, role: str, command: str, pass_fds: tuple[int, ...] = ()) -> None:
         words: list[str | Path] = [sys.executable, "-m", "gateway.cli", command, "--config", self.folder.settings]
         words += [word for fd in pass_fds for word in ("--fd", str(fd))]
         self._start_child(role, words, pass_fds)
 
-    def _start_child(self, role: str, command: list[str | Path], pass_fds: tuple[int, ...] = ()) -> None:
+    def _start_child(
+        self,
+        role: str,
+        command: list[str | Path],
+        pass_fds: tuple[int, ...] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+        is_spent: Callable[[], bool] | None = None,
+    ) -> None:
         def launch() -> subprocess.Popen[bytes]:
             # Who reads our settings file is told of changes by SIGHUP, which would kill before it listens.
             blocked = (signal.SIGHUP,) if role in ("gateway", "worker") else ()
             return spawn(
                 command,
                 log=self.folder.log(role),
-                env=self.environment,
+                env={**self.environment, **environment},
                 pass_fds=(self.lock, *pass_fds),
                 blocked=blocked,
             )
 
-        self.supervisor.start(Child(role, launch, patience=DRAIN + TIDY_UP))
+        self.supervisor.start(Child(role, launch, patience=DRAIN + TIDY_UP, is_spent=is_spent))
 
     def _start_migration(self) -> None:
         """Let `tollgate migrate` load while Postgres comes up; it waits for it."""

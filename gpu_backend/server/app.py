@@ -16,8 +16,9 @@ from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 
 from gpu_backend.server import chat, completions, embeddings, operations
-from gpu_backend.server.errors import EngineFailed, InvalidKey, MethodNotAllowed, UnknownUrl
+from gpu_backend.server.errors import EngineFailed, ForeignPage, InvalidKey, MethodNotAllowed, UnknownUrl
 from gpu_backend.server.front import Front, front_of, request_id_of
+from gpu_backend.server.settings import FrontSettings, is_loopback
 from gpu_backend.server.wire import encode
 from protocol.errors import ServiceError, TooLarge
 
@@ -43,7 +44,7 @@ def create_app(front: Front) -> Litestar:
             handler for module in (chat, completions, embeddings, operations) for handler in module.handlers
         ],
         lifespan=[lifespan],
-        guards=[require_key],
+        guards=[refuse_pages, require_key],
         exception_handlers={Exception: render_error},
         request_max_body_size=LARGEST_BODY,
         openapi_config=None,
@@ -59,14 +60,42 @@ class _Litestar(Litestar):
         return [*plugins, MsgspecDIPlugin()]
 
 
+def refuse_pages(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """Refuse what a web page of another site has a browser on this machine send.
+
+    A browser names the page's site in Origin, and in Host where that site's name leads to this machine (DNS rebinding).
+    A secret keeps such pages out, too; without one the engine listens on loopback alone, under names of its own.
+    """
+    origin, host = (connection.headers.get(name) for name in ("origin", "host"))
+    if origin is not None and not is_loopback(_host_of(origin.rpartition("://")[2])):
+        raise ForeignPage("This engine answers no page of another site. Call it from a program, or through a gateway.")
+    if host and not front_settings(connection).api_key and not is_loopback(_host_of(host)):
+        raise ForeignPage(
+            f"This engine has no secret and answers to names of this machine alone, such as 127.0.0.1: {host[:100]!r}."
+        )
+
+
+def _host_of(authority: str) -> str:
+    """Return the host of ``host:port``, ``[IPv6]:port`` or either without a port."""
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0]
+    return authority.partition(":")[0].lower()
+
+
 def require_key(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """Let a request pass if it carries the engine's secret, or if there is none. /health is open to all."""
-    secret = connection.app.state.front.settings.api_key
+    secret = front_settings(connection).api_key
     if not secret or handler.opt.get("is_open"):
         return
     scheme, _, given = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), secret.encode()):
         raise InvalidKey("This engine demands its secret as 'Authorization: Bearer …'.")
+
+
+def front_settings(connection: ASGIConnection[Any, Any, Any, Any]) -> FrontSettings:
+    """Return the settings of the front that serves ``connection``."""
+    front: Front = connection.app.state.front
+    return front.settings
 
 
 def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:

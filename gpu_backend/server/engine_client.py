@@ -166,7 +166,7 @@ class EngineClient:
             case EngineState.STARTING:
                 raise Overloaded("The engine is loading its model. Try again soon.")
             case EngineState.DRAINING:
-                raise Overloaded("This engine is draining. Send the request to another replica.", retry_after=30)
+                raise Overloaded("This engine is draining. Send the request to another replica.", retry_after=5)
             case EngineState.FAILED:
                 raise Overloaded("The engine failed and is not coming back.", retry_after=30)
 

@@ -2,6 +2,7 @@
 #
 #   ServiceError
 #   ├── InvalidKey               401  invalid_api_key
+#   ├── ForeignPage              403  foreign_page
 #   ├── ModelNotFound            404  model_not_found
 #   ├── UnknownUrl               404  unknown_url
 #   ├── MethodNotAllowed         405  method_not_supported
@@ -22,6 +23,14 @@ class InvalidKey(ServiceError):
     status = 401
     type = "invalid_request_error"
     code = "invalid_api_key"
+
+
+class ForeignPage(ServiceError):
+    """A web page has a browser send the request."""
+
+    status = 403
+    type = "invalid_request_error"
+    code = "foreign_page"
 
 
 class ModelNotFound(NotFound):

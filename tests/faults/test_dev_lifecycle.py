@@ -221,6 +221,31 @@ def test_a_child_that_dies_is_started_again(house: DevHouse) -> None:
         until(lambda: answers(house))
 
 
+def test_the_engine_answers_the_house_and_no_web_page(house: DevHouse) -> None:
+    """A browser on this machine can reach it, so any page could have it drain: it demands the house's secret, and knows
+    a page that has a name of its own lead here."""
+    page = {"origin": "https://evil.example", "content-type": "text/plain"}
+    rebound = {"origin": "http://evil.example:8100", "host": "evil.example:8100"}
+    with httpx.Client(base_url=house.facts["engine_url"]) as engine:
+        statuses = [engine.post("/drain", headers=headers).status_code for headers in ({}, page, rebound)]
+        statuses.append(engine.post("/drain", headers=page | house.engine).status_code)
+        state = engine.get("/load", headers=house.engine).json()["status"]
+
+    assert statuses == [401, 403, 403, 403]
+    assert state == "active"
+
+
+@pytest.mark.timeout(120)
+def test_an_engine_that_was_drained_is_started_again(house: DevHouse) -> None:
+    """Nothing else would ever take its place: the house answers again by itself."""
+    old = house.pids()["engine"]
+    httpx.post(f"{house.facts['engine_url']}/drain", headers=house.engine).raise_for_status()
+
+    assert house.ask(timeout=10.0).status_code == 503
+    until(lambda: other_pids(house, "engine", old))
+    until(lambda: answers(house))
+
+
 def other_pids(house: DevHouse, role: str, old: list[int]) -> list[int]:
     new = house.pids()[role]
     return new if len(new) == len(old) and not set(new) & set(old) else []

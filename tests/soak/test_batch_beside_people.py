@@ -38,7 +38,8 @@ def test_people_wait_as_many_steps_beside_a_batch_as_without(tmp_path: Path) -> 
     try:
         facts = house.start()
         with httpx.Client(base_url=facts["url"], headers=house.team, timeout=120) as client:
-            measured = measure(client, facts["engine_url"])
+            with httpx.Client(base_url=facts["engine_url"], headers=house.engine) as engine:
+                measured = measure(client, engine)
         assert house.end(signal.SIGTERM) == 0
     finally:
         house.clean_up()
@@ -48,12 +49,12 @@ def test_people_wait_as_many_steps_beside_a_batch_as_without(tmp_path: Path) -> 
     assert quantile(measured["with"], 0.9) <= quantile(measured["without"], 0.9) + 2
 
 
-def measure(client: httpx.Client, engine_url: str) -> dict[str, Any]:
+def measure(client: httpx.Client, engine: httpx.Client) -> dict[str, Any]:
     """Have people ask without a batch, and with one; return the steps that they and the batch waited."""
     ask(client, 0)  # whatever is loaded on first use is loaded now
-    before = steps_of(engine_url, "interactive")
+    before = steps_of(engine, "interactive")
     people(client, lambda asked: asked < CALLS)
-    between = steps_of(engine_url, "interactive")
+    between = steps_of(engine, "interactive")
     requests = [{"custom_id": f"line-{n}", "body": body(n, max_tokens=32)} for n in range(LINES)]
     started = time.monotonic()
     batch_id = client.post("/v1/batch", json={"requests": requests}).raise_for_status().json()["batch_id"]
@@ -69,8 +70,8 @@ def measure(client: httpx.Client, engine_url: str) -> dict[str, Any]:
         "asked": asked,
         "seconds": time.monotonic() - started,
         "without": between - before,
-        "with": steps_of(engine_url, "interactive") - between,
-        "lines": steps_of(engine_url, "batch"),
+        "with": steps_of(engine, "interactive") - between,
+        "lines": steps_of(engine, "batch"),
     }
 
 
@@ -96,9 +97,9 @@ def body(number: int, **more: Any) -> dict[str, Any]:
     return {"model": "tollgate-demo", "messages": [{"role": "user", "content": text}], **more}
 
 
-def steps_of(engine_url: str, tier: str) -> Counter[float]:
+def steps_of(engine: httpx.Client, tier: str) -> Counter[float]:
     """Return how many calls of a tier waited up to so many steps, but more than the bound before."""
-    found = BUCKET.findall(httpx.get(f"{engine_url}/metrics").raise_for_status().text)
+    found = BUCKET.findall(engine.get("/metrics").raise_for_status().text)
     counts, below = Counter[float](), 0.0
     for bound, of_tier, count in found:
         if of_tier == tier:

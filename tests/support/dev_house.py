@@ -68,6 +68,12 @@ class DevHouse:
         self.process.send_signal(number)
         return self.process.wait(40)
 
+    @property
+    def engine(self) -> dict[str, str]:
+        """The headers of one who may call the engine."""
+        secret = json.loads((self.data_dir / "secrets.json").read_bytes())["engine_secret"]
+        return {"authorization": f"Bearer {secret}"}
+
     def pids(self) -> dict[str, list[int]]:
         """Return what pids.json says now."""
         return dict(json.loads((self.data_dir / "pids.json").read_bytes()))

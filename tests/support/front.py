@@ -19,6 +19,7 @@ from gpu_backend.server.checkpoint import load_checkpoint
 from gpu_backend.server.engine_client import EngineClient, EngineState
 from gpu_backend.server.front import build_front
 from gpu_backend.server.settings import FrontSettings
+from protocol.http_server import HttpProtocol
 from tests.support.fake_engine import FakeEngine
 from tests.support.waiting import until
 
@@ -64,7 +65,9 @@ def running_front(
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", port))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1))
+        server = uvicorn.Server(
+            uvicorn.Config(app, http=HttpProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         until(lambda: server.started or not thread.is_alive())

@@ -13,7 +13,7 @@ from gateway.config.file import load_settings
 from gateway.config.tree import ConfigFaults, Fault, Node, Scalar, Section, read_tree, tree_of
 from gateway.local.config import HouseSecrets, house_config, joined, read_config_file, text_at, to_yaml
 
-KNOWN = HouseSecrets("tgadmin-x-of-the-house", "pepper of the house here")
+KNOWN = HouseSecrets("tgadmin-x-of-the-house", "pepper of the house here", engine_secret="secret of the engine")
 
 
 @pytest.fixture
@@ -40,6 +40,7 @@ def test_the_house_without_a_file_is_a_whole_configuration(checkpoint: Path, tmp
     assert settings.admin_keys == ("tgadmin-x-of-the-house",)
     assert settings.data_dir == checkpoint / "data"
     assert settings.providers[model.provider].self_hosted
+    assert settings.providers[model.provider].api_keys == ("secret of the engine",)
     assert (model.price.input, model.price.output, model.context) == (50_000_000, 100_000_000, 1024)
     assert settings.auto["auto"].small == settings.auto["auto"].large == ("tollgate-demo",)
 
@@ -92,6 +93,17 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
     assert first == second
     assert first.admin_key.startswith("tgadmin-")
     assert path.stat().st_mode & 0o777 == 0o600
+    assert len(first.engine_secret) == 43
+
+
+def test_secrets_of_an_older_house_are_kept_and_joined(tmp_path: Path) -> None:
+    """A house from before the engine had a secret gets one, and keeps its keys."""
+    path = tmp_path / "secrets.json"
+    path.write_text('{"admin_key": "tgadmin-a", "key_pepper": "p", "team_key": "tg-t", "engine_port": 7}')
+    first, second = HouseSecrets.load(path), HouseSecrets.load(path)
+
+    assert (first.admin_key, first.team_key, first.engine_port) == ("tgadmin-a", "tg-t", 7)
+    assert first.engine_secret == second.engine_secret != ""
 
 
 def test_text_at_finds_texts_only() -> None:

@@ -73,6 +73,30 @@ def test_a_dead_child_is_started_again_and_its_pids_reported(supervisor: Supervi
     assert heard[-1] == {"sleeper": child.pids()}
 
 
+def test_a_spent_child_is_ended_and_started_again(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs, but is of no use any more; the one that takes its place is looked at afresh."""
+    monkeypatch.setattr("gateway.supervisor.LOOK_EVERY", 0.0)
+    spent: list[int] = []
+    child = Child("sleeper", launcher(tmp_path / "log"), is_spent=lambda: child.pids() == spent)
+    supervisor.start(child)
+    wait_for(tmp_path / "log")
+    supervisor.tend()
+    first = child.pids()
+    spent = first
+
+    def is_replaced() -> bool:
+        supervisor.tend()
+        return child.pids() not in ([], first)
+
+    until(is_replaced)
+    second = child.pids()
+    supervisor.tend()
+
+    assert first != second == child.pids()
+
+
 def test_a_signal_asks_for_the_end(supervisor: Supervisor) -> None:
     """SIGTERM is not lost while nobody waits: the next pause raises."""
     signal_myself(signal.SIGTERM)

@@ -85,7 +85,7 @@ def test_a_client_that_leaves_is_noticed(engine: FakeEngine, url: str, more: dic
     host, port = url.removeprefix("http://").split(":")
     body = json.dumps({**CHAT, **more}).encode()
     with socket.create_connection((host, int(port)), timeout=5) as connection:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         generate = engine.process.wait_for(lambda command: isinstance(command, Generate))
         if more:
