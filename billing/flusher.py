@@ -96,9 +96,9 @@ class Flusher:
         return self._journal.oldest is not None
 
     @property
-    def set_aside(self) -> int:
+    def quarantined(self) -> int:
         """Files of the journal folder that are kept for people."""
-        return self._journal.set_aside
+        return self._journal.quarantined
 
     @property
     def damaged(self) -> int:

@@ -89,9 +89,9 @@ class Journal:
         segment.calls[record.request_id] = promise
         self._open[record.request_id] = segment
 
-    def check(self) -> Literal["ok", "full", "not writable", "set aside"]:
+    def check(self) -> Literal["ok", "full", "not writable", "quarantined"]:
         """Say whether the next call could be opened, by making the room that it would use and writing there; and
-        whether files were set aside that people have yet to see."""
+        whether files are in quarantine."""
         try:
             self._segment_for(2 * CLOSE_ROOM).probe()
         except OSError as exc:
@@ -99,7 +99,7 @@ class Journal:
         except JournalFull as exc:
             cause = exc.__cause__
         else:
-            return "set aside" if self.set_aside else "ok"
+            return "quarantined" if self.quarantined else "ok"
         is_full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         return "full" if is_full else "not writable"
 
@@ -140,7 +140,7 @@ class Journal:
                 settled = settle_segment(segment)
             except msgspec.DecodeError as exc:
                 log.error("journal_unreadable", path=str(segment.path), error=str(exc))
-                segment.set_aside(UNREADABLE)
+                segment.quarantine(UNREADABLE)
                 self.damaged += 1
                 continue
             except OSError as exc:
@@ -201,8 +201,8 @@ class Journal:
             self._forget(segment, some)
 
     def quarantine(self, refused: Iterable[Closed]) -> None:
-        """Let go of calls that the ledger refuses because they are too old. Their segments are set aside once all else
-        in them is flushed; what the disk did not take is put aside as rejected."""
+        """Let go of calls that the ledger refuses because they are too old. Their segments are kept once all else in
+        them is flushed; what the disk did not take is put aside as rejected."""
         calls: dict[Segment, list[Closed]] = defaultdict(list)
         for closed in refused:
             if closed.segment is None or closed.place is None:
@@ -222,7 +222,7 @@ class Journal:
         return path
 
     @property
-    def set_aside(self) -> int:
+    def quarantined(self) -> int:
         """Files kept for people: with damage, with calls too old for the ledger, or with records that it refuses."""
         try:
             names = [path.name for path in self.directory.iterdir()]

@@ -75,8 +75,8 @@ class Segment:
         self.size = size  # bytes reserved on disk
         self.sync = sync
         self.promised = 0
-        self.gaps = 0  # places where what was written cannot be read; such a file is not deleted but set aside
-        self.is_too_old = False  # the ledger refuses calls of it; such a file is not deleted but set aside
+        self.gaps = 0  # places where what was written cannot be read; such a file is not deleted but quarantined
+        self.is_too_old = False  # the ledger refuses calls of it; such a file is not deleted but quarantined
         self.is_adopted = False  # it was another process's
         self.calls: dict[str, int] = {}  # calls without a close in the file -> bytes promised to it
         self.waiting = Waiting()
@@ -120,7 +120,7 @@ class Segment:
 
     @classmethod
     def look(cls, path: Path) -> Segment:
-        """Open a segment that was set aside, to read it only. ``OSError`` when it cannot be."""
+        """Open a quarantined segment, to read it only. ``OSError`` when it cannot be."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         return cls(path, fd, end=0, size=os.fstat(fd).st_size)
 
@@ -202,15 +202,15 @@ class Segment:
         return zlib.crc32(body, self._seed ^ kind)
 
     def free(self) -> None:
-        """Delete the file: all it knew has been flushed. One with gaps, or with calls too old, is set aside instead."""
+        """Delete the file: all it knew has been flushed. One with gaps, or calls too old, is quarantined."""
         if self.gaps or self.is_too_old:
-            self.set_aside(UNREADABLE if self.gaps else TOO_OLD)
+            self.quarantine(UNREADABLE if self.gaps else TOO_OLD)
             return
         with contextlib.suppress(OSError):
             self.path.unlink()
         self.close()
 
-    def set_aside(self, suffix: str) -> None:
+    def quarantine(self, suffix: str) -> None:
         """Keep the file where nobody adopts it again."""
         with contextlib.suppress(OSError):
             self.path.rename(self.path.with_suffix(suffix))

@@ -152,11 +152,9 @@ def audit(
 
 @app.command("journal")
 def journal(
-    files: Annotated[
-        list[Path], typer.Argument(help="Files of DATA_DIR/journal that were set aside, under their names")
-    ],
+    files: Annotated[list[Path], typer.Argument(help="Quarantined files of DATA_DIR/journal, under their names")],
 ) -> None:
-    """Print the calls of journal files that were set aside: how each ended, a line of JSON a call."""
+    """Print the calls of quarantined journal files: how each ended, a line of JSON a call."""
     from gateway.journal_cli import print_calls
 
     raise typer.Exit(print_calls(files))

@@ -1,4 +1,4 @@
-# `tollgate journal FILE…`: what is in the journal files that were set aside, for those who decide what becomes of it.
+# `tollgate journal FILE…`: what is in quarantined journal files, for those who decide what becomes of it.
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class BookMetrics:
         self._journals_damaged = meters.counter(
             "tollgate_journals_damaged_total", "Journal files with places that could not be read, kept for people"
         )
-        self._journal_set_aside = meters.gauge_of_worst(
-            "tollgate_journal_files_set_aside",
+        self._journal_quarantined = meters.gauge_of_worst(
+            "tollgate_journal_files_quarantined",
             "Journal files that wait for people: damaged, too old for the ledger, or refused by it",
         )
         self._journals_lost = meters.counter(
@@ -59,7 +59,7 @@ class BookMetrics:
         quotas, restorer, sweeper, flusher, auditor = self._followed
         self._quotas_standalone.set(quotas.is_standalone)
         self._journal_backlog.set(flusher.backlog)
-        self._journal_set_aside.set(flusher.set_aside)
+        self._journal_quarantined.set(flusher.quarantined)
         self._books_differ.labels("statements").set(auditor.found.statements)
         self._books_differ.labels("counters").set(auditor.found.counters)
         self._books_audited.set(auditor.found.at)

@@ -28,7 +28,7 @@ def test_a_ready_house_names_its_parts(house: House, path: str) -> None:
 
 
 @pytest.mark.parametrize("kept", ["x.too-old", "x.unreadable", "rejected.jsonl"])
-def test_what_the_journal_sets_aside_is_told_until_it_is_dealt_with(house: House, kept: str) -> None:
+def test_quarantined_journal_files_are_told_until_they_are_dealt_with(house: House, kept: str) -> None:
     """Calls that may not have been billed wait for people: a ready house is degraded until the file is gone."""
     file = house.settings.data_dir / "journal" / kept
     file.touch()
@@ -38,8 +38,12 @@ def test_what_the_journal_sets_aside_is_told_until_it_is_dealt_with(house: House
         shown = client.get("/metrics").text
     file.unlink()
 
-    assert (told.status_code, told.json()["status"], told.json()["parts"]["journal"]) == (200, "degraded", "set aside")
-    assert "tollgate_journal_files_set_aside 1.0" in shown
+    assert (told.status_code, told.json()["status"], told.json()["parts"]["journal"]) == (
+        200,
+        "degraded",
+        "quarantined",
+    )
+    assert "tollgate_journal_files_quarantined 1.0" in shown
     until(lambda: httpx.get(house.url + "/health/ready").json()["parts"]["journal"] == "ok")
 
 
@@ -70,7 +74,7 @@ def test_a_scrape_shows_what_others_counted() -> None:
     assert [f"{name} {count}" in lines for name, count in zip(COUNTED, (3.0, 5.0, 1.0), strict=True)] == [True] * 3
     assert "tollgate_quotas_standalone 0.0" in lines and "tollgate_journal_backlog 7.0" in lines
     assert "tollgate_journals_lost_total 4.0" in lines and "tollgate_journals_damaged_total 6.0" in lines
-    assert "tollgate_rebuilds_total 8.0" in lines and "tollgate_journal_files_set_aside 9.0" in lines
+    assert "tollgate_rebuilds_total 8.0" in lines and "tollgate_journal_files_quarantined 9.0" in lines
     assert 'tollgate_books_differ{book="statements"} 2.0' in lines
     assert 'tollgate_books_differ{book="counters"} 3.0' in lines
 
@@ -78,4 +82,4 @@ def test_a_scrape_shows_what_others_counted() -> None:
 class _Flusher(Flusher):
     backlog = 7  # type: ignore[assignment]
     damaged = 6  # type: ignore[assignment]
-    set_aside = 9  # type: ignore[assignment]
+    quarantined = 9  # type: ignore[assignment]

@@ -81,7 +81,7 @@ async def test_a_journal_that_returns_after_retention_bills_nothing_again(
     assert await statement(database) == billed == (1, 400_000)
     assert await rows(database) == [fresh.request_id]
     [kept] = tmp_path.glob("*.too-old")
-    assert (journal.backlog, journal.check(), journal.set_aside) == (0, "set aside", 1)
+    assert (journal.backlog, journal.check(), journal.quarantined) == (0, "quarantined", 1)
     shown = CliRunner().invoke(gateway.cli.app, ["journal", str(kept)])
     calls = {
         call["request_id"]: (call["status"], call["cost_nanousd"])

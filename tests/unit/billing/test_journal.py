@@ -14,9 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from billing.adoption import Progress
 from billing.errors import JournalFull
 from billing.journal import Journal
-from billing.records import MOST_NANOUSD, MOST_TOKENS, Attempt, Status, UsageRecord
+from billing.records import MOST_NANOUSD, MOST_TOKENS, Attempt, Served, Status, UsageRecord
 from billing.segments import HEAD, SUFFIX, Fsync, Kind, Segment
 from protocol.usage import Usage
 from tests.support.clock import SetClock
@@ -99,6 +100,23 @@ def test_the_calls_of_the_dead_come_as_they_ended(journal: Journal, clock: SetCl
         silent.request_id: replace(silent, status=Status.FAILED, input_tokens=50, cost_nanousd=0),
     }
     assert list(journal.directory.iterdir()) == []
+
+
+def test_progress_is_read_across_versions(journal: Journal, clock: SetClock) -> None:
+    """A neighbour of the last version knows no target in it, and a journal of the last version names none."""
+    written = msgspec.msgpack.encode(Progress("id", Usage(50), 5, Served("large", "elsewhere", "there http://x")))
+    before = msgspec.msgpack.encode(("id", Usage(50), 5))
+
+    assert msgspec.msgpack.decode(before, type=Progress) == Progress("id", Usage(50), 5)
+    assert msgspec.msgpack.decode(written, type=ProgressBefore) == ProgressBefore("id", Usage(50), 5)
+
+
+class ProgressBefore(msgspec.Struct, frozen=True, array_like=True):
+    """As it was before it named the target."""
+
+    request_id: str
+    usage: Usage
+    cost_nanousd: int
 
 
 def test_a_neighbour_takes_over_and_flushes(journal: Journal, clock: SetClock) -> None:
