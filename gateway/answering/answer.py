@@ -104,7 +104,7 @@ async def _answer_checked(
     except BaseException as exc:
         if isinstance(exc, UpstreamFiltered):
             services.guard.note_filtered(call)
-        if client.has_left and call.owes_parts and log.was_left_waiting:
+        if client.has_left and call.owes_parts and (log.was_left_waiting or log.has_answered):
             services.early_leaves.count(call.caller.key_id, call.started)
             _close_unanswered(services, account, call, route, log, Status.INTERRUPTED)
         else:
@@ -120,10 +120,10 @@ async def _answer_checked(
     return reply
 
 
-def _with_prompt(services: Services, call: Call, target: Target, record: UsageRecord) -> UsageRecord:
-    """Return the row of a call that was left with its prompt charged. At our own engine the row costs nothing: its
-    prompt may never have begun, and what left the queue used no device."""
-    if services.providers.settings(target.model.provider).self_hosted:
+def _with_prompt(services: Services, call: Call, target: Target, record: UsageRecord, log: AttemptLog) -> UsageRecord:
+    """Return the row of a call that was left with its prompt charged. Before the first token of our own engine it costs
+    nothing: its prefill may never have begun, and what left the queue used no device."""
+    if not log.has_answered and services.providers.settings(target.model.provider).self_hosted:
         return replace(record, status=Status.FAILED)
     prompt = probable_prompt_tokens(call.request)
     batch = call.wish.tier is Tier.BATCH
@@ -142,7 +142,7 @@ def _close_unanswered(
     attempts = tuple(log.attempts)
     record = record_for(call, route, target, status, queue_ms=log.queue_ms, total_ms=spent, attempts=attempts)
     if status is Status.INTERRUPTED:
-        record = _with_prompt(services, call, target, record)
+        record = _with_prompt(services, call, target, record, log)
     account.close(record)
     if log.attempts:
         services.metrics.close(record)

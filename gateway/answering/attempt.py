@@ -69,6 +69,11 @@ class AttemptLog:
         self.was_left_waiting = False  # the call was cancelled while an upstream had all of it, and had refused nothing
 
     @property
+    def has_answered(self) -> bool:
+        """Whether a first token, or a whole reply, has come."""
+        return bool(self.attempts) and self.attempts[-1].outcome == "ok"
+
+    @property
     def queue_ms(self) -> float | None:
         """Return the milliseconds spent waiting for a turn, ``None`` for a call that had it at once."""
         return round(self.queued * 1000, 3) if self.queued else None

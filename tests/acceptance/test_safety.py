@@ -14,6 +14,7 @@ from openai import BadRequestError, OpenAI
 from gateway.embedded import temporary_valkey
 from gateway.settings import AbuseSettings, CheckerSettings, Safety
 from tests.support.house import House, anthropic_provider, model, running_house, settings_for
+from tests.support.leaving import ask_and_leave
 from tests.support.moderator import Moderator, moderating
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
@@ -354,6 +355,29 @@ def test_a_verdict_before_the_answer_ends_the_call_at_its_upstream(
     until(lambda: upstream.requests[0].closed_at)
     row = row_of(strict, answer.headers["x-request-id"])
     assert (row["status"], float(row["cost_usd"])) == ("blocked", 0)
+
+
+def test_a_client_that_leaves_before_the_verdict_owes_its_prompt(
+    strict: House, upstream: ScriptedUpstream, moderator: Moderator
+) -> None:
+    """An upstream has answered, and nothing of it was sent."""
+    upstream.forget()
+    with strict.client() as client:
+        before = client.get("/v1/usage").json()
+        moderator.waits_for = lambda: client.get("/v1/usage").json()["requests"] > before["requests"]
+        try:
+            body = {**PLAIN, "stream": True}
+            ask_and_leave(
+                strict, "/v1/chat/completions", body, lambda: upstream.requests and upstream.requests[0].answered_at
+            )
+            until(moderator.waits_for)
+        finally:
+            moderator.calm()
+        after = client.get("/v1/usage").json()
+
+    assert after["requests"] == before["requests"] + 1
+    assert after["input_tokens"] > before["input_tokens"] and after["cost_usd"] > before["cost_usd"]
+    assert after["output_tokens"] == before["output_tokens"]
 
 
 def test_a_verdict_after_the_answer_withholds_it_whole_and_what_was_used_is_owed(
