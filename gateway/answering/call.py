@@ -89,8 +89,10 @@ class Call(Struct, frozen=True, kw_only=True):
 
     @property
     def owes_parts(self) -> bool:
-        """Whether a part of the answer is owed, however the rest fails to come; else only what was stored whole is, or a
-        part whose end the call itself brought about."""
+        """Whether a part of the answer is owed, however the rest fails to come.
+
+        Else what was stored whole is owed, or a part whose end the call itself brought about.
+        """
         return self.idempotency_key is None and not self.is_batch_item
 
     @property
