@@ -1,7 +1,7 @@
 # How the sockets of gateway, worker and engine speak HTTP: as uvicorn does, with these things put right.
 #
-# - What a client may take before it is known has bounds: bytes and fields of a head, bytes of a body's framing,
-#   requests ahead of their answers, time for a head and for a body, a share of the process's descriptors.
+# - What a client may take before it is known has bounds: bytes, URL and fields of a head, bytes of a body's
+#   framing, requests ahead of their answers, time for a head and for a body, a share of the process's descriptors.
 # - A client that offers HTTP/2 (Java's own does, with every request) is answered in HTTP/1.1, its body not lost.
 # - What cannot be read is told in the shape of all other errors.
 # - A client of HTTP/1.0, which knows no chunks, gets none.
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
 LONGEST_HEAD = 1 << 18  # bytes; a read brings as many, so a head of that may still be whole
+LONGEST_URL = 8192  # bytes
+MOST_PARAMETERS = 128  # of a query; Litestar keeps the last thousand queries parsed, some 150 bytes a parameter
 MOST_HEADERS = 256  # fields; the trailers of a body count, too
 MOST_PIPELINED = 64  # requests that wait for the answers of those before them
 OFFER = (b"upgrade", b"http2-settings")  # headers, and what the header "connection" says of them
@@ -99,6 +101,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head has ended; the call may begin, unless it will be read again without the offer in it."""
+        if len(self.url) > LONGEST_URL or self.url.count(b"&") >= MOST_PARAMETERS:
+            self._refuse(
+                414, f"The URL is longer than {LONGEST_URL} bytes, or has more than {MOST_PARAMETERS} parameters."
+            )
+            raise ValueError("too long a URL")
         self._head = 0
         self._has_time()
         self._unset_keepalive_if_required()  # the answer before may have ended while this head came

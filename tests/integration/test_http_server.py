@@ -18,7 +18,14 @@ from typing import Any
 import pytest
 import uvicorn
 
-from protocol.http_server import LONGEST_HEAD, MOST_HEADERS, MOST_PIPELINED, HttpProtocol
+from protocol.http_server import (
+    LONGEST_HEAD,
+    LONGEST_URL,
+    MOST_HEADERS,
+    MOST_PARAMETERS,
+    MOST_PIPELINED,
+    HttpProtocol,
+)
 from protocol.listening import open_socket
 from tests.support.raw_client import connect, read_all, tell
 from tests.support.waiting import until
@@ -115,6 +122,15 @@ def test_a_head_may_have_so_many_fields_and_no_more(url: str) -> None:
 
     assert tell(url, head(most, method="GET")).startswith(b"HTTP/1.1 200 ")
     assert answer.startswith(b"HTTP/1.1 431 ") and str(MOST_HEADERS) in fault(answer)
+
+
+def test_a_url_may_be_so_long_and_have_so_many_parameters(url: str) -> None:
+    """Frameworks keep paths and parsed queries; a hundred thousand parameters fit into a head."""
+    path = "/" + "a" * (LONGEST_URL - 1)
+    query = "/?" + "&".join(["a=1"] * MOST_PARAMETERS)
+    answers = [tell(url, head("connection: close\r\n", more)) for more in (path, query, path + "a", query + "&a=1")]
+
+    assert [answer[9:12] for answer in answers] == [b"200", b"200", b"414", b"414"]
 
 
 @pytest.mark.parametrize("end", [b"0\r\n" + b"a: b\r\n" * (MOST_HEADERS + 1), b"0\r\nx: " + b"y" * 2 * LONGEST_HEAD])
