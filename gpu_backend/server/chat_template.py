@@ -16,15 +16,19 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gpu_backend.server.control_tokens import ControlTokens
 from gpu_backend.server.tool_calls import OPEN, ToolStyle
 from protocol.chat import ImagePart, Message, RefusalPart, TextPart, Tool
 from protocol.errors import BadRequest
+
+NO_CONTROL_TOKENS = ControlTokens(())
 
 
 class ChatTemplate:
     """One template, compiled once. ``special_tokens`` are the names it may use: ``bos_token``, ``eos_token``, …
 
-    ``now`` tells the local time to templates that write the date. Raises ``ValueError`` for a template with a fault.
+    ``now`` tells the local time to templates that write the date. ``control_tokens`` are those of the vocabulary: in
+    what callers say they are guarded. Raises ``ValueError`` for a template with a fault.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class ChatTemplate:
         source: str,
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
+        control_tokens: ControlTokens = NO_CONTROL_TOKENS,
     ) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
@@ -46,11 +51,13 @@ class ChatTemplate:
             raise ValueError(f"the chat template does not compile: {exc}") from exc
         self.tool_style = _tool_style(source) if takes_tools else None
         self._special_tokens = dict(special_tokens)
+        self._control_tokens = control_tokens
         self._knows_developers = "developer" in source
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """Return the conversation as text, ending where the assistant's next turn begins; there it may call ``tools``.
 
+        The text has marks where callers wrote control tokens; ``TextCodec.encode`` knows them.
         Raises ``BadRequest`` for what the template or the model cannot take: images, roles in an order it refuses.
         """
         plain = [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -60,6 +67,8 @@ class ChatTemplate:
                 message["role"] = "system"  # many templates leave out what they do not know
         functions = [{"type": tool.type, "function": msgspec.to_builtins(tool.function)} for tool in tools] or None
         try:
+            plain = [self._guarded(message, beside="role") for message in plain]
+            functions = functions and [self._guarded(tool, beside="type") for tool in functions]
             try:
                 return self._render(plain, functions)
             except TemplateError:
@@ -73,12 +82,17 @@ class ChatTemplate:
                 param="messages",
                 code="invalid_value",
             ) from exc
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as exc:
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as exc:
             raise BadRequest(
                 f"The model's chat template cannot render these messages: {exc}.",
                 param="messages",
                 code="invalid_value",
             ) from exc
+
+    def _guarded(self, said: dict[str, Any], beside: str) -> dict[str, Any]:
+        """Return a message or a tool with what its caller wrote guarded: all but the field ``beside``."""
+        guard = self._control_tokens.guard_all
+        return {name: value if name == beside else guard(value) for name, value in said.items()}
 
     def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         return self._template.render(

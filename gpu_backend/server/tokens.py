@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from gpu_backend.server.control_tokens import MARK, ControlTokens
 from gpu_backend.server.tool_calls import CLOSE, OPEN
 
 LONG_TEXT = 4096  # characters; encoding more would hold up the streams of others
@@ -46,6 +47,7 @@ class TextCodec:
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
         self._specials = {token.content for token in added.values() if token.special}
+        self.control_tokens = ControlTokens(self._specials)
         self._pieces = {
             token_id: b"" for token_id, token in added.items() if token.special and token.content not in SHOWN_TOKENS
         }
@@ -64,7 +66,8 @@ class TextCodec:
     def encode(self, text: str, most: int, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the tokens of ``text``. Raises ``TooManyTokens`` if they are more than ``most``.
 
-        A text that is far too long is refused after a part of it, before it costs time and memory.
+        A text that is far too long is refused after a part of it, before it costs time and memory. Without
+        ``add_special_tokens`` it may have marks of ``ControlTokens``, and is encoded part by part.
         """
         size = CHARACTERS_PER_TOKEN * (most + 1)
         while len(text) > size:
@@ -78,6 +81,10 @@ class TextCodec:
         return tuple(ids)
 
     def _ids_of(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if not add_special_tokens and MARK in text:
+            parts = [part for part in text.split(MARK) if part]
+            encoded = self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
+            return [token_id for part in encoded for token_id in part.ids]
         if len(text) <= LONG_TEXT:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         # A batch, if only of one, is encoded without the interpreter's lock, on which all streams wait.

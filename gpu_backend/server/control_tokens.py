@@ -1,0 +1,64 @@
+# Control tokens in what callers say: there the text of a special token, such as those that begin and end turns, is text
+# like any other. A mark breaks it, at which the codec cuts before it encodes; a template's own control tokens stay as
+# they are.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+MARK = "\ufdd0"  # a code point that Unicode keeps free of any character
+
+
+class ControlTokens:
+    """The special tokens of one vocabulary, by their texts."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        texts = sorted(text for text in texts if len(text) > 1)
+        heads = {text[0]: {other[1:] for other in texts if other[0] == text[0]} for text in texts}
+        begun = "|".join(f"{re.escape(first)}(?={_any_of(rests)})" for first, rests in heads.items())
+        self._begun = re.compile(begun or r"(?!)")
+        self._pairs = tuple(
+            {pair for text in texts for pair in (text[:2], text[-2:])}
+        )  # a text without any is harmless
+        # What a neighbour's text might complete: of two parts, one is half of the token or more.
+        halves = [(text, size) for text in texts for size in range(-(-len(text) // 2), len(text))]
+        self._beginnings = tuple({text[:size] for text, size in halves})
+        self._ends = tuple({text[-size:] for text, size in halves})
+
+    def guard(self, text: str) -> str:
+        """Return a caller's text with a mark inside each control token that it holds, or has half of at an end: what a
+        template puts beside it may be the other half. White space around the text does not count, since templates trim.
+        """
+        if MARK in text:
+            text = text.replace(MARK, "")
+        if not any(pair in text for pair in self._pairs):
+            return text
+        text = self._begun.sub(lambda found: found[0] + MARK, text)
+        core = text.strip()
+        if core.endswith(self._beginnings):
+            end = len(text.rstrip())
+            text = text[:end] + MARK + text[end:]
+        if core.startswith(self._ends):
+            start = len(text) - len(text.lstrip())
+            text = text[:start] + MARK + text[start:]
+        return text
+
+    def guard_all(self, value: Any) -> Any:
+        """Return a JSON value with all its texts guarded."""
+        if isinstance(value, str):
+            return self.guard(value)
+        if isinstance(value, dict):
+            return {self.guard(key): self.guard_all(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.guard_all(inner) for inner in value]
+        return value
+
+
+def _any_of(words: set[str]) -> str:
+    """Return an expression for texts that begin with one of ``words``; it looks at each character once."""
+    if "" in words:
+        return ""
+    heads = {word[0]: {other[1:] for other in words if other[0] == word[0]} for word in words}
+    return "(?:" + "|".join(re.escape(first) + _any_of(rests) for first, rests in sorted(heads.items())) + ")"
