@@ -23,6 +23,7 @@ from gateway.answering.image_urls import ImageUrls
 from gateway.answering.keeper import Keeper
 from gateway.auth import Authenticator
 from gateway.background import Background, stop_all
+from gateway.body_room import BodyRoom
 from gateway.books import open_books
 from gateway.clock import Clock
 from gateway.connections import ConnectionLimit
@@ -192,6 +193,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             hooks=hooks if tracer is None else (*hooks, tracer.watch),
             drain=drain,
             follow=follow,
+            body_room=BodyRoom(),
             readiness=Readiness(database, redis, books.journal, clock),
             started_at=clock.now(),
         )

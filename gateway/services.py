@@ -17,6 +17,7 @@ from gateway.answering.image_urls import ImageUrls
 from gateway.answering.keeper import Keeper
 from gateway.auth import Authenticator
 from gateway.background import Background
+from gateway.body_room import BodyRoom
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.draining import Drain
@@ -76,6 +77,7 @@ class Services:
     hooks: tuple[HookMaker, ...]
     drain: Drain
     follow: Callable[[Services], None]  # has what is shared go by another edition
+    body_room: BodyRoom
     readiness: Readiness
     started_at: float  # unix seconds
 

@@ -11,8 +11,9 @@ from litestar import Request, Response
 from gateway.access import Admin, Caller
 from gateway.admin_views import to_json
 from gateway.audit_log import Act
+from gateway.failures import LARGEST_BODY
 from gateway.services import Services
-from protocol.aside import aside
+from protocol.aside import HEAVY, aside
 from protocol.errors import BadRequest, invalid_value
 
 AnyRequest = Request[Any, Any, Any]
@@ -34,8 +35,15 @@ T = TypeVar("T")
 
 async def read_body(request: AnyRequest, read: Callable[[bytes], T]) -> tuple[T, int]:
     """Return what ``read`` makes of a request's body, a long one beside the event loop; and the body's bytes."""
-    body = await request.body()
-    return await aside(len(body), lambda: read(body)), len(body)
+    announced = LARGEST_BODY if request.content_length is None else request.content_length
+    if not HEAVY < announced <= LARGEST_BODY:  # a longer one is refused unread
+        body = await request.body()
+        return read(body), len(body)
+    caller = whoever_calls(request)
+    team_id = caller.team.id if isinstance(caller, Caller) else ""
+    async with services_of(request).body_room.taken(team_id, announced):
+        body = await request.body()
+        return await aside(len(body), lambda: read(body)), len(body)
 
 
 def services_of(request: AnyRequest) -> Services:

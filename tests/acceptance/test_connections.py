@@ -1,7 +1,8 @@
-# What one address may do to a gateway: open connections, and guess keys.
+# What one address or team may do to a gateway: open connections, guess keys, and send long bodies.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Iterator
 from ipaddress import ip_network
@@ -10,8 +11,11 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from gateway.body_room import OF_A_TEAM
+from gateway.failures import LARGEST_BODY
 from gateway.keys import new_key
-from tests.support.house import House, serving
+from protocol.aside import HEAVY
+from tests.support.house import House, make_team, serving
 from tests.support.raw_client import connect, read_all
 from tests.support.waiting import until
 
@@ -75,3 +79,30 @@ def test_a_made_up_forwarded_address_evades_no_throttle(house: House) -> None:
 def guess(url: str, n: int) -> int:
     headers = {"authorization": f"Bearer {new_key()}", "x-forwarded-for": f"203.0.113.{n}"}
     return httpx.get(f"{url}/v1/models", headers=headers).status_code
+
+
+def test_bodies_that_do_not_come_take_no_memory_of_other_teams(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few are waited for at a time; beyond them a long body of the team is a 429. A short one is read, and a long one
+    of another team, too."""
+
+    monkeypatch.setattr("gateway.body_room.WAIT", 0.2)
+    other = asyncio.run(make_team(house.settings, "team_of_long_bodies"))
+    long = {"model": "small", "messages": [{"role": "user", "content": "hi" + " " * HEAVY}], "max_tokens": 4}
+    short = long | {"messages": [{"role": "user", "content": "hi"}]}
+    data_dir = house.settings.data_dir / "bodies"
+    with serving(replace(house.settings, data_dir=data_dir)) as url:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {house.team_key}\r\n"
+        held = [connect(url) for _ in range(OF_A_TEAM // LARGEST_BODY)]
+        for connection in held:
+            connection.sendall(f"{head}content-length: {LARGEST_BODY}\r\n\r\n{{".encode())
+        answers = [ask(url, *what) for what in ((house.team_key, long), (house.team_key, short), (other, long))]
+        for connection in held:
+            connection.close()
+        until(lambda: ask(url, house.team_key, long).status_code == 200)
+
+    assert [answer.status_code for answer in answers] == [429, 200, 200]
+    assert answers[0].headers["retry-after"] == "1" and "128 MiB" in answers[0].json()["error"]["message"]
+
+
+def ask(url: str, key: str, body: dict[str, object]) -> httpx.Response:
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}, timeout=20)
