@@ -60,6 +60,7 @@ from gateway.telemetry.middleware import Telemetry
 from gateway.telemetry.refusals import Refusals
 from gateway.telemetry.tracing import Tracer
 from router.complexity import Complexity
+from router.text_bounds import shared_by_vocabularies
 
 log = structlog.get_logger()
 
@@ -135,6 +136,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         checker = OutsideChecker(client, metrics)
         guard = Guard(settings.safety, Classifier.load(), outcomes, abuse, checker, metrics)
         complexity = Complexity.load()
+        shared_by_vocabularies()  # no call waits for the reading
         taker = Taker(catalog, database, background, clock, complexity.version)
         recalibrations = Recalibrations(catalog, database)
         refusals = Refusals(metrics, catalog)

@@ -16,12 +16,11 @@ from protocol.embeddings import EmbeddingRequest
 from protocol.usage import Usage
 from router.abilities import InferenceRequest
 from router.prompt_bounds import (
-    image_tokens_most,
-    images_of,
+    PromptBound,
+    bound_prompt,
     number_of_prompts,
     prompt_characters,
     prompt_tokens_least,
-    prompt_tokens_most,
 )
 from router.targets import ModelSpec
 
@@ -36,7 +35,7 @@ WORTHWHILE_WITH_EFFORT = 4_096  # where a part of it is spent on thinking
 COMPLETION_LIMIT = 16  # of a completion whose caller names none: what OpenAI documents, and our own engine does
 
 
-def output_tokens_most(request: InferenceRequest, model: ModelSpec, prompt: int | None = None) -> int:
+def output_tokens_most(request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None) -> int:
     """Return the most tokens that all replies together can have on ``model``.
 
     What the upstream is told, or what the context leaves: the least of them for each reply. ``prompt`` as in
@@ -54,7 +53,7 @@ def output_tokens_most(request: InferenceRequest, model: ModelSpec, prompt: int 
     return max(0, min(limit, room)) * replies_asked(request)
 
 
-def output_limit(request: InferenceRequest, model: ModelSpec, prompt: int | None = None) -> int | None:
+def output_limit(request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None) -> int | None:
     """Return the output limit that the upstream is told, in tokens for each reply; ``None``: none.
 
     The caller's, up to ``max_output``, or else the model's usual one: without one, an upstream that can say more would
@@ -68,8 +67,8 @@ def output_limit(request: InferenceRequest, model: ModelSpec, prompt: int | None
         return min(request.output_limit, model.max_output)
     if isinstance(request, CompletionRequest):
         return None
-    prompt = prompt_tokens_most(request) if prompt is None else prompt
-    return model.usual_output if _likely_most(request, prompt) + model.usual_output <= model.context else None
+    prompt = bound_prompt(request) if prompt is None else prompt
+    return model.usual_output if _likely_most(prompt) + model.usual_output <= model.context else None
 
 
 def worthwhile_limit(request: InferenceRequest) -> int:
@@ -84,7 +83,7 @@ def limit_within(
     request: InferenceRequest,
     models: Iterable[ModelSpec],
     headroom: Headroom,
-    prompt: int,
+    prompt: PromptBound,
     *,
     batch: bool = False,
     at: float | None = None,
@@ -104,9 +103,15 @@ def limit_within(
 
 
 def _limit_within(
-    request: InferenceRequest, model: ModelSpec, headroom: Headroom, prompt: int, *, batch: bool, at: float | None
+    request: InferenceRequest,
+    model: ModelSpec,
+    headroom: Headroom,
+    prompt: PromptBound,
+    *,
+    batch: bool,
+    at: float | None,
 ) -> int:
-    prompt_most, replies = min(prompt, model.context * number_of_prompts(request)), replies_asked(request)
+    prompt_most, replies = _prompt_most(request, model, prompt), replies_asked(request)
 
     def is_too_much(limit: int) -> bool:
         most = Usage(input_tokens=prompt_most, output_tokens=limit * replies)
@@ -126,11 +131,9 @@ def with_output_limit(request: InferenceRequest, limit: int | None) -> Inference
     return replace(request, max_tokens=limit)
 
 
-def _likely_most(request: ChatRequest, prompt: int) -> int:
-    """Return about the most tokens of a prompt that is anything like language, from what it is at the very most."""
-    images = list(images_of(request))
-    pictured = sum(map(image_tokens_most, images))
-    return (prompt - pictured) // FEWEST_TOKEN_BYTES + USUAL_IMAGE_TOKENS * len(images)
+def _likely_most(prompt: PromptBound) -> int:
+    """Return about the most tokens of a prompt that is anything like language."""
+    return prompt.size // FEWEST_TOKEN_BYTES + USUAL_IMAGE_TOKENS * len(prompt.pictures)
 
 
 def replies_asked(request: InferenceRequest) -> int:
@@ -144,17 +147,26 @@ def replies_asked(request: InferenceRequest) -> int:
             return 0
 
 
-def usage_most(request: InferenceRequest, model: ModelSpec, prompt: int | None = None) -> Usage:
+def _prompt_most(request: InferenceRequest, model: ModelSpec, prompt: PromptBound) -> int:
+    """Return the most tokens of the prompt, or of all prompts: none is longer than the model's context."""
+    return min(prompt.tokens_on(model), model.context * number_of_prompts(request))
+
+
+def usage_most(request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None) -> Usage:
     """Return a usage that the request never exceeds on ``model``: what a hold covers.
 
-    No prompt is longer than the model's context. ``prompt`` is ``prompt_tokens_most(request)``, for callers that have
-    it already. What it costs at the most, ``billing.prices.most_cost`` tells.
+    ``prompt`` is ``bound_prompt(request)``, for callers that have it already. What it costs at the most,
+    ``billing.prices.most_cost`` tells.
     """
-    prompt = prompt_tokens_most(request) if prompt is None else prompt
-    most = min(prompt, model.context * number_of_prompts(request))
-    return Usage(input_tokens=most, output_tokens=output_tokens_most(request, model, prompt))
+    prompt = bound_prompt(request) if prompt is None else prompt
+    return Usage(
+        input_tokens=_prompt_most(request, model, prompt), output_tokens=output_tokens_most(request, model, prompt)
+    )
 
 
-def cost_most(request: InferenceRequest, model: ModelSpec, *, batch: bool = False) -> NanoDollars:
-    """Return nano-dollars that the request never exceeds on ``model``, whenever it runs."""
-    return most_cost(usage_most(request, model), model.price, batch=batch)
+def cost_most(
+    request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None, *, batch: bool = False
+) -> NanoDollars:
+    """Return nano-dollars that the request never exceeds on ``model``, whenever it runs. ``prompt`` as in
+    ``usage_most``."""
+    return most_cost(usage_most(request, model, prompt), model.price, batch=batch)

@@ -14,7 +14,7 @@ from router.abilities import FIELD_OF, InferenceRequest, missing_abilities, need
 from router.bounds import cost_most
 from router.catalog import Catalog
 from router.errors import ContextTooShort, CostLimitTooLow, LacksAbility, NoTargetFits
-from router.prompt_bounds import prompt_characters, prompt_tokens_least
+from router.prompt_bounds import PromptBound, bound_prompt, prompt_characters, prompt_tokens_least
 from router.targets import Ability, ModelSpec, Tier
 from router.wish import Wish
 
@@ -27,12 +27,13 @@ class Needs(Struct, frozen=True, kw_only=True):
     tokens_least: int  # tokens of the prompt and of the shortest reply, at the least
     tier: Tier
     max_cost_nanousd: int | None
+    prompt: PromptBound | None = None  # looked at closely, where the call's cost matters
 
     def are_affordable(self, model: ModelSpec) -> bool:
         return self.max_cost_nanousd is None or self.cost_most(model) <= self.max_cost_nanousd
 
     def cost_most(self, model: ModelSpec) -> int:
-        return cost_most(self.request, model, batch=self.tier is Tier.BATCH)
+        return cost_most(self.request, model, self.prompt, batch=self.tier is Tier.BATCH)
 
 
 def needs_of(request: InferenceRequest, wish: Wish, models: Sequence[ModelSpec]) -> Needs:
@@ -48,6 +49,7 @@ def needs_of(request: InferenceRequest, wish: Wish, models: Sequence[ModelSpec])
         tokens_least=tokens,
         tier=wish.tier,
         max_cost_nanousd=wish.max_cost_nanousd,
+        prompt=None if wish.max_cost_nanousd is None else bound_prompt(request).closely(),
     )
 
 

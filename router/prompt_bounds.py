@@ -1,17 +1,22 @@
-# How many tokens a prompt has, told without a tokenizer: at the very most, probably, and at the least. The holds rest
-# on the upper bound, so they are never too small; the context check rests on the lower one, so that nobody is refused
-# wrongly.
+# How many tokens a prompt has: at the very most, probably, and at the least. The holds rest on the upper bound, so they
+# are never too small; the context check rests on the lower one, so that no request is refused wrongly.
+#
+# The upper bound has two ways to look at what is written. Its bytes cost next to nothing to count, and no byte-level
+# tokenizer makes more tokens; a short prompt is held so, because its answer outweighs it. A closer look costs some ten
+# nanoseconds a byte and tells a quarter to a half of that: long prompts are held so, and any prompt that is refused.
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import cast
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from protocol.chat import (
     ChatRequest,
-    ContentPart,
     ImagePart,
     ImageUrl,
     JsonSchemaFormat,
@@ -25,6 +30,9 @@ from protocol.chat import (
 from protocol.completions import CompletionRequest, Prompts
 from protocol.embeddings import EmbeddingRequest
 from router.abilities import InferenceRequest
+from router.pictures import Picture, picture_of, picture_tokens_most
+from router.targets import ModelSpec
+from router.token_counts import tokens_most
 
 # A byte-level tokenizer makes at most one token of each UTF-8 byte. What a chat template adds to that, in tokens:
 TEMPLATE_TOKENS = 128  # begin and end marks, generation prompt, a default system message
@@ -32,11 +40,7 @@ MESSAGE_TOKENS = 16  # role and turn marks
 PART_TOKENS = 4  # between the parts of one message: a newline, the marks of an image
 TOOLS_TOKENS = 1024  # the instructions that come with tools or a schema (Anthropic documents up to 530)
 TOOL_TOKENS = 64  # marks around one definition, call or result
-# The dearest image of any provider we price: gpt-4o-mini at high detail, 2833 + 8 tiles of 5667 tokens
-# (OpenAI, "Images and vision", calculating costs). Low detail is only some providers' word, and others go by the size:
-# Qwen2-VL and its kin take up to 16,384 tokens (their max_pixels over 28 × 28), Claude up to 4,784, Gemini 1,120.
-IMAGE_TOKENS = 2833 + 8 * 5667
-LOW_DETAIL_IMAGE_TOKENS = 16_384
+SHORT = 4_096  # bytes of a prompt that are held as they are
 # The longest token of public vocabularies is 128 spaces (cl100k, o200k, Llama 3); twice that, for those unseen.
 LONGEST_TOKEN_BYTES = 256
 # What is probable; nothing is held by it.
@@ -49,21 +53,63 @@ _PIECE = 1 << 20  # bytes looked at together when words are counted
 _WORD_MAP = bytes(ord("s") if chr(byte) in " \t\n\r\v\f" else ord("w") for byte in range(256))
 
 
-def prompt_tokens_most(request: InferenceRequest) -> int:
-    """Return a number of tokens that the prompt never exceeds, with any byte-level tokenizer and chat template.
+class PromptBound(Struct, frozen=True, dict=True):
+    """What a prompt comes to at the most, on any model: its pictures by the model's formula, its text by bytes or by a
+    closer look (``is_close``)."""
 
-    Counts UTF-8 bytes of everything that reaches the prompt, the overheads stated in this module, images at the
-    dearest provider's maximum; prompts given as token ids count exactly.
+    added: int  # tokens that templates add, and prompts given as token ids
+    texts: tuple[str, ...]
+    pictures: tuple[Picture, ...] = ()
+    is_close: bool = False
+
+    @cached_property
+    def size(self) -> int:
+        """Tokens without the pictures, if every byte were one."""
+        return self.added + sum(map(byte_length, self.texts))
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a closer look is not worth its time."""
+        return self.size <= SHORT
+
+    def closely(self) -> PromptBound:
+        """Return the same prompt, looked at closely."""
+        return replace(self, is_close=True)
+
+    def tokens_on(self, model: ModelSpec) -> int:
+        """Return a number of tokens that the prompt never exceeds on ``model``."""
+        text = self._counted(model.tokenizer) if self.is_close else self.size
+        if not self.pictures:
+            return text
+        return text + sum(picture_tokens_most(model.upstream_model, picture) for picture in self.pictures)
+
+    def _counted(self, tokenizer: str | None) -> int:
+        """Return the tokens without the pictures, by a tokenizer or a bound for all; each is asked once."""
+        if tokenizer not in self._counts:
+            # Joined, because a look at each of thousands of words would cost more; templates put marks between them.
+            self._counts[tokenizer] = min(self.size, self.added + tokens_most("\n".join(self.texts), tokenizer))
+        return self._counts[tokenizer]
+
+    @cached_property
+    def _counts(self) -> dict[str | None, int]:
+        return {}
+
+
+def bound_prompt(request: InferenceRequest) -> PromptBound:
+    """Return the upper bound of a request's prompt, by its bytes.
+
+    Counts everything that reaches the prompt and the overheads stated in this module; prompts given as token ids count
+    exactly.
     """
     match request:
         case ChatRequest():
-            return TEMPLATE_TOKENS + sum(map(_message_most, request.messages)) + _tools_most(request)
+            return _chat_bound(request)
         case CompletionRequest():
             prompts = _prompts(request.prompt)
-            suffix = byte_length(request.suffix) + TOOL_TOKENS if request.suffix else 0
-            return sum(_prompt_most(prompt) for prompt in prompts) + suffix * len(prompts)
+            suffix = request.suffix or ""
+            return _plain_bound(prompts, suffix, TOOL_TOKENS * len(prompts) if suffix else 0)
         case EmbeddingRequest():
-            return sum(_prompt_most(prompt) for prompt in _prompts(request.input))
+            return _plain_bound(_prompts(request.input))
 
 
 def prompt_tokens_likely(request: InferenceRequest) -> int:
@@ -73,7 +119,7 @@ def prompt_tokens_likely(request: InferenceRequest) -> int:
         case ChatRequest():
             images = list(images_of(request))
             calls = (call for message in request.messages for call in message.tool_calls or ())
-            size = sum(map(_message_most, request.messages)) - sum(map(image_tokens_most, images))
+            size = _chat_bound(replace(request, tools=None, response_format=None)).size - TEMPLATE_TOKENS
             size -= sum(_quoted_length(call.function.arguments) for call in calls)  # once is enough
             if request.tools:
                 size += TOOLS_TOKENS + len(msgspec.json.encode(request.tools))
@@ -134,37 +180,59 @@ def byte_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def _message_most(message: Message) -> int:
-    tokens = MESSAGE_TOKENS
+def _chat_bound(request: ChatRequest) -> PromptBound:
+    added = TEMPLATE_TOKENS
+    texts: list[str] = []
+    for message in request.messages:
+        added += _read_message(message, texts)
+    if request.tools:
+        added += TOOLS_TOKENS + TOOL_TOKENS * len(request.tools)
+        texts += map(_indented, request.tools)
+    if isinstance(request.response_format, JsonSchemaFormat):
+        added += TOOLS_TOKENS
+        texts.append(_indented(request.response_format.json_schema))
+    elif request.response_format is not None:
+        added += MESSAGE_TOKENS
+    return PromptBound(added, tuple(texts), tuple(map(picture_of, images_of(request))))
+
+
+def _plain_bound(prompts: list[str | list[int]], suffix: str = "", added: int = 0) -> PromptBound:
+    texts = [
+        text for prompt in prompts if isinstance(prompt, str) for text in ((prompt, suffix) if suffix else (prompt,))
+    ]
+    for prompt in prompts:
+        added += MESSAGE_TOKENS if isinstance(prompt, str) else len(prompt)
+    return PromptBound(added, tuple(texts))
+
+
+def _read_message(message: Message, texts: list[str]) -> int:
+    """Add what a message writes into the prompt to ``texts``; return the tokens that a template adds to it."""
+    added = MESSAGE_TOKENS
     # Templates write the results of tools as JSON strings, so their quotes and newlines take two bytes.
-    size = _quoted_length if message.role == "tool" else byte_length
+    written = _quoted if message.role == "tool" else str
     if isinstance(message.content, str):
-        tokens += size(message.content)
-        content: tuple[ContentPart, ...] = ()
+        texts.append(written(message.content))
     else:
-        content = message.content or ()
-    for part in content:
-        tokens += PART_TOKENS
-        match part:
-            case TextPart(text):
-                tokens += size(text)
-            case RefusalPart(refusal):
-                tokens += byte_length(refusal)
-            case ImagePart(image):
-                tokens += image_tokens_most(image)
-    for extra in (message.name, message.refusal, message.tool_call_id):
-        tokens += byte_length(extra) if extra else 0
+        for part in message.content or ():
+            added += PART_TOKENS
+            match part:
+                case TextPart(text):
+                    texts.append(written(text))
+                case RefusalPart(refusal):
+                    texts.append(refusal)
+    texts += filter(None, (message.name, message.refusal, message.tool_call_id))
     for block in message.thinking_blocks or ():
+        added += PART_TOKENS
         match block:
             case ThinkingBlock(thinking, signature):
-                tokens += PART_TOKENS + byte_length(thinking) + byte_length(signature)
+                texts += (thinking, signature)
             case RedactedThinkingBlock(data):
-                tokens += PART_TOKENS + byte_length(data)
+                texts.append(data)
     for call in message.tool_calls or ():
+        added += TOOL_TOKENS
         # Arguments arrive as they are, quoted once more, or parsed and written with spaces: the sum covers each.
-        tokens += TOOL_TOKENS + byte_length(call.id) + byte_length(call.function.name)
-        tokens += byte_length(call.function.arguments) + _quoted_length(call.function.arguments)
-    return tokens
+        texts += (call.id, call.function.name, call.function.arguments, _quoted(call.function.arguments))
+    return added
 
 
 def images_of(request: ChatRequest) -> Iterator[ImageUrl]:
@@ -176,28 +244,17 @@ def images_of(request: ChatRequest) -> Iterator[ImageUrl]:
                     yield part.image_url
 
 
-def image_tokens_most(image: ImageUrl) -> int:
-    """Return the tokens that no provider exceeds for an image."""
-    return LOW_DETAIL_IMAGE_TOKENS if image.detail == "low" else IMAGE_TOKENS
-
-
 def _image_likely(image: ImageUrl) -> int:
     return LIKELY_LOW_DETAIL_TOKENS if image.detail == "low" else LIKELY_IMAGE_TOKENS
 
 
-def _tools_most(request: ChatRequest) -> int:
-    tokens = TOOLS_TOKENS if request.tools else 0
-    tokens += sum(TOOL_TOKENS + _json_most(tool) for tool in request.tools or ())
-    if isinstance(request.response_format, JsonSchemaFormat):
-        tokens += TOOLS_TOKENS + _json_most(request.response_format.json_schema)
-    elif request.response_format is not None:
-        tokens += MESSAGE_TOKENS
-    return tokens
-
-
-def _json_most(value: Tool | msgspec.Struct) -> int:
+def _indented(value: Tool | Struct) -> str:
     # Llama's template writes tools as JSON indented by four, the longest form that we know of.
-    return len(msgspec.json.format(msgspec.json.encode(value), indent=4))
+    return msgspec.json.format(msgspec.json.encode(value), indent=4).decode()
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()
 
 
 def _quoted_length(text: str) -> int:
@@ -210,10 +267,6 @@ def _prompts(given: Prompts) -> list[str | list[int]]:
     if given and isinstance(given[0], int):
         return [cast(list[int], given)]
     return cast(list[str | list[int]], given)
-
-
-def _prompt_most(prompt: str | list[int]) -> int:
-    return byte_length(prompt) + MESSAGE_TOKENS if isinstance(prompt, str) else len(prompt)
 
 
 def _prompt_likely(prompt: str | list[int]) -> int:

@@ -49,6 +49,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     abilities: frozenset[Ability]
     tiers: frozenset[Tier] = frozenset(Tier)
     weight: float = 1.0
+    tokenizer: str | None = None  # that counts its prompts: a name or a path, as ``token_counts`` takes it
     gpu_hour_nanousd: int | None = None  # what an hour of one replica costs us; only for our own engine
     note: str | None = None  # said to clients, such as what a retired name now means
 

@@ -10,7 +10,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from billing.errors import refusal_error
-from billing.holds import DOLLAR_LIMITS, TOKEN_LIMITS, Headroom, Hold, HoldRequest, Leg, RefusedHold
+from billing.holds import DOLLAR_LIMITS, TOKEN_LIMITS, Headroom, Hold, HoldRequest, Leg, RefusedHold, Scope
 from billing.prices import most_cost
 from gateway.access import Caller
 from gateway.answering.account import NOTHING, Account
@@ -22,7 +22,7 @@ from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import ServiceError
 from router.bounds import COMPLETION_LIMIT, limit_within, usage_most, with_output_limit, worthwhile_limit
-from router.prompt_bounds import prompt_tokens_most
+from router.prompt_bounds import PromptBound, bound_prompt
 from router.targets import Route, Tier
 
 OPEN_WITHIN = 5.0  # seconds; a hold that reaches Redis later than this is refused there
@@ -35,22 +35,29 @@ async def admit(services: Services, call: Call, route: Route) -> tuple[Call, Acc
     Where its caller named no output limit and a budget has no room for the model's own, it goes on with the limit that
     fits. Raises RateLimited, ExceedsLimit or QuotaExhausted when a limit has no room for it.
     """
+    prompt, legs = await aside(call.size, partial(_bound, call, route))
     request = HoldRequest(
         request_id=call.request_id,
         team_id=call.caller.team.id,
         scopes=call.scopes,
-        legs=await aside(call.size, partial(legs_of, call, route)),
+        legs=legs,
         valid_until=services.clock.now() + OPEN_WITHIN,
         is_aside=call.is_aside,
     )
     hold = await _open(services, request)
+    if isinstance(hold, RefusedHold) and not prompt.is_close and hold.limit in TOKEN_LIMITS | DOLLAR_LIMITS:
+        prompt = prompt.closely()
+        closer = await aside(call.size, partial(legs_of, call, route, prompt))
+        if closer != legs:
+            hold = await _open(services, replace(request, legs=closer))
     for _ in range(FITTINGS):
-        if isinstance(hold, Hold) or (fitted := _fitted(call, route, hold)) is None:
+        if isinstance(hold, Hold) or (fitted := _fitted(call, route, prompt, hold)) is None:
             break
         call = fitted
-        hold = await _open(services, replace(request, legs=await aside(call.size, partial(legs_of, call, route))))
+        legs = await aside(call.size, partial(legs_of, call, route, prompt))
+        hold = await _open(services, replace(request, legs=legs))
     if isinstance(hold, RefusedHold):
-        raise _refusal(services, hold, call.endpoint, _limit_within(call, route, hold.headroom))
+        raise _refusal(services, hold, call.endpoint, _limit_within(call, route, prompt, hold.headroom))
     account = Account(hold, services.journal, services.quotas, owes_parts=call.owes_parts)
     services.keeper.add(account)
     return call, account
@@ -98,7 +105,22 @@ def _refusal(services: Services, refused: RefusedHold, endpoint: str = "", fits:
     return error
 
 
-def _fitted(call: Call, route: Route, refused: RefusedHold) -> Call | None:
+def _bound(call: Call, route: Route) -> tuple[PromptBound, tuple[Leg, ...]]:
+    """Return what the prompt comes to, looked at closely where it is long and counts, and what each target may use."""
+    prompt = bound_prompt(call.request)
+    if not prompt.is_short and any(map(_is_metered, call.scopes)):
+        prompt = prompt.closely()
+    return prompt, legs_of(call, route, prompt)
+
+
+def _is_metered(scope: Scope) -> bool:
+    """Whether it matters to a scope how many tokens a call holds."""
+    limits = scope.limits
+    caps = (limits.tokens_per_minute, limits.tokens_per_day, limits.nanousd_per_day, limits.nanousd_per_month)
+    return any(cap is not None for cap in caps)
+
+
+def _fitted(call: Call, route: Route, prompt: PromptBound, refused: RefusedHold) -> Call | None:
     """Return the call with the largest output limit for which the refusal says there is room.
 
     ``None`` where that is the caller's to say, is not what is in the way, or would be too small for an answer. A call
@@ -110,7 +132,7 @@ def _fitted(call: Call, route: Route, refused: RefusedHold) -> Call | None:
     may_wait = (call.is_batch_item or call.is_aside) and not (refused.is_settled or refused.alone_exceeds)
     if may_wait or refused.is_late or refused.limit not in TOKEN_LIMITS | DOLLAR_LIMITS:
         return None
-    limit = _limit_within(call, route, refused.headroom)
+    limit = _limit_within(call, route, prompt, refused.headroom)
     assert limit is not None
     if isinstance(request, CompletionRequest):
         limit = min(limit, COMPLETION_LIMIT)
@@ -119,18 +141,18 @@ def _fitted(call: Call, route: Route, refused: RefusedHold) -> Call | None:
     return replace(call, request=with_output_limit(request, limit), fitted_output=limit)
 
 
-def _limit_within(call: Call, route: Route, headroom: Headroom) -> int | None:
+def _limit_within(call: Call, route: Route, prompt: PromptBound, headroom: Headroom) -> int | None:
     """Return the largest output limit for which there is room on every target of ``route``; ``None``: it has none."""
     if isinstance(call.request, EmbeddingRequest):
         return None
     models = {target.model.name: target.model for target in route.targets}
-    prompt, batch = prompt_tokens_most(call.request), call.wish.tier is Tier.BATCH
+    batch = call.wish.tier is Tier.BATCH
     return limit_within(call.request, models.values(), headroom, prompt, batch=batch, at=call.created_at)
 
 
-def legs_of(call: Call, route: Route) -> tuple[Leg, ...]:
-    """Return the most that each target of ``route`` could use and cost."""
-    prompt = prompt_tokens_most(call.request)
+def legs_of(call: Call, route: Route, prompt: PromptBound | None = None) -> tuple[Leg, ...]:
+    """Return the most that each target of ``route`` could use and cost. ``prompt`` as in ``usage_most``."""
+    prompt = bound_prompt(call.request) if prompt is None else prompt
     batch = call.wish.tier is Tier.BATCH
     legs = []
     for target in route.targets:

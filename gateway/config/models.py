@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
@@ -18,6 +19,7 @@ from gateway.listed_models import ListedModel, NoPrice
 from gateway.price_library import listed_model
 from gateway.settings import ProviderSettings
 from router.targets import Ability, ModelSpec, Tier
+from router.token_counts import BYTES, ENCODINGS, counter_of, encoding_of
 
 DEFAULT_CONTEXT = 32_768  # tokens, where neither the file nor the price library knows
 DEFAULT_MAX_OUTPUT = 16_384
@@ -64,11 +66,37 @@ def read_model(
         abilities=frozenset(map(Ability, abilities)),
         tiers=frozenset(map(Tier, tiers)),
         weight=fields.get("weight", number(0, 1000, above=True), 1.0),
+        tokenizer=fields.find("tokenizer", _tokenizer) or _encoding(upstream, own=own),
         gpu_hour_nanousd=fields.find("gpu_hour", dollars),
         note=fields.find("note", text),
     )
     fields.close()
     return spec
+
+
+def _encoding(upstream: str, *, own: bool) -> str | None:
+    """Return the encoding of an OpenAI model, loaded, where its name tells it; of our own engine, which may run a model
+    with any vocabulary, that its bytes count."""
+    encoding = BYTES if own else encoding_of(upstream)
+    if encoding is not None:
+        counter_of(encoding)
+    return encoding
+
+
+def _tokenizer(node: Node, faults: Faults) -> str | None:
+    """Read what counts a model's prompts: it is loaded here, so that no call waits for it and none finds it broken."""
+    if (name := text(node, faults)) is None:
+        return None
+    if name not in (*ENCODINGS, BYTES) and not Path(name).is_file():
+        right = f"the path of the model's tokenizer.json, {', '.join(ENCODINGS)} or {BYTES}"
+        return complain(node, faults, f"there is no file {shown(node)}; expected {right}")
+    try:
+        counter_of(name)
+    except ImportError as exc:
+        return complain(node, faults, f"needs the package {exc.name}: pip install 'tollgate[tokenizers]'")
+    except Exception:  # the package for it raises nothing more precise
+        return complain(node, faults, f"{shown(node)} is no tokenizer.json that can be read")
+    return name
 
 
 def _listed(upstream: str, provider_name: str, provider: ProviderSettings | None) -> ListedModel | NoPrice:

@@ -33,6 +33,7 @@ from protocol.messages import MessagesRequest
 from router import Catalog, Route, Tier
 from router.fitting import needs_of, shortcomings
 from router.order import expected_usage
+from router.prompt_bounds import bound_prompt
 from router.targets import HEALTHY, ModelSpec, TargetHealth
 
 # Which request a body is, told by the field that only one kind has; and what checks it.
@@ -140,7 +141,8 @@ def _reason(route: Route) -> str:
 def _targets(call: Call, route: Route, health: Mapping[str, TargetHealth]) -> list[dict[str, Any]]:
     usage, batch = expected_usage(call.request), call.wish.tier is Tier.BATCH
     shown = []
-    for target, leg in zip(route.targets, legs_of(call, route), strict=True):
+    legs = legs_of(call, route, bound_prompt(call.request).closely())  # as x-max-cost-usd is compared
+    for target, leg in zip(route.targets, legs, strict=True):
         known = health.get(target.key, HEALTHY)
         shown.append(
             {

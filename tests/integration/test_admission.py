@@ -31,7 +31,7 @@ from protocol.errors import ServiceError
 from protocol.usage import Usage
 from router import Wish
 from router.bounds import WORTHWHILE
-from router.prompt_bounds import prompt_tokens_most
+from router.prompt_bounds import bound_prompt
 from router.targets import Endpoint, ModelSpec, Route, Target
 from tests.support.clock import SetClock
 from tests.support.house import model
@@ -91,7 +91,7 @@ def chat(**more: Any) -> ChatRequest:
     return ChatRequest(model="small", messages=(Message(role="user", content="Hi"),), **more)
 
 
-PROMPT = prompt_tokens_most(chat())
+PROMPT = bound_prompt(chat()).size
 
 
 def budget_for(answer: int) -> int:
@@ -117,6 +117,24 @@ async def test_one_that_stands_still_again_says_so(services: Services) -> None:
         await admit(services, *call_of(services))
 
     assert (await services.quotas.usage("a")).live == 0
+
+
+@pytest.mark.parametrize("size", [1_000, 50_000])
+async def test_a_prompt_is_held_by_its_tokens_where_they_count(services: Services, size: int) -> None:
+    """A long prompt of a team with a budget is looked at closely, and any that would be refused; so a budget of less
+    than its bytes has room for it, and what is held is never less than its tokens."""
+    words = "The gateway holds what a prompt may cost, and no more. "
+    tokens = size // len(words) * 13  # by o200k_base
+    request = ChatRequest(
+        model="small", messages=(Message(role="user", content=words * (size // len(words))),), max_tokens=1
+    )
+    limits = Limits(tokens_per_day=size // 2 + 200)
+
+    _, account = await admit(
+        services, *call_of(services, request, team=limits, models=(model("small", context=10**6),))
+    )
+
+    assert tokens < account.hold.request.tokens < 2 * tokens + 200
 
 
 @pytest.mark.parametrize("kind", ["team", "key"])

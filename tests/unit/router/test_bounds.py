@@ -39,19 +39,23 @@ from protocol.decoding import decode
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import BadRequest, UnsupportedParameter
 from protocol.usage import Usage
+from router.abilities import InferenceRequest
 from router.bounds import cost_most, output_limit, output_tokens_most, replies_asked, usage_most
+from router.pictures import DEAREST, LOW_DETAIL_DEAREST
 from router.prompt_bounds import (
-    IMAGE_TOKENS,
     LONGEST_TOKEN_BYTES,
-    LOW_DETAIL_IMAGE_TOKENS,
     PART_TOKENS,
+    bound_prompt,
     prompt_tokens_least,
-    prompt_tokens_most,
 )
 from tests.unit.router.examples import chat, model
 
 DEMO_CHECKPOINT = Path(gpu_backend.demo_model.__file__).parent / "checkpoint"
 texts = st.text(max_size=200)
+
+
+def prompt_tokens_most(request: InferenceRequest) -> int:
+    return bound_prompt(request).tokens_on(model("m"))
 
 
 @given(st.lists(texts, max_size=4), st.lists(texts, max_size=2))
@@ -97,7 +101,7 @@ def test_images_count_at_the_dearest_providers_maximum() -> None:
     bare = prompt_tokens_most(chat(text=""))
     taken = [tokens(None) - bare, tokens("low") - bare]
 
-    assert taken == [IMAGE_TOKENS + PART_TOKENS, LOW_DETAIL_IMAGE_TOKENS + PART_TOKENS]
+    assert taken == [DEAREST + PART_TOKENS, LOW_DETAIL_DEAREST + PART_TOKENS]
 
 
 @given(st.integers(1, 2_000))
@@ -261,6 +265,7 @@ def test_the_engines_own_count_lies_between_the_bounds(turns: list[tuple[str, st
     count = len(codec.encode(template.render(messages), most=100_000, add_special_tokens=False))
 
     assert prompt_tokens_least(request) <= count <= prompt_tokens_most(request)
+    assert count <= bound_prompt(request).closely().tokens_on(model("m")) <= prompt_tokens_most(request)
 
 
 @cache

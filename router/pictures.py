@@ -1,0 +1,172 @@
+# How many tokens a picture takes of a prompt, by the formula of whoever makes the model, and how large a picture is.
+# Formulas: OpenAI, "Images and vision"; Anthropic, "Vision"; Google, "Image understanding"; Qwen2-VL and its kin.
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+from msgspec import Struct
+
+from protocol.chat import ImageUrl
+
+# The dearest of all: gpt-4o-mini, 2833 + 8 tiles of 5667. It holds where neither model nor size is known.
+DEAREST = 2833 + 8 * 5667
+LOW_DETAIL_DEAREST = 16_384  # detail is only some providers' word; others go by the size: Qwen2-VL and its kin
+MOST_HEADER = 256 * 1024  # bytes of a picture that are searched for its size: thumbnails and profiles come before it
+
+
+class Picture(Struct, frozen=True):
+    """A picture of a prompt: width and height where they are known, and whether little detail is asked for."""
+
+    size: tuple[int, int] | None
+    is_low: bool
+
+
+Formula = Callable[[Picture], int]
+
+
+def picture_of(image: ImageUrl) -> Picture:
+    """Return what counts of an image."""
+    return Picture(size_of(image.url), image.detail == "low")
+
+
+def picture_tokens_most(model: str, picture: Picture) -> int:
+    """Return the tokens that a picture never exceeds on a model, by the name that its upstream has for it."""
+    return _formula_of(model)(picture)
+
+
+def size_of(url: str) -> tuple[int, int] | None:
+    """Return width and height of the PNG, JPEG, GIF or WebP in a ``data:`` URL; ``None`` for whatever else."""
+    head, found, data = url[:128].partition(";base64,")
+    if not found or not head.startswith("data:image/"):
+        return None
+    begin = len(head) + len(found)
+    for most in (4 * 64, 4 * MOST_HEADER // 3):  # a JPEG alone may have its size far behind
+        try:
+            data = url[begin : begin + most]
+            start = base64.b64decode(data[: len(data) // 4 * 4])
+        except (binascii.Error, ValueError):
+            return None
+        if (size := _size_in(start)) is not None:
+            return size if min(size) > 0 else None
+        if start[:2] != b"\xff\xd8":
+            return None
+    return None
+
+
+def _size_in(start: bytes) -> tuple[int, int] | None:
+    """Return the size that the beginning of a picture tells."""
+    if start[:8] == b"\x89PNG\r\n\x1a\n" and start[12:16] == b"IHDR":
+        return int.from_bytes(start[16:20]), int.from_bytes(start[20:24])
+    if start[:6] in (b"GIF87a", b"GIF89a"):
+        return int.from_bytes(start[6:8], "little"), int.from_bytes(start[8:10], "little")
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return _webp_size(start[12:])
+    return _jpeg_size(start) if start[:2] == b"\xff\xd8" else None
+
+
+def _webp_size(chunk: bytes) -> tuple[int, int] | None:
+    match chunk[:4]:
+        case b"VP8X":
+            return 1 + int.from_bytes(chunk[12:15], "little"), 1 + int.from_bytes(chunk[15:18], "little")
+        case b"VP8L":
+            bits = int.from_bytes(chunk[9:13], "little")
+            return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        case b"VP8 ":
+            return int.from_bytes(chunk[14:16], "little") & 0x3FFF, int.from_bytes(chunk[16:18], "little") & 0x3FFF
+    return None
+
+
+def _jpeg_size(start: bytes) -> tuple[int, int] | None:
+    place = 2
+    while place + 9 <= len(start) and start[place] == 0xFF:
+        marker = start[place + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a frame begins
+            return int.from_bytes(start[place + 7 : place + 9]), int.from_bytes(start[place + 5 : place + 7])
+        place += 1 if marker == 0xFF else 2 + max(2, int.from_bytes(start[place + 2 : place + 4]))
+    return None
+
+
+def _tiles(base: int, tile: int) -> Formula:
+    """OpenAI's tiles: fitted into 2048 × 2048, the shorter side to 768, each 512 × 512 of it a tile."""
+
+    def tokens(picture: Picture) -> int:
+        if picture.is_low:
+            return base
+        if picture.size is None:
+            return base + 8 * tile
+        width, height = picture.size
+        scale = min(1.0, 2048 / max(width, height), 768 / min(width, height))
+        return base + min(8, math.ceil(_scaled(width, scale) / 512) * math.ceil(_scaled(height, scale) / 512)) * tile
+
+    return tokens
+
+
+def _patches(side: int, most: int, factor: float = 1.0, least: int = 1) -> Formula:
+    """Squares of ``side`` pixels, ``most`` of them at the most, of ``factor`` tokens."""
+
+    def tokens(picture: Picture) -> int:
+        patches = most
+        if picture.size is not None:
+            width, height = picture.size
+            patches = min(most, max(least, math.ceil(width / side) * math.ceil(height / side)))
+        return math.ceil(patches * factor)
+
+    return tokens
+
+
+def _crops(picture: Picture) -> int:
+    """Gemini 2's crops of 258 tokens; Gemini 3 takes 1,120, or 2,240 at its highest resolution."""
+    if picture.size is None:
+        return DEAREST
+    width, height = picture.size
+    crop = max(256, min(768, int(min(width, height) / 1.5)))
+    return min(DEAREST, max(2_240, 258 * math.ceil(width / crop) * math.ceil(height / crop)))
+
+
+def _dearest(*formulas: Formula) -> Formula:
+    return lambda picture: max(formula(picture) for formula in formulas)
+
+
+def _scaled(side: int, scale: float) -> int:
+    return math.ceil(side * scale - 1e-6)
+
+
+_QWEN = _patches(28, 16_384, least=256)
+_CLAUDE = _patches(27, 4_784)  # one token for each 28 × 28, or width × height / 750: 27.4 × 27.4
+_MINI = _tiles(2833, 5667)
+
+# By how a model's name begins; the first that fits counts.
+_FORMULAS: tuple[tuple[str, Formula], ...] = (
+    (r"gpt-4o-mini", _MINI),
+    (r"gpt-4\.1-mini|gpt-5-mini", _patches(32, 1_536, 1.62)),
+    (r"gpt-4\.1-nano|gpt-5-nano", _patches(32, 1_536, 2.46)),
+    (r"o4-mini", _patches(32, 1_536, 1.72)),
+    (r"gpt-4\.1", _dearest(_tiles(85, 170), _patches(32, 1_536))),
+    (r"(chatgpt-4o|gpt-4o|gpt-4\.5|gpt-4-turbo)", _tiles(85, 170)),
+    (r"gpt-5(?!\.)", _tiles(70, 140)),
+    (r"gpt-5\.", _dearest(_tiles(85, 170), _patches(32, 10_000, 1.2))),
+    (r"o[13](?!-mini)", _tiles(75, 150)),
+    (r"claude-(3|(opus|sonnet)-4(-[0156])?($|-2|@)|haiku-4)", _patches(27, 1_640)),
+    (r"claude-", _CLAUDE),
+    (r"gemini-", _crops),
+    (r"qwen", _QWEN),
+)
+
+
+def _unknown(picture: Picture) -> int:
+    """Return the most of any formula; of one in little detail the most of those that know no such word."""
+    if picture.is_low:
+        return LOW_DETAIL_DEAREST if picture.size is None else max(_MINI(picture), _QWEN(picture), _CLAUDE(picture))
+    return DEAREST if picture.size is None else max(formula(picture) for _, formula in _FORMULAS)
+
+
+@lru_cache(1_000)
+def _formula_of(model: str) -> Formula:
+    name = model.rpartition("/")[2].lower()
+    return next((formula for begins, formula in _FORMULAS if re.match(begins, name)), _unknown)

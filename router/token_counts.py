@@ -1,0 +1,61 @@
+# How many tokens a text has at the most: by the model's own tokenizer where that is known and there, else by a bound
+# that holds for those of the field, else by its bytes.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+
+from router.text_bounds import text_tokens_most
+
+ENCODINGS = ("o200k_base", "cl100k_base")  # OpenAI's, as the optional package ``rs-bpe`` carries them
+BYTES = "bytes"  # in place of a tokenizer: whatever it is, it makes no more tokens than bytes
+# By how the names of OpenAI's models begin. Newer ones may come with another encoding: the bound is for them.
+_OPENAI = (
+    (r"(chatgpt-4o|gpt-4o|gpt-4\.1|gpt-4\.5|gpt-5(-|$)|o[134](-|$))", "o200k_base"),
+    (r"(gpt-4(-|$)|gpt-3\.5-turbo|text-embedding-(3-|ada-002))", "cl100k_base"),
+)
+SLICE = 32_768  # characters that a tokenizer is given at once: none takes more than that at a bad pace
+EDGE = 8  # tokens more than the whole that the slices of a text may be short of, each
+
+
+def tokens_most(text: str, tokenizer: str | None) -> int:
+    """Return a number of tokens that ``text`` never exceeds, by a tokenizer; ``None``: by any of the field."""
+    return text_tokens_most(text) if tokenizer is None else counter_of(tokenizer)(text)
+
+
+def encoding_of(model: str) -> str | None:
+    """Return the encoding of one of OpenAI's models, if it is known and there."""
+    name = model.rpartition("/")[2].lower()
+    encoding = next((encoding for begins, encoding in _OPENAI if re.match(begins, name)), None)
+    return encoding if encoding is not None and find_spec("rs_bpe") is not None else None
+
+
+@cache
+def counter_of(tokenizer: str) -> Callable[[str], int]:
+    """Return what counts by bytes, by an encoding of OpenAI's, or by a ``tokenizer.json`` at a path.
+
+    Raises ImportError where the package for it is missing, and whatever reading the file raises.
+    """
+    if tokenizer == BYTES:
+        return lambda text: len(text.encode("utf-8", "surrogatepass"))
+    if tokenizer in ENCODINGS:
+        return _clean(getattr(import_module("rs_bpe.bpe").openai, tokenizer)().count)
+    read = import_module("tokenizers").Tokenizer.from_file(tokenizer)
+    return _sliced(lambda text: len(read.encode(text, add_special_tokens=False).ids))
+
+
+def _clean(count: Callable[[str], int]) -> Callable[[str], int]:
+    """Return ``count`` for texts with surrogates, too: those travel as question marks."""
+    return lambda text: count(text if text.isascii() else text.encode("utf-8", "replace").decode())
+
+
+def _sliced(count: Callable[[str], int]) -> Callable[[str], int]:
+    def count_slices(text: str) -> int:
+        slices = [text[start : start + SLICE] for start in range(0, len(text), SLICE)]
+        return sum(map(_clean(count), slices)) + EDGE * max(0, len(slices) - 1)
+
+    return count_slices
