@@ -16,10 +16,10 @@ LOCK = text("SELECT pg_advisory_xact_lock(hashtext('usage_records'))")
 CANNOT_MAKE = text("SELECT to_regclass(:name) IS NOT NULL OR EXISTS (SELECT FROM usage_records_rest WHERE day = :day)")
 PARTITIONS = text("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'usage_records'::regclass")
 
-DELETE = text("""
-    DELETE FROM usage_records_rest
-    WHERE (day, request_id) IN (SELECT day, request_id FROM usage_records_rest WHERE day < :before LIMIT :most)
-""")
+# Functions of the ledger's owner (migrations/versions/0016), which a gateway need not be.
+MAKE = text("SELECT make_usage_partition(:day)")
+DROP = text("SELECT drop_usage_partition(to_date(right(:name, 8), 'YYYYMMDD'))")
+DELETE = text("SELECT delete_usage_stragglers(:before, :most)")
 
 
 def coming_partitions(today: date) -> dict[str, date]:
@@ -39,8 +39,7 @@ async def ensure_partitions(connection: AsyncConnection, today: date) -> None:
         # One maker at a time, and a second look under the lock: the others find the partition made.
         await connection.execute(LOCK)
         if not (await connection.execute(CANNOT_MAKE, {"name": name, "day": day})).scalar_one():
-            bounds = f"FROM ('{day}') TO ('{day + timedelta(days=1)}')"
-            await connection.execute(text(f"CREATE TABLE {name} PARTITION OF usage_records FOR VALUES {bounds}"))
+            await connection.execute(MAKE, {"day": day})
 
 
 async def old_partitions(connection: AsyncConnection, before: date) -> list[str]:
@@ -56,12 +55,12 @@ async def drop_partition(connection: AsyncConnection, name: str) -> None:
     """
     await connection.execute(text("SET LOCAL lock_timeout = '1s'"))
     await connection.execute(LOCK)
-    await connection.execute(text(f"DROP TABLE IF EXISTS {name}"))
+    await connection.execute(DROP, {"name": name})
 
 
 async def delete_stragglers(connection: AsyncConnection, before: date) -> int:
     """Delete up to ten thousand rows of days before ``before`` from the default partition; return how many."""
-    return (await connection.execute(DELETE, {"before": before, "most": DELETED_AT_ONCE})).rowcount
+    return int((await connection.execute(DELETE, {"before": before, "most": DELETED_AT_ONCE})).scalar_one())
 
 
 def partition_of(day: date) -> str:

