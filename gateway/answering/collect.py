@@ -105,5 +105,8 @@ def _join_logprobs(pieces: list[Raw]) -> Raw | None:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         for name, values in fields.items():
-            whole[name] = [*(whole.get(name) or ()), *values] if values is not None else whole.get(name)
+            if (known := whole.get(name)) is None:
+                whole[name] = values
+            else:
+                known += values or ()
     return Raw(msgspec.json.encode(whole)) if whole else None

@@ -11,8 +11,8 @@ from datetime import datetime
 from msgspec import Struct
 
 UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "µs": 1e-6, "us": 1e-6, "ns": 1e-9}
-DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:h|ms|m|s|µs|us|ns))+")
-PART = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s|µs|us|ns)")
+DURATION = re.compile(r"(?:\d{1,18}(?:\.\d{1,18})?(?:h|ms|m|s|µs|us|ns))+")
+PART = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)(h|ms|m|s|µs|us|ns)")
 CLAUDE_TOKENS = ("tokens", "input-tokens", "output-tokens")
 
 

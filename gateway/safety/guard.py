@@ -75,13 +75,18 @@ class Guard:
         self._house = house
         self._is_off = house.input == "off" == house.output
         self._policies: dict[TeamSafety | None, Policy] = {}
-        self._found.clear()  # with the phrases of another house
-        self._open.clear()
+        self.forget()
         self._deny = frozenset(folded for phrase in house.deny for folded in foldings(phrase))
         # What was spelt letter by letter comes out without the spaces between its words.
         self._deny_spelt = self._deny | {phrase.replace(" ", "") for phrase in self._deny}
         self._abuse.follow(house.abuse)
         self.checker.follow(house.checker)
+
+    def forget(self) -> None:
+        """Remember no text: what was found in it went by the phrases of another house."""
+        self._found.clear()
+        self._open.clear()
+        self._known.clear()
 
     def policy(self, team: TeamSafety | None) -> Policy:
         """Return what holds for a team."""

@@ -1,0 +1,515 @@
+# Whatever callers and upstreams send takes time in proportion to its length. What reads it is found by looking through
+# the packages (tests/support/transforms.py), so that nothing new goes unmeasured.
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tracemalloc
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from multipart import PushMultipartParser
+
+from billing.holds import Settlement
+from billing.money import NanoDollars
+from billing.prices import Price
+from gateway.answering.collect import Collector
+from gateway.answering.estimate import probable_usage
+from gateway.answering.unroll import events_of
+from gateway.batch.intake import Intake, read_lines
+from gateway.held_back import judging
+from gateway.messages_dialect import MessagesDialect
+from gateway.providers import anthropic_request
+from gateway.providers.anthropic_events import AnthropicEvents
+from gateway.providers.errors import UpstreamFailure
+from gateway.providers.openai_events import OpenAIEvents
+from gateway.providers.registry import FORMATS
+from gateway.routes.chat import ChatDialect
+from gateway.routes.completions import CompletionDialect
+from gateway.safety.guard import OVERLAP
+from gateway.safety.output_watch import OutputWatch
+from gateway.safety.rules import RULES, holds_phrase
+from gateway.settings import Safety
+from gpu_backend.server import checks, structured
+from gpu_backend.server.chat_template import ChatTemplate
+from gpu_backend.server.requests import NO_EXTENSIONS
+from gpu_backend.server.tokens import StopStrings
+from gpu_backend.server.tool_call_text import CallState, CallText
+from gpu_backend.server.tool_calls import ToolCallReader, ToolStyle
+from protocol.chat import MOST_MESSAGES, ChatReply, ChatRequest
+from protocol.completions import CompletionRequest
+from protocol.decoding import MAX_VALUES, decode_with_extra, has_more_values
+from protocol.embeddings import EmbeddingRequest
+from protocol.errors import ServiceError
+from protocol.events import Delta
+from protocol.messages import MessagesRequest
+from protocol.sse import EventReader
+from protocol.usage import Usage
+from router import bounds, fitting, form, thread
+from router.targets import Ability, ModelSpec
+from router.wish import Wish
+from tests.support import hostile_requests as shapes
+from tests.support.chat_templates import FAMILIES
+from tests.support.growth import LAST, Work, growth_of
+from tests.support.guarding import Guarding
+from tests.support.hostile_texts import near_matches, repeated, texts
+from tests.support.transforms import functions, patterns, readers, request_types
+
+REFUSALS = (ServiceError, UpstreamFailure, ValueError, msgspec.MsgspecError, RecursionError)
+MODEL = ModelSpec(
+    name="m",
+    provider="p",
+    upstream_model="m",
+    price=Price(input=NanoDollars(1), output=NanoDollars(1)),
+    context=10**9,
+    max_output=4096,
+    abilities=frozenset(Ability),
+)
+REPLY: Any = SimpleNamespace(
+    call=SimpleNamespace(request_id="0-1"),
+    target=SimpleNamespace(model=SimpleNamespace(name="m")),
+    record=SimpleNamespace(cost_nanousd=1),
+    meter=SimpleNamespace(so_far=lambda: Settlement(Usage(), 0)),
+)
+RAISING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+)
+# What needs more than the text, the body or the request itself, with what is given beside it.
+ARRANGED: dict[str, Callable[[Any], object]] = {
+    "protocol.decoding.has_more_values": lambda body: has_more_values(body, len(body) // 4),
+    "router.bounds.output_tokens_most": lambda request: bounds.output_tokens_most(request, MODEL),
+    "router.bounds.output_limit": lambda request: bounds.output_limit(request, MODEL),
+    "router.bounds.usage_most": lambda request: bounds.usage_most(request, MODEL),
+    "router.bounds.cost_most": lambda request: bounds.cost_most(request, MODEL),
+    "router.fitting.needs_of": lambda request: fitting.needs_of(request, Wish(), [MODEL]),
+    "router.form.form_of": lambda data: form.form_of(data, data.lower(), form.words_of(data.lower())),
+    "router.thread.judge": lambda request: thread.judge(request, 0.5, lambda asked: 0.5),
+    "router.thread.as_asked": lambda request: thread.as_asked(request, 1),
+    "gateway.answering.estimate.probable_usage": lambda request: probable_usage(request, ChatReply(choices=()), 9),
+    "gateway.answering.unroll.events_of": lambda reply: events_of(reply, None),
+    "gateway.providers.anthropic_request.message_body": lambda request: anthropic_request.message_body(
+        request, "m", 1, streams=True
+    ),
+    "gateway.providers.anthropic_request.native_body": lambda asked: anthropic_request.native_body(
+        asked, asked.as_chat(), "m", streams=True
+    ),
+    "gateway.safety.rules.holds_phrase": lambda text: holds_phrase(text, ["aaaaaaab", "gur gur"]),
+    "gateway.held_back.judging.are_same": lambda text: judging.are_same(text, f"{text}a"),
+    "gateway.held_back.judging.verdict_of": lambda text: judging.verdict_of(text, small_first=True),
+    "gpu_backend.server.checks.check_chat": lambda request: checks.check_chat(request, NO_EXTENSIONS),
+    "gpu_backend.server.checks.check_completion": lambda request: checks.check_completion(request, NO_EXTENSIONS),
+    "gpu_backend.server.structured.grammar_of": lambda request: structured.grammar_of(request, NO_EXTENSIONS),
+}
+# What is measured by a test of its own, or reads nothing long.
+ELSEWHERE = {
+    "protocol.decoding.decode": "test_decoding",
+    "protocol.decoding.decode_with_extra": "test_decoding",
+    "gpu_backend.server.requests.read_body": "test_decoding",
+    "gateway.providers.openai_replies.read_whole": "test_a_format",
+    "gateway.held_back.judging.judge_request": "shows so many characters of each",
+    "gateway.held_back.judging.longest_judge_request": "shows so many characters of each",
+    "gpu_backend.server.tools.read_tools": "takes 128 tools, whose grammar is bounded",
+    "gpu_backend.server.requests.sampling_of": "reads numbers",
+    "router.bounds.limit_within": "reads numbers, once the prompt is measured",
+    "router.bounds.with_output_limit": "puts a number in",
+    "router.choose.choose_route": "measures by needs_of",
+    "router.sampling.route_with_large": "reads a name of the catalogue",
+    "protocol.errors.invalid_value": "writes a refusal",
+    "gpu_backend.server.requests.invalid": "writes a refusal",
+    "gateway.routes.exchange.read_whole": "reads twenty digits",
+    "gateway.batch.results.error_of": "writes an error",
+    "gateway.providers.openai_parts.made_up_id": "reads 200 characters",
+    "gateway.safety.genuine.is_assigned": "reads what its rule found, which is short",
+    "gateway.safety.genuine.is_bearer": "reads what its rule found, which is short",
+    "gateway.callbacks.signing.signed_headers": "signs what the house writes",
+}
+
+
+def check(name: str, work_on: Callable[[int], Work], last: int = LAST) -> list[str]:
+    """Return the name, with what was measured, where work is not linear."""
+    found = growth_of(work_on, last)
+    if found.is_linear:
+        return []
+    return [f"{name}: {found.once:.4f} s for {found.size}, {found.four:.4f} s for four times as much"]
+
+
+def done(function: Callable[[Any], object], given: Any) -> Work:
+    """Return the work of a function, to the last of what it yields; what it refuses is read, too."""
+
+    def work() -> None:
+        try:
+            said = function(given)
+            if isinstance(said, Iterator):
+                deque(said, maxlen=0)
+        except REFUSALS:
+            pass
+
+    return work
+
+
+def shapes_of(kind: type) -> Mapping[str, Callable[[int], Any]]:
+    """Return what a function is given that takes this, of any size."""
+    if kind is str:
+        return {name: partial(repeated, unit) for name, unit in texts().items()}
+    if kind is bytes:
+        return shapes.upstream_bodies() | {name: partial(_encoded, unit) for name, unit in texts().items()}
+    of_requests: dict[type, Mapping[str, Callable[[int], Any]]] = {
+        ChatRequest: shapes.chats(),
+        CompletionRequest: shapes.completions(),
+        EmbeddingRequest: shapes.embeddings(),
+        MessagesRequest: shapes.messages(),
+        ChatReply: shapes.replies(),
+    }
+    return of_requests.get(kind, {})
+
+
+def _encoded(unit: str, size: int) -> bytes:
+    return repeated(unit, size).encode()
+
+
+FUNCTIONS = functions()
+MEASURED = {name: ARRANGED.get(name, function) for name, (function, _, _) in FUNCTIONS.items() if name not in ELSEWHERE}
+
+
+def test_everything_that_reads_what_others_send_is_measured() -> None:
+    """A function that needs more than what was sent says what else, or which test measures it."""
+    needing_more = {name for name, (_, _, is_ready) in FUNCTIONS.items() if not is_ready}
+    unknown = needing_more - ARRANGED.keys() - ELSEWHERE.keys()
+    gone = (ARRANGED.keys() | ELSEWHERE.keys()) - FUNCTIONS.keys()
+
+    assert not unknown, f"add to ARRANGED or ELSEWHERE: {sorted(unknown)}"
+    assert not gone, f"no longer there: {sorted(gone)}"
+    assert len(MEASURED) > 80
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_function_takes_time_in_proportion_to_what_it_reads(name: str) -> None:
+    """Texts of one sign, without blanks, of near matches; conversations of many messages, parts, calls and tools."""
+    wrong: list[str] = []
+    for kind in FUNCTIONS[name][1]:
+        for shape, of in shapes_of(kind).items():
+            last = LAST if kind in (str, bytes) else MOST_MESSAGES
+            wrong += check(shape, lambda size, of=of: done(MEASURED[name], of(size)), last)
+
+    assert not wrong
+
+
+@cache
+def _patterns() -> dict[str, tuple[re.Pattern[Any], frozenset[str]]]:
+    rules = {f"RULES[{n}] {rule.name}": (rule.pattern, frozenset({"finditer"})) for n, rule in enumerate(RULES)}
+    return patterns() | rules
+
+
+@pytest.mark.parametrize("name", _patterns())
+def test_a_pattern_takes_time_in_proportion_to_the_text(name: str) -> None:
+    """Near matches of itself, again and again, in every way in which it is used: nothing is read twice."""
+    pattern, ways = _patterns()[name]
+    nearly = near_matches(pattern)
+    wrong: list[str] = []
+    for unit in (*nearly, *(f"{near} " for near in nearly), *'a0 "\\-.<'):
+        for way in sorted(ways):
+            wrong += check(f"{way} in {unit!r}", lambda size, unit=unit, way=way: _matching(pattern, way, unit, size))
+
+    assert not wrong
+
+
+def _matching(pattern: re.Pattern[Any], way: str, unit: str, size: int) -> Work:
+    text: Any = repeated(unit, size)
+    if isinstance(pattern.pattern, bytes):
+        text = text.encode("latin-1", "replace")
+    if way == "sub":
+        return partial(pattern.sub, text[:0], text)
+    return done(getattr(pattern, way), text)
+
+
+def test_what_a_rule_finds_is_shorter_than_what_two_slices_share() -> None:
+    """Else what stands across the end of a slice would be found in neither."""
+    longest = {rule.name: _longest(rule.pattern) for rule in RULES}
+
+    assert {name: size for name, size in longest.items() if size > OVERLAP} == {}
+
+
+def _longest(pattern: re.Pattern[str]) -> int:
+    from re import _parser  # type: ignore[attr-defined]
+
+    return int(_parser.parse(pattern.pattern, pattern.flags).getwidth()[1])
+
+
+@pytest.mark.parametrize("kind", sorted(request_types(), key=str), ids=lambda kind: kind.__name__)
+def test_decoding_takes_time_in_proportion_to_the_body(kind: type) -> None:
+    """Every type that a route reads, from sound bodies and from broken ones."""
+    wrong: list[str] = []
+    for shape, of in shapes.bodies().items():
+        wrong += check(shape, lambda size, of=of: done(lambda body: decode_with_extra(body, kind), of(size)))
+
+    assert not wrong
+
+
+def test_counting_values_takes_no_memory() -> None:
+    """Nothing is kept of the strings that are passed over."""
+    body = b'["' + b'\\"' * 1_000_000 + b'"' + b",[" * MAX_VALUES
+    tracemalloc.start()
+    try:
+        assert has_more_values(body, MAX_VALUES)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 100_000
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_reads_any_answer_in_proportion_to_its_length(name: str) -> None:
+    """Whole replies and errors, of whatever an upstream may send."""
+    wire = FORMATS[name]
+    chat, completion = ChatRequest(model="m", messages=()), CompletionRequest(model="m", prompt="a")
+    embedding = shapes.embeddings()["one long text"](1)
+    wrong: list[str] = []
+    for shape, of in shapes.upstream_bodies().items():
+        for read in [partial(wire.read_reply, request) for request in (chat, completion, embedding)]:
+            wrong += check(shape, lambda size, of=of, read=read: done(read, of(size)))
+        wrong += check(f"error: {shape}", lambda size, of=of: done(partial(wire.read_error, 400, {}), of(size)))
+
+    assert not wrong
+
+
+def _fed(reader: Any, pieces: Iterable[Any]) -> None:
+    try:
+        for piece in pieces:
+            reader.feed(piece)
+        reader.finish()
+    except (*REFUSALS, AttributeError):
+        pass
+
+
+def _pieces(given: Any, length: int) -> list[Any]:
+    return [given[start : start + length] for start in range(0, len(given), length)]
+
+
+def _read_call(text: str) -> CallText:
+    call = CallText(["f"])
+    for character in '{"name": "f", "arguments": ' + text:
+        if call.state in (CallState.DONE, CallState.BAD):
+            break
+        call.feed(character)
+    return call
+
+
+async def _take_lines(body: bytes) -> int:
+    async def chunks() -> AsyncIterator[bytes]:
+        for piece in _pieces(body, 1000):
+            yield piece
+
+    intake = Intake("/v1/chat/completions")
+    async for line in read_lines(chunks(), intake):
+        intake.line(line)
+    return intake.count
+
+
+def _parse_form(body: bytes) -> None:
+    with PushMultipartParser("b", max_segment_count=16) as parser:
+        for piece in _pieces(body, 1000):
+            deque(parser.parse(piece), maxlen=0)
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "'
+
+
+def _dialect(make: Callable[[], Any]) -> Callable[[list[Any]], object]:
+    def write(events: list[Any]) -> None:
+        dialect = make()
+        for event in events:
+            dialect.pieces(REPLY, [event])
+
+    return write
+
+
+def _collected(events: list[Any]) -> object:
+    collector = Collector(ChatRequest(model="m", messages=()))
+    for event in events[:-2]:
+        collector.add(event)
+    return collector.reply()
+
+
+# Readers by the place of their class: the kind of what they are given, and what is done with it.
+READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
+    "protocol.sse.EventReader": (
+        "stream",
+        [lambda said: _fed(EventReader(), _pieces(said, 7)), lambda said: _fed(EventReader(), [said])],
+    ),
+    "gateway.providers.openai_events.OpenAIEvents": (
+        "stream",
+        [lambda said: _fed(OpenAIEvents(), _pieces(said, 99)), lambda said: _fed(OpenAIEvents(), [said])],
+    ),
+    "gateway.providers.anthropic_events.AnthropicEvents": (
+        "stream",
+        [lambda said: _fed(AnthropicEvents(), _pieces(said, 99)), lambda said: _fed(AnthropicEvents(), [said])],
+    ),
+    "gpu_backend.server.tokens.StopStrings": (
+        "text",
+        [
+            lambda text: _fed(StopStrings(["ab"]), [text]),
+            lambda text: _fed(StopStrings([f"{text}\0"]), _pieces(text, 4)),  # it may begin at every character
+            lambda text: _fed(StopStrings([f"{text}\0"]), [text, "\1"]),  # and has not, but for its last one
+        ],
+    ),
+    "gpu_backend.server.tool_call_text.CallText": ("text", [_read_call, lambda text: _read_call(f'{{"a": "{text}')]),
+    "gpu_backend.server.tool_calls.ToolCallReader": (
+        "text",
+        [
+            lambda text: _fed(ToolCallReader(ToolStyle.HERMES, ["f"], str), _pieces(text, 4)),
+            lambda text: _fed(ToolCallReader(ToolStyle.LLAMA, ["f"], str), [text]),
+            lambda text: _fed(ToolCallReader(ToolStyle.HERMES, ["f"], str), [CALL + text]),
+        ],
+    ),
+    "gateway.batch.intake.Intake": ("bytes", [lambda body: asyncio.run(_take_lines(body))]),
+    "gateway.messages_dialect.MessagesDialect": ("events", [_dialect(lambda: MessagesDialect("m", "0-1"))]),
+    "gateway.routes.chat.ChatDialect": (
+        "events",
+        [_dialect(lambda: ChatDialect(ChatRequest(model="m", messages=()), "0-1", 0))],
+    ),
+    "gateway.routes.completions.CompletionDialect": (
+        "events",
+        [_dialect(lambda: CompletionDialect(CompletionRequest(model="m", prompt="a"), "0-1", 0))],
+    ),
+}
+MORE_READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
+    "multipart.PushMultipartParser": ("form", [_parse_form]),
+    "gateway.answering.collect.Collector": ("events", [_collected]),
+}
+BESIDE = {
+    "gpu_backend.server.tokens.Detokenizer": "keeps one unfinished character",
+    "gpu_backend.server.generation.Generation": "passes on what Reply writes",
+    "gateway.answering.reply.Reply": "passes on what dialects write",
+    "gateway.replies.Written": "keeps what a dialect wrote",
+    "gateway.answering.hooks.ReplyHook": "does nothing",
+    "gateway.safety.output_watch._Nobody": "does nothing",
+    "gateway.safety.output_watch.OutputWatch": "test_the_content_policy",
+    "gateway.routes.embeddings.EmbeddingDialect": "has no stream",
+    "gateway.held_back.taker.Watch": "drops what is longer than it keeps",
+}
+
+
+def test_every_reader_and_dialect_is_measured() -> None:
+    """What takes a reply in piece by piece, or writes it so, is known here, or why it need not be."""
+    found = readers().keys()
+
+    assert found - READERS.keys() - BESIDE.keys() == set()
+    assert (READERS.keys() | BESIDE.keys()) - found == set()
+
+
+@pytest.mark.parametrize("name", [*READERS, *MORE_READERS])
+def test_a_reader_takes_time_in_proportion_to_all_that_came(name: str) -> None:
+    """However it is cut: what waits for its end is not gone through with each piece."""
+    kind, ways = {**READERS, **MORE_READERS}[name]
+    wrong: list[str] = []
+    for shape, of in _streams_for(kind).items():
+        for way in ways:
+            wrong += check(shape, lambda size, of=of, way=way: done(way, of(size)), MOST_MESSAGES)
+
+    assert not wrong
+
+
+def _streams_for(kind: str) -> Mapping[str, Callable[[int], Any]]:
+    match kind:
+        case "events":
+            return shapes.streams()
+        case "stream":
+            return {**shapes.upstream_streams(), **shapes.bodies()}
+        case "form":
+            return {name: partial(_form, unit) for name, unit in texts().items()} | {
+                "dashes": lambda size: _form("\r\n--", size),
+                "parts": lambda size: b"--b\r\n\r\na\r\n" * (size // 10),
+                "a long head": lambda size: b"--b\r\n" + b"a: b\r\n" * (size // 6),
+            }
+    return shapes_of(str if kind == "text" else bytes)
+
+
+def _form(unit: str, size: int) -> bytes:
+    head = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    return head + repeated(unit, size).encode() + b"\r\n--b--\r\n"
+
+
+@pytest.mark.parametrize("source", [*FAMILIES.values(), RAISING], ids=[*FAMILIES, "one that raises"])
+def test_a_template_takes_time_in_proportion_to_the_conversation(source: str) -> None:
+    """Rendered, refused, or refused and rendered again with one call a turn."""
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    wrong: list[str] = []
+    for shape, of in shapes.chats().items():
+        wrong += check(
+            shape,
+            lambda size, of=of: done(lambda asked: template.render(asked.messages, asked.tools or ()), of(size)),
+            MOST_MESSAGES,
+        )
+
+    assert not wrong
+
+
+def test_the_content_policy_takes_time_in_proportion_to_what_is_said() -> None:
+    """Rules and classifiers, on requests and on answers, whole and streamed; nothing is remembered from before."""
+    loop = asyncio.new_event_loop()
+    guarding = loop.run_until_complete(_guarding())
+
+    def work(way: Callable[[Guarding, Any], Coroutine[Any, Any, None]], given: Any) -> Work:
+        def run() -> None:
+            guarding.guard.forget()
+            loop.run_until_complete(way(guarding, given))
+
+        return run
+
+    wrong: list[str] = []
+    try:
+        for shape, of in shapes.chats().items():
+            wrong += check(f"rules: {shape}", lambda size, of=of: work(_by_rules, of(size)), MOST_SAID)
+        for shape, unit in texts().items():
+            for way in (_judged, _watched, _streamed):
+                name = f"{way.__name__}: {shape}"
+                wrong += check(name, lambda size, way=way, unit=unit: work(way, repeated(unit, size)), MOST_SAID)
+    finally:
+        loop.run_until_complete(guarding.close())
+        loop.close()
+
+    assert not wrong
+
+
+MOST_SAID = 16_000  # characters: several slices
+
+
+async def _guarding() -> Guarding:
+    return Guarding(Safety(input="flag", output="block"))
+
+
+async def _by_rules(guarding: Guarding, asked: ChatRequest) -> None:
+    await guarding.guard.find_by_form(asked)
+
+
+async def _judged(guarding: Guarding, text: str) -> None:
+    await guarding.guard.judge([text])
+    await guarding.guard.judge_told([text])
+
+
+async def _watched(guarding: Guarding, text: str) -> None:
+    with suppress(ServiceError):
+        await _watch_of(guarding).whole(ChatReply(choices=(shapes.choice(0, content=text),)))
+
+
+async def _streamed(guarding: Guarding, text: str) -> None:
+    watch = _watch_of(guarding)
+    with suppress(ServiceError):
+        for piece in _pieces(text, 4):
+            watch.delta(Delta(text=piece))
+
+
+def _watch_of(guarding: Guarding) -> OutputWatch:
+    call = guarding.call()
+    policy = guarding.guard.policy_for(call)
+    assert policy is not None
+    return OutputWatch(guarding.guard, call, policy)
