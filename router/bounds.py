@@ -133,7 +133,7 @@ def with_output_limit(request: InferenceRequest, limit: int | None) -> Inference
 
 def _likely_most(prompt: PromptBound) -> int:
     """Return about the most tokens of a prompt that is anything like language."""
-    return prompt.size // FEWEST_TOKEN_BYTES + USUAL_IMAGE_TOKENS * len(prompt.pictures)
+    return prompt.size // FEWEST_TOKEN_BYTES + USUAL_IMAGE_TOKENS * len(prompt.images)
 
 
 def replies_asked(request: InferenceRequest) -> int:

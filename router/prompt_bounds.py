@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -58,14 +58,14 @@ class PromptBound(Struct, frozen=True, dict=True):
     closer look (``is_close``)."""
 
     added: int  # tokens that templates add, and prompts given as token ids
-    texts: tuple[str, ...]
-    pictures: tuple[Picture, ...] = ()
+    texts: Sequence[str]
+    images: Sequence[ImageUrl] = ()
     is_close: bool = False
 
     @cached_property
     def size(self) -> int:
         """Tokens without the pictures, if every byte were one."""
-        return self.added + sum(map(byte_length, self.texts))
+        return self.added + sum([len(text) if text.isascii() else byte_length(text) for text in self.texts])
 
     @property
     def is_short(self) -> bool:
@@ -79,7 +79,7 @@ class PromptBound(Struct, frozen=True, dict=True):
     def tokens_on(self, model: ModelSpec) -> int:
         """Return a number of tokens that the prompt never exceeds on ``model``."""
         text = self._counted(model.tokenizer) if self.is_close else self.size
-        if not self.pictures:
+        if not self.images:
             return text
         return text + sum(picture_tokens_most(model.upstream_model, picture) for picture in self.pictures)
 
@@ -89,6 +89,11 @@ class PromptBound(Struct, frozen=True, dict=True):
             # Joined, because a look at each of thousands of words would cost more; templates put marks between them.
             self._counts[tokenizer] = min(self.size, self.added + tokens_most("\n".join(self.texts), tokenizer))
         return self._counts[tokenizer]
+
+    @cached_property
+    def pictures(self) -> tuple[Picture, ...]:
+        """The images, as large as they say they are."""
+        return tuple(map(picture_of, self.images))
 
     @cached_property
     def _counts(self) -> dict[str | None, int]:
@@ -181,10 +186,19 @@ def byte_length(text: str) -> int:
 
 
 def _chat_bound(request: ChatRequest) -> PromptBound:
-    added = TEMPLATE_TOKENS
+    added = TEMPLATE_TOKENS + MESSAGE_TOKENS * len(request.messages)
     texts: list[str] = []
+    images: list[ImageUrl] = []
     for message in request.messages:
-        added += _read_message(message, texts)
+        if type(message.content) is str:
+            texts.append(_quoted(message.content) if message.role == "tool" else message.content)
+        elif message.content:
+            added += PART_TOKENS * len(message.content)
+            _read_parts(message, texts, images)
+        if message.name or message.refusal or message.tool_call_id:
+            texts += filter(None, (message.name, message.refusal, message.tool_call_id))
+        if message.thinking_blocks or message.tool_calls:
+            added += _read_turn(message, texts)
     if request.tools:
         added += TOOLS_TOKENS + TOOL_TOKENS * len(request.tools)
         texts += map(_indented, request.tools)
@@ -193,7 +207,7 @@ def _chat_bound(request: ChatRequest) -> PromptBound:
         texts.append(_indented(request.response_format.json_schema))
     elif request.response_format is not None:
         added += MESSAGE_TOKENS
-    return PromptBound(added, tuple(texts), tuple(map(picture_of, images_of(request))))
+    return PromptBound(added, texts, images)
 
 
 def _plain_bound(prompts: list[str | list[int]], suffix: str = "", added: int = 0) -> PromptBound:
@@ -202,25 +216,24 @@ def _plain_bound(prompts: list[str | list[int]], suffix: str = "", added: int = 
     ]
     for prompt in prompts:
         added += MESSAGE_TOKENS if isinstance(prompt, str) else len(prompt)
-    return PromptBound(added, tuple(texts))
+    return PromptBound(added, texts)
 
 
-def _read_message(message: Message, texts: list[str]) -> int:
-    """Add what a message writes into the prompt to ``texts``; return the tokens that a template adds to it."""
-    added = MESSAGE_TOKENS
-    # Templates write the results of tools as JSON strings, so their quotes and newlines take two bytes.
-    written = _quoted if message.role == "tool" else str
-    if isinstance(message.content, str):
-        texts.append(written(message.content))
-    else:
-        for part in message.content or ():
-            added += PART_TOKENS
-            match part:
-                case TextPart(text):
-                    texts.append(written(text))
-                case RefusalPart(refusal):
-                    texts.append(refusal)
-    texts += filter(None, (message.name, message.refusal, message.tool_call_id))
+def _read_parts(message: Message, texts: list[str], images: list[ImageUrl]) -> None:
+    for part in message.content or ():
+        match part:
+            case TextPart(text):
+                # Templates write the results of tools as JSON strings, so their quotes and newlines take two bytes.
+                texts.append(_quoted(text) if message.role == "tool" else text)
+            case RefusalPart(refusal):
+                texts.append(refusal)
+            case ImagePart(image):
+                images.append(image)
+
+
+def _read_turn(message: Message, texts: list[str]) -> int:
+    """Add what an assistant thought and called to ``texts``; return the tokens that a template adds to it."""
+    added = 0
     for block in message.thinking_blocks or ():
         added += PART_TOKENS
         match block:

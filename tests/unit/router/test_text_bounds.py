@@ -17,6 +17,8 @@ from router.text_bounds import shared_by_vocabularies, text_tokens_most
 from router.token_counts import BYTES, ENCODINGS, SLICE, counter_of, encoding_of, tokens_most
 from tests.unit.router.examples import model
 
+pytest.importorskip("rs_bpe")  # has no wheels for the newest Pythons
+
 DEMO = Path(gpu_backend.demo_model.__file__).parent / "checkpoint" / "tokenizer.json"
 DOCS = Path(__file__).parents[3] / "docs"
 

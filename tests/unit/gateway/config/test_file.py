@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+import gpu_backend.demo_model
 from billing.money import to_nano
 from billing.prices import Price, PriceStep
 from gateway.config.file import ConfigFaults, Fault, load_settings
@@ -19,6 +20,7 @@ from gateway.config.tree import Scalar, read_tree
 from gateway.settings import Settings, Tracing
 from router.catalog import AutoRoute, HeldBack
 from router.targets import Ability, Endpoint, Tier
+from router.token_counts import ENCODINGS
 
 ENV = {
     "DATABASE_URL": "postgresql://house:pass@db/tollgate",
@@ -41,6 +43,7 @@ HEAD = """\
       gpt-4o: {provider: openai}
       llama: {provider: own, price: {input: 0.40, output: 0.80}}
 """
+DEMO_TOKENIZER = str(Path(gpu_backend.demo_model.__file__).parent / "checkpoint" / "tokenizer.json")
 KINDS = ("input", "output", "cached_input", "cache_write", "reasoning")
 BELOW_HEAD = 11  # the line on which a test's own lines begin
 
@@ -96,6 +99,26 @@ def test_a_well_known_models_longest_answer_is_known(tmp_path: Path, upstream: s
     model = load(tmp_path, HEAD[: HEAD.index("models:")] + models).models["known"]
 
     assert (model.max_output, model.usual_output) == (most, usual)
+
+
+@pytest.mark.parametrize(
+    ("model", "counted_by"),
+    [
+        ("provider: openai, upstream_model: gpt-4o-2024-11-20", "o200k_base"),
+        ("provider: openai, upstream_model: openai/gpt-4-turbo", "cl100k_base"),
+        ("provider: openai, upstream_model: another", None),
+        ("provider: own, upstream_model: gpt-4o", "bytes"),
+        (f"provider: own, tokenizer: {DEMO_TOKENIZER}", DEMO_TOKENIZER),
+        ("provider: openai, upstream_model: gpt-4o, tokenizer: bytes", "bytes"),
+    ],
+)
+def test_what_counts_a_models_prompts(tmp_path: Path, model: str, counted_by: str | None) -> None:
+    """What the file says; else the encoding of one of OpenAI's models, a bound for models outside, bytes for ours."""
+    if counted_by in ENCODINGS:
+        pytest.importorskip("rs_bpe")
+    models = f"models: {{known: {{{model}, price: {{input: 1, output: 1}}}}}}"
+
+    assert load(tmp_path, HEAD[: HEAD.index("models:")] + models).models["known"].tokenizer == counted_by
 
 
 def test_replicas_of_our_own_are_given_up_sooner_where_another_can_go_on(tmp_path: Path) -> None:
@@ -311,6 +334,8 @@ MODEL_FAULTS = [
     ("{provider: openai, upstream_model: mystery}", "price", "the price library does not know mystery"),
     ("{provider: own}", "price", "missing"),
     ("{provider: own, price: {input: 1}}", "price.output", "missing"),
+    ("{provider: own, price: {input: 1, output: 1}, tokenizer: /no/such.json}", "tokenizer", "there is no file"),
+    ("{provider: own, price: {input: 1, output: 1}, tokenizer: /etc/hostname}", "tokenizer", "no tokenizer.json"),
     ("{provider: own, price: {input: one, output: 1}}", "price.input", "expected US dollars"),
     ("{provider: own, price: {input: -1, output: 1}}", "price.input", "expected US dollars"),
     ("{provider: own, price: {input: 1, output: 1, outptu: 1}}", "price.outptu", "did you mean `output`?"),
