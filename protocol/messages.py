@@ -95,6 +95,9 @@ CLIENT_TOOLS: dict[str, str | None] = {
     "computer_20250124": "computer-use-2025-01-24",
     "computer_20251124": "computer-use-2025-11-24",
 }
+# What such a tool adds to a prompt is written by the upstream, up to 735 tokens (Anthropic, "Computer use tool"). This
+# stands for it where a prompt is counted; no upstream is sent it.
+UNSEEN_SCHEMA: dict[str, Any] = {"description": "-" * 735}
 
 
 class MessageTool(Struct, frozen=True, omit_defaults=True):
@@ -309,7 +312,8 @@ def _misplaced(block: Block, where: str) -> BadRequest:
 
 
 def _tool(tool: MessageTool) -> Tool:
-    return Tool(Function(tool.name, tool.description, tool.input_schema, tool.strict))
+    schema = UNSEEN_SCHEMA if tool.is_anthropics else tool.input_schema
+    return Tool(Function(tool.name, tool.description, schema, tool.strict))
 
 
 def _choice(

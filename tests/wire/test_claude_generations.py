@@ -30,6 +30,7 @@ from protocol.messages import (
     ToolUseBlock,
     Turn,
 )
+from router.prompt_bounds import bound_prompt
 from router.targets import Target
 from tests.support.anthropic_rules import GENERATIONS, check_body
 from tests.wire.traffic import TARGET, asking
@@ -212,6 +213,16 @@ def test_tools_that_claude_was_trained_on_pass(tool: MessageTool, beta: str | No
 
     assert body["tools"][0]["type"] == tool.type
     assert request.headers.get("anthropic-beta") == beta
+
+
+def test_what_such_tools_add_to_a_prompt_is_held() -> None:
+    """Their definitions are the upstream's: 245, 700 and 735 tokens, and 466 around them, as its pages say."""
+    kinds = {"bash": "bash_20250124", "editor": "text_editor_20250728", "computer": "computer_20250124"}
+    plain = MessagesRequest(model="asked", max_tokens=100, messages=(Turn("user", "Hi"),))
+    armed = replace(plain, tools=tuple(MessageTool(name, type=kind) for name, kind in kinds.items()))
+
+    with_tools, without = (bound_prompt(asked.as_chat()).closely().tokens_on(TARGET.model) for asked in (armed, plain))
+    assert with_tools - without >= 245 + 700 + 735 + 466
 
 
 @pytest.mark.parametrize(
