@@ -45,7 +45,15 @@ def counter_of(tokenizer: str) -> Callable[[str], int]:
     if tokenizer in ENCODINGS:
         return _clean(getattr(import_module("rs_bpe.bpe").openai, tokenizer)().count)
     read = import_module("tokenizers").Tokenizer.from_file(tokenizer)
-    return _sliced(lambda text: len(read.encode(text, add_special_tokens=False).ids))
+    added = read.get_added_tokens_decoder()
+    # What a caller writes of control tokens is text to the engine: at most a token for each of its bytes.
+    control = {token_id: len(token.content.encode()) for token_id, token in added.items() if token.special}
+
+    def count(text: str) -> int:
+        ids = read.encode(text, add_special_tokens=False).ids
+        return len(ids) if control.keys().isdisjoint(ids) else sum(control.get(token_id, 1) for token_id in ids)
+
+    return _sliced(count)
 
 
 def _clean(count: Callable[[str], int]) -> Callable[[str], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpu_backend.demo_model
+from gpu_backend.server.checkpoint import load_checkpoint
 from protocol.chat import ChatRequest, Message
 from router.prompt_bounds import bound_prompt
 from router.text_bounds import shared_by_vocabularies, text_tokens_most
@@ -20,6 +22,7 @@ from tests.unit.router.examples import model
 pytest.importorskip("rs_bpe")  # has no wheels for the newest Pythons
 
 DEMO = Path(gpu_backend.demo_model.__file__).parent / "checkpoint" / "tokenizer.json"
+demo_checkpoint = cache(lambda: load_checkpoint(DEMO.parent))
 DOCS = Path(__file__).parents[3] / "docs"
 
 # What makes many tokens, or breaks the borders that a bound counts on.
@@ -90,6 +93,17 @@ def test_a_tokenizer_counts_exactly() -> None:
     assert tokens_most("hello world", "o200k_base") == 2
     assert tokens_most("<|endoftext|>", "o200k_base") > 1
     assert tokens_most("half a pair \ud800", "cl100k_base") >= 4
+
+
+@given(st.lists(st.sampled_from(["<|end|>", "<|system|>", "<|", "end", "|>", " a", "\n"]), max_size=20).map("".join))
+def test_control_tokens_that_a_caller_writes_are_held_as_text(text: str) -> None:
+    """The engine takes them for text, which has more tokens than they have in a template."""
+    demo = demo_checkpoint()
+    assert demo.chat is not None
+    empty, whole = (demo.chat.render([Message("user", said)]) for said in ("", text))
+    made = [len(demo.codec.encode(prompt, 9_999, add_special_tokens=False)) for prompt in (empty, whole)]
+
+    assert made[1] - made[0] <= counter_of(str(DEMO))(text)
 
 
 def test_a_long_text_is_counted_in_slices() -> None:
