@@ -82,13 +82,22 @@ class TextCodec:
 
     def _ids_of(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if not add_special_tokens and MARK in text:
-            parts = [part for part in text.split(MARK) if part]
-            encoded = self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
-            return [token_id for part in encoded for token_id in part.ids]
+            return self._ids_of_parts([part for part in text.split(MARK) if part])
         if len(text) <= LONG_TEXT:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         # A batch, if only of one, is encoded without the interpreter's lock, on which all streams wait.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def _ids_of_parts(self, parts: list[str]) -> list[int]:
+        """Return the tokens of parts of one text. SentencePiece puts a space before each, where the text has none."""
+        space, ids = self._tokenizer.token_to_id("▁"), list[int]()
+        for part, encoded in zip(
+            parts, self._tokenizer.encode_batch_fast(parts, add_special_tokens=False), strict=True
+        ):
+            own = encoded.ids
+            is_odd = bool(ids and own) and own[0] == space and not part.startswith((" ", "▁"))
+            ids += own[1:] if is_odd else own
+        return ids
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of a whole run of tokens, special ones left out."""

@@ -138,9 +138,11 @@ def test_a_vocabulary_that_could_spell_its_control_tokens_does_not(text: str) ->
     codec = TextCodec(tokenizer)
     template = "{{ bos_token }}{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}{{ eos_token }}"
     chat = ChatTemplate(template, NAMES, control_tokens=codec.control_tokens)
-    tokens = codec.encode(chat.render([Message("user", text + "</s>")]), 9_999, add_special_tokens=False)
+    written = chat.render([Message("user", text + "</s>")])
+    tokens = codec.encode(written, 9_999, add_special_tokens=False)
 
     assert [token for token in tokens if token in (257, 258)] == [257, 258]
+    assert b"".join(map(codec.label, tokens)).decode() == written.replace(MARK, "")  # and no space that was not there
 
 
 def test_a_system_turn_cannot_be_forged() -> None:
