@@ -66,6 +66,7 @@ class Outside:
     """What stands outside containers for what a service finds inside: texts to replace, in order."""
 
     replacements: tuple[tuple[str, str], ...]
+    folder: Path  # of logs
 
     def text(self, written: str) -> str:
         text = interpolate(written, SECRETS)
@@ -103,7 +104,8 @@ def outside(database_url: str, redis_url: str, tmp_path: Path) -> Outside:
             ("http://engine:8100", f"http://127.0.0.1:{engine_port}"),
             ("8000", gateway_port),
             ("8100", engine_port),
-        )
+        ),
+        tmp_path,
     )
 
 
@@ -124,7 +126,9 @@ def running() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def start(name: str, outside: Outside, running: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
     service = SERVICES[name]
-    running.append(subprocess.Popen(outside.command(service["command"]), env=outside.environment(service), cwd="/"))
+    command, env = outside.command(service["command"]), outside.environment(service)
+    with (outside.folder / f"{name}.log").open("wb") as log:
+        running.append(subprocess.Popen(command, env=env, cwd="/", stderr=log))
     return running[-1]
 
 
@@ -163,6 +167,8 @@ def test_our_services_start_as_written_and_answer(outside: Outside, running: lis
     assert answer.status_code == 200, answer.text
     assert answer.json()["model_used"] == "house-model"
     assert "tollgate_calls_total" in metrics.text
+    said = (outside.folder / "gateway.log").read_text()
+    assert said.count('"provider_left_out"') == 4  # by both workers of the gateway: no key of a provider is set
 
 
 def test_the_redis_service_starts_as_written_and_keeps_what_it_is_told(
