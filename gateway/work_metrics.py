@@ -49,7 +49,6 @@ async def work_metrics(
         return
     config = uvicorn.Config(
         _Work(services, running, budgets).answer,
-        http=HttpProtocol,
         ws="none",
         interface="asgi3",
         lifespan="off",

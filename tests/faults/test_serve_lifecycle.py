@@ -7,6 +7,7 @@ import asyncio
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -92,9 +93,11 @@ def upstream() -> Iterator[ScriptedUpstream]:
         yield upstream
 
 
-def lay_down_net_admin() -> None:
-    """Have as little to say of the network as a process in a container; nothing changes for who is not root."""
+def begin_in_a_small_way() -> None:
+    """Have as little to say of the network as a process in a container (nothing changes for who is not root), and few
+    descriptors where more may be had."""
     prctl(PR_CAPBSET_DROP, CAP_NET_ADMIN)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def wait_until_asked(upstream: ScriptedUpstream, times: int) -> None:
@@ -120,7 +123,7 @@ def serve(
         config.write_text(changed)
         port = free_port()
         command = [str(TOLLGATE), "serve", "--config", str(config), "--port", str(port), "--workers", str(workers)]
-        process = subprocess.Popen(command, start_new_session=True, preexec_fn=lay_down_net_admin)
+        process = subprocess.Popen(command, start_new_session=True, preexec_fn=begin_in_a_small_way)
         gateway = Gateway(process, f"http://127.0.0.1:{port}", key)
         started.append(gateway)
         until(lambda: (gateway.is_alive() and len(gateway.workers) == workers) or gateway.process.poll() is not None)
@@ -242,6 +245,13 @@ def test_a_worker_that_dies_is_replaced_and_all_die_with_their_parent(serve: Cal
 
 
 @pytest.mark.usefixtures("serve")  # for its configuration
+def test_each_process_takes_all_the_descriptors_that_the_system_gives(serve: Callable[..., Gateway]) -> None:
+    """It is started with few, as most are, and every connection takes one or two."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    assert {resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] for pid in serve(2).workers} == {min(hard, 2**20)}
+
+
 def test_a_taken_port_is_said_in_a_line(tmp_path: Path) -> None:
     """A gateway on a port where one listens already ends with status 1 and names it."""
     with open_socket("127.0.0.1", 0) as taken:

@@ -17,6 +17,7 @@ from billing.records import Status
 from gateway.clock import Clock
 from gateway.processes import free_port
 from tests.support.config_text import write_config
+from tests.support.raw_client import tell
 from tests.support.waiting import until
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
@@ -96,6 +97,8 @@ def test_a_worker_shows_what_it_does_and_what_waits(
     assert "tollgate_batch_requests_running 0.0" in told
     assert 'tollgate_budget_used_ratio{limit="tokens_per_day",team="a"} 0.0' in told
     assert "tollgate_journal_backlog 0.0" in told
+    endless = tell(f"http://127.0.0.1:{port}", b"GET /metrics HTTP/1.1\r\nx: ", *[b"x" * 65536] * 6)
+    assert endless.startswith(b"HTTP/1.1 431 ")  # its port has the bounds of a gateway's
     second = worker("--metrics-port", port)
     _, said = second.communicate(timeout=30)
     assert (second.returncode, said) == (1, f"127.0.0.1:{port} cannot be had: Address already in use\n".encode())
