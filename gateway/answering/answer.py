@@ -24,6 +24,7 @@ from protocol.aside import aside
 from protocol.leaving import Client
 from protocol.usage import Usage
 from router import Route, choose_route
+from router.bounds import usage_most
 from router.order import Health
 from router.sampling import is_sampled, judge_named
 from router.targets import Target, Tier
@@ -125,7 +126,8 @@ def _with_prompt(services: Services, call: Call, target: Target, record: UsageRe
     nothing: its prefill may never have begun, and what left the queue used no device."""
     if not log.has_answered and services.providers.settings(target.model.provider).self_hosted:
         return replace(record, status=Status.FAILED)
-    prompt = probable_prompt_tokens(call.request)
+    held = usage_most(call.request, target.model).input_tokens
+    prompt = min(probable_prompt_tokens(call.request), held)  # what is only estimated never exceeds the hold
     batch = call.wish.tier is Tier.BATCH
     cost = cost_of(Usage(prompt), target.model.price, batch=batch, at=call.created_at)
     return replace(record, input_tokens=prompt, cost_nanousd=cost)

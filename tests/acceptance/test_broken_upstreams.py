@@ -150,6 +150,19 @@ def test_a_call_that_is_left_before_a_first_token_costs_its_prompt(
     assert [attempt["outcome"] for attempt in row.attempts] == ["abandoned"]
 
 
+def test_a_prompt_that_is_only_estimated_costs_no_more_than_was_held(house: House, upstream: ScriptedUpstream) -> None:
+    """No prompt is longer than its model's context, whatever its bytes say."""
+    ask(house).raise_for_status()
+    upstream.forget()
+    upstream.script("hang-before-headers")
+    who = f"leaves a word {ASK['model']}"
+    asked = {**ASK, "user": who, "messages": [{"role": "user", "content": "a" * 60_000}]}
+    ask_and_leave(house, "/v1/chat/completions", asked, lambda: upstream.requests)
+    until(lambda: rows_of(house, who))
+
+    assert [(row.status, row.input_tokens) for row in rows_of(house, who)] == [("interrupted", 8192)]
+
+
 def test_a_key_whose_calls_are_left_again_and_again_has_to_wait(house: House, upstream: ScriptedUpstream) -> None:
     """Five in a row are let pass; then 429 with retry-after until a call has had a first token."""
     ask(house).raise_for_status()
