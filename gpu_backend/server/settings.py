@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from gpu_backend.config import EngineConfig
 
+LEAST_SECRET = 20  # characters of a secret that other machines may try
+
 
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
@@ -37,6 +39,11 @@ class FrontSettings:
             raise ValueError(
                 f"listening on {self.host} lets other machines in: set TOLLGATE_ENGINE_SECRET (or --api-key), "
                 "or listen on 127.0.0.1"
+            )
+        if self.api_key and len(self.api_key) < LEAST_SECRET and not is_loopback(self.host):
+            raise ValueError(
+                f"listening on {self.host} lets other machines guess a secret of {len(self.api_key)} characters: "
+                f"TOLLGATE_ENGINE_SECRET (or --api-key) needs {LEAST_SECRET}; make one with `openssl rand -hex 32`"
             )
         if self.max_waiting < 1:
             raise ValueError(f"max_waiting is {self.max_waiting}; it is at least 1")

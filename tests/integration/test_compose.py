@@ -42,7 +42,7 @@ SECRETS = {
     "TOLLGATE_ADMIN_KEY": "tgadmin-of-the-tests",
     "TOLLGATE_METRICS_KEY": "tgmetrics-of-the-tests",
     "TOLLGATE_KEY_PEPPER": "pepper-of-all-the-tests",
-    "ENGINE_SECRET": "engine-of-the-test",
+    "ENGINE_SECRET": "engine-of-all-the-tests",
 }
 OPTIONAL = {"OPENAI_API_KEY", "ANTHROPIC_API_KEY"}
 

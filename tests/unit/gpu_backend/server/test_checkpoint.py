@@ -77,12 +77,12 @@ def test_flags_reach_the_engine_and_the_front() -> None:
 
 def test_the_secret_may_come_from_the_environment() -> None:
     """A flag wins over the environment; an empty secret is none."""
-    secret = {"TOLLGATE_ENGINE_SECRET": "from-env"}
+    secret = {"TOLLGATE_ENGINE_SECRET": "from-the-environment"}
 
-    assert read_settings(["--model", "m", "--host", "0.0.0.0"], secret).api_key == "from-env"
+    assert read_settings(["--model", "m", "--host", "0.0.0.0"], secret).api_key == "from-the-environment"
     assert read_settings(["--model", "m", "--api-key", "from-flag"], secret).api_key == "from-flag"
     assert read_settings(["--model", "m"], {"TOLLGATE_ENGINE_SECRET": ""}).api_key is None
-    assert "from-env" not in repr(read_settings(["--model", "m"], secret))
+    assert "from-the-environment" not in repr(read_settings(["--model", "m"], secret))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "gpu-0"])
@@ -92,6 +92,19 @@ def test_strangers_are_not_let_in_without_a_secret(host: str, capsys: pytest.Cap
         main(["--model", "m", "--host", host])
 
     assert "TOLLGATE_ENGINE_SECRET" in capsys.readouterr().err
+
+
+def test_a_secret_that_can_be_guessed_is_for_loopback_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Other machines may try as often as they like; what is wrong is said without the secret."""
+    short = {"TOLLGATE_ENGINE_SECRET": "short-canary"}
+
+    with pytest.raises(SystemExit):
+        read_settings(["--model", "m", "--host", "10.0.0.5"], short)
+    said = capsys.readouterr().err
+
+    assert "of 12 characters" in said and "openssl rand -hex 32" in said
+    assert "canary" not in said
+    assert read_settings(["--model", "m"], short).api_key == "short-canary"
 
 
 @pytest.mark.parametrize(
