@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable
 
@@ -31,7 +32,10 @@ FEWEST_TOKEN_BYTES = 2
 # The least output limit that a budget sets for a caller who named none: shorter answers would mostly be cut off (those
 # of public chat traces have 211 tokens on average, one in ten over 500).
 WORTHWHILE = 512
-WORTHWHILE_WITH_EFFORT = 4_096  # where a part of it is spent on thinking
+WORTHWHILE_THINKING = (
+    4_096  # where a part of it is spent on that: by an effort that is asked, or by models that always do
+)
+THINKS = re.compile(r"o[1-9]|gpt-5(?!.*chat)|deepseek-r|.*(reason|think)", re.IGNORECASE)
 COMPLETION_LIMIT = 16  # of a completion whose caller names none: what OpenAI documents, and our own engine does
 
 
@@ -71,12 +75,15 @@ def output_limit(request: InferenceRequest, model: ModelSpec, prompt: PromptBoun
     return model.usual_output if _likely_most(prompt) + model.usual_output <= model.context else None
 
 
-def worthwhile_limit(request: InferenceRequest) -> int:
-    """Return the output limit below which a caller who named none is better refused than answered."""
-    if isinstance(request, CompletionRequest):
+def worthwhile_limit(request: InferenceRequest, models: Iterable[ModelSpec]) -> int:
+    """Return the output limit below which a caller who named none is better refused than answered by ``models``."""
+    if not isinstance(request, ChatRequest):
         return COMPLETION_LIMIT
-    thinks = isinstance(request, ChatRequest) and request.reasoning_effort not in (None, "none", "minimal")
-    return WORTHWHILE_WITH_EFFORT if thinks else WORTHWHILE
+    if request.reasoning_effort is None:
+        thinks = any(THINKS.match(model.upstream_model.rpartition("/")[2]) for model in models)
+    else:
+        thinks = request.reasoning_effort not in ("none", "minimal")
+    return WORTHWHILE_THINKING if thinks else WORTHWHILE
 
 
 def limit_within(

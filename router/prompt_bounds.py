@@ -40,7 +40,8 @@ MESSAGE_TOKENS = 16  # role and turn marks
 PART_TOKENS = 4  # between the parts of one message: a newline, the marks of an image
 TOOLS_TOKENS = 1024  # the instructions that come with tools or a schema (Anthropic documents up to 530)
 TOOL_TOKENS = 64  # marks around one definition, call or result
-SHORT = 4_096  # bytes of a prompt that are held as they are
+SHORT = 4_096  # bytes of a prompt that are held as they are,
+LONG = 2 * 1024 * 1024  # and of one that fills most contexts anyway: it is not worth the tenth of a second
 # The longest token of public vocabularies is 128 spaces (cl100k, o200k, Llama 3); twice that, for those unseen.
 LONGEST_TOKEN_BYTES = 256
 # What is probable; nothing is held by it.
@@ -78,7 +79,7 @@ class PromptBound(Struct, frozen=True, dict=True):
 
     def tokens_on(self, model: ModelSpec) -> int:
         """Return a number of tokens that the prompt never exceeds on ``model``."""
-        text = self._counted(model.tokenizer) if self.is_close else self.size
+        text = self._counted(model.tokenizer) if self.is_close and self.size <= LONG else self.size
         if not self.images:
             return text
         return text + sum(picture_tokens_most(model.upstream_model, picture) for picture in self.pictures)

@@ -121,10 +121,11 @@ def _is_metered(scope: Scope) -> bool:
 
 
 def _fitted(call: Call, route: Route, prompt: PromptBound, refused: RefusedHold) -> Call | None:
-    """Return the call with the largest output limit for which the refusal says there is room.
+    """Return the call with the largest output limit for which the refusal says there is room, or with the least that is
+    worthwhile: what has no room for that is refused for its sake, not for that of an answer nobody asked for.
 
-    ``None`` where that is the caller's to say, is not what is in the way, or would be too small for an answer. A call
-    that nobody waits for takes no less than the whole while waiting may bring it.
+    ``None`` where the limit is the caller's to say, is not what is in the way, or cannot be smaller. A call that nobody
+    waits for takes no less than the whole while waiting may bring it.
     """
     request = call.request
     if isinstance(request, EmbeddingRequest) or request.output_limit not in (None, call.fitted_output):
@@ -134,9 +135,10 @@ def _fitted(call: Call, route: Route, prompt: PromptBound, refused: RefusedHold)
         return None
     limit = _limit_within(call, route, prompt, refused.headroom)
     assert limit is not None
-    if isinstance(request, CompletionRequest):
-        limit = min(limit, COMPLETION_LIMIT)
-    if limit < worthwhile_limit(request):
+    models = [target.model for target in route.targets]
+    usual = COMPLETION_LIMIT if isinstance(request, CompletionRequest) else max(each.usual_output for each in models)
+    limit = min(max(limit, worthwhile_limit(request, models)), usual)
+    if limit == call.fitted_output:
         return None
     return replace(call, request=with_output_limit(request, limit), fitted_output=limit)
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from billing.errors import ExceedsLimit, QuotaExhausted, RateLimited, TooLate
@@ -196,13 +197,31 @@ async def test_an_answer_that_would_be_cut_off_is_refused(services: Services) ->
     assert named.fitted_output is None
 
 
+@pytest.mark.parametrize("is_settled", [True, False])
+async def test_a_budget_smaller_than_the_models_own_answer_says_what_is_in_the_way(
+    services: Services, is_settled: bool
+) -> None:
+    """What is used, or what running calls hold; not that the model could say more than the budget in one answer."""
+    limits = Limits(nanousd_per_day=budget_for(900))
+    _, account = await admit(services, *call_of(services, chat(), team=limits))
+    if is_settled:
+        await services.quotas.settle(account.hold, Settlement(Usage(1), budget_for(700)))
+
+    error = await _refused(services, chat(), limits)
+
+    assert isinstance(error, QuotaExhausted if is_settled else RateLimited)
+    assert error.headers.get("retry-after") == (None if is_settled else "1")
+    assert error.headers.get("x-should-retry") == ("false" if is_settled else None)
+
+
 async def test_thinking_needs_a_larger_answer(services: Services) -> None:
     """A model that is told to think may spend a small limit on that alone."""
     large = model("large", max_output=16_384)
     limits = Limits(nanousd_per_day=budget_for(2_000))
 
-    with pytest.raises(ExceedsLimit):
-        await admit(services, *call_of(services, chat(reasoning_effort="high"), team=limits, models=(large,)))
+    for asked, spec in ((chat(reasoning_effort="high"), large), (chat(), replace(large, upstream_model="openai/o3"))):
+        with pytest.raises(ExceedsLimit):
+            await admit(services, *call_of(services, asked, team=limits, models=(spec,)))
 
 
 @pytest.mark.parametrize("spent", [0, budget_for(50)])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
@@ -71,7 +72,7 @@ class Books(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from("ab"), tokens=st.integers(0, 520), cost=st.integers(0, 9000))
     def open(self, key: str, tokens: int, cost: int) -> None:
-        """A hold is given exactly when every limit of every scope has room for it."""
+        """A hold is given exactly when every limit of every scope has room for it; else the refusal tells what fits."""
         scopes = (Scope("team", TEAM, LIMITS["team"]), Scope("key", key, LIMITS[f"key:{key}"]))
         request = HoldRequest(
             request_id=self.clock.new_id(),
@@ -87,12 +88,17 @@ class Books(RuleBasedStateMachine):
         if full:
             assert isinstance(answer, RefusedHold), f"{full} had no room"
             assert (answer.scope.kind, answer.limit) in full
-        else:
-            assert isinstance(answer, Hold), f"refused although there was room: {answer}"
-            self.known.append(answer)
-            self.live[request.request_id] = (answer, self.clock.now() + LEASE)
-            for name in names(request):
-                self.accounts[name].window[request.request_id] = (int(self.clock.now()), tokens)
+            left = answer.headroom
+            fits = Leg("a", tokens if left.tokens is None else min(tokens, left.tokens), min(cost, left.nanousd or 0))
+            request = replace(request, request_id=self.clock.new_id(), legs=(fits,))
+            if self.full_limits(request):  # there are limits that no smaller request is within
+                return
+            answer = self.runner.run(self.quotas.open(request))
+        assert isinstance(answer, Hold), f"refused although there was room: {answer}"
+        self.known.append(answer)
+        self.live[request.request_id] = (answer, self.clock.now() + LEASE)
+        for name in names(request):
+            self.accounts[name].window[request.request_id] = (int(self.clock.now()), request.tokens)
 
     @precondition(lambda self: self.known)
     @rule(pick=st.integers(0, 10**6), share=st.floats(0, 1))
@@ -183,6 +189,8 @@ class Books(RuleBasedStateMachine):
             if LIMITS[name].requests_per_minute or LIMITS[name].tokens_per_minute:
                 assert state.requests_per_minute == len(account.window)
                 assert state.tokens_per_minute == sum(tokens for _, tokens in account.window.values())
+                running = [tokens for which, (_, tokens) in account.window.items() if which in self.live]
+                assert state.minute_tokens_held == sum(running)
             assert state.live == len(held)
             assert (state.day_tokens, state.day_tokens_held) == (account.tokens[day], sum(r.tokens for r in today))
             assert (state.day_nanousd, state.day_nanousd_held) == (account.cost[day], cost)
