@@ -21,6 +21,11 @@ ENGINE_FIELDS = frozenset(
     {"top_k", "min_p", "stop_token_ids", "ignore_eos", "min_tokens", "repetition_penalty"}
     | {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"}
 )
+ENGINE_LACKS = (
+    "verbosity",
+    "prompt_cache_key",
+    "store",
+)  # fields of a chat that it takes and that change nothing there
 
 LONGEST_ID = 64  # characters of a user's name, or of a cache's
 PATHS: dict[type, str] = {ChatRequest: "/chat/completions", CompletionRequest: "/completions"}
@@ -69,6 +74,8 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
     if any(one is not other for one, other in zip(messages, request.messages, strict=True)):
         dropped += _marks_in(request.messages)
     request = replace(request, messages=messages)
+    if asking.self_hosted:
+        dropped += [name for name in ENGINE_LACKS if getattr(request, name)]
     if not request.tools:  # what is said of none would be refused
         request = replace(request, tools=None, tool_choice=None, parallel_tool_calls=None)
     if (native := asking.native) is not None:

@@ -31,6 +31,7 @@ from gateway.providers.anthropic_events import AnthropicEvents
 from gateway.providers.errors import UpstreamFailure
 from gateway.providers.openai_events import OpenAIEvents
 from gateway.providers.registry import FORMATS
+from gateway.providers.short_ids import short_id
 from gateway.routes.chat import ChatDialect
 from gateway.routes.completions import CompletionDialect
 from gateway.safety.guard import OVERLAP
@@ -101,6 +102,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     "gateway.providers.anthropic_request.native_body": lambda asked: anthropic_request.native_body(
         asked, asked.as_chat(), "m", streams=True
     ),
+    "gateway.providers.short_ids.short_id": lambda text: short_id(text, 64),
     "gateway.safety.rules.holds_phrase": lambda text: holds_phrase(text, ["aaaaaaab", "gur gur"]),
     "gateway.held_back.judging.are_same": lambda text: judging.are_same(text, f"{text}a"),
     "gateway.held_back.judging.verdict_of": lambda text: judging.verdict_of(text, small_first=True),

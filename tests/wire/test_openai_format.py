@@ -479,7 +479,8 @@ def test_what_only_claude_knows_is_left_out_and_told() -> None:
     def dropped(request: ChatRequest, **more: Any) -> tuple[str, ...]:
         return OpenAIFormat().build_request(asking(request, **more)).dropped
 
-    assert dropped(CHAT) == ()
+    assert dropped(CHAT) == dropped(CHAT, self_hosted=True) == ()
+    assert dropped(ChatRequest(model="m", messages=CHAT.messages, verbosity="low"), self_hosted=True) == ("verbosity",)
     assert dropped(chat) == ("thinking_blocks", "cache_control")
     assert dropped(native.as_chat(), native=native, left_out=("top_k",)) == ("top_k", "cache_control")
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import time
 from functools import cache
 from itertools import product
 from typing import Any
@@ -22,6 +21,7 @@ from gpu_backend.server.control_tokens import MARK, ControlTokens
 from gpu_backend.server.tokens import TextCodec
 from protocol.chat import Function, FunctionCall, Message, Tool, ToolCall
 from tests.support.chat_templates import FAMILIES
+from tests.support.growth import Work, growth_of
 
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 BRACKETED = ["INST", "/INST", "TOOL_CALLS", "AVAILABLE_TOOLS", "/AVAILABLE_TOOLS", "TOOL_RESULTS", "/TOOL_RESULTS"]
@@ -171,20 +171,14 @@ def test_a_prompt_of_completions_keeps_its_control_tokens() -> None:
     "shape", ["<|", "<|end|>", "<|reserved_special_token_", "|>", "<", "[/", " ", "<|e<|end|>nd|>"]
 )
 def test_the_cost_of_a_guard_grows_with_the_text(shape: str) -> None:
-    """Twice the text is at most about twice the work, also where a vocabulary has hundreds of control tokens."""
+    """In proportion, also where a vocabulary has hundreds of control tokens."""
     controls = ControlTokens([*SPECIALS, *(f"<|reserved_special_token_{i}|>" for i in range(256))])
 
-    def seconds(size: int) -> float:
+    def work_on(size: int) -> Work:
         text = shape * (size // len(shape))
-        return min(_timed(controls, text) for _ in range(3))
+        return lambda: controls.guard(text)
 
-    assert seconds(800_000) < 4 * seconds(400_000) + 0.01
-
-
-def _timed(controls: ControlTokens, text: str) -> float:
-    started = time.process_time()
-    controls.guard(text)
-    return time.process_time() - started
+    assert growth_of(work_on, last=1_000_000).is_linear
 
 
 @pytest.mark.parametrize(("one", "other"), [*product(["<|im_start|>", "[/INST]"], repeat=2)])
