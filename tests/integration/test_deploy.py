@@ -57,6 +57,14 @@ def test_prometheus_holds_no_key_of_an_administrator() -> None:
     assert "admin" not in (ROOT / "deploy" / "prometheus.yml").read_text()
 
 
+def test_the_script_of_the_roles_runs_apart() -> None:
+    """The image of Postgres runs what may be executed, and would read another script into its own shell."""
+    mounted = "./deploy/roles.sh:/docker-entrypoint-initdb.d/roles.sh:ro"
+
+    assert mounted in SERVICES["postgres"]["volumes"]
+    assert os.access(ROOT / "deploy" / "roles.sh", os.X_OK)
+
+
 def test_postgres_logs_no_more_than_the_embedded_one() -> None:
     """What was said in a refused statement is in neither log."""
     command = ["postgres", *(word for name, value in QUIET.items() for word in ("-c", f"{name}={value}"))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import NoReturn
 
 import asyncpg
@@ -9,6 +11,23 @@ import pytest
 from asyncpg.exceptions import InternalClientError
 
 from gateway.database import Database
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_engine_hides_parameters() -> None:
+    """SQLAlchemy shows what a statement was given in its errors and logs, unless it is told not to."""
+    folders = ("billing", "gateway", "migrations")
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    calls = [
+        {keyword.arg for keyword in node.keywords}
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "create_async_engine"
+    ]
+
+    assert len(calls) == 2
+    assert all("hide_parameters" in call for call in calls)
 
 
 class LosingEngine:
