@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import httptools
 import msgspec
@@ -31,6 +31,7 @@ LONGEST_URL = 8192  # bytes
 MOST_PARAMETERS = 128  # of a query; Litestar keeps the last thousand queries parsed, some 150 bytes a parameter
 MOST_HEADERS = 256  # fields; the trailers of a body count, too
 MOST_PIPELINED = 64  # requests that wait for the answers of those before them
+SPARED = 1.0  # seconds that a connection may be idle where idle ones make room, and between two such occasions
 OFFER = (b"upgrade", b"http2-settings")  # headers, and what the header "connection" says of them
 
 
@@ -44,6 +45,7 @@ class HttpProtocol(HttpToolsProtocol):
     body_within = 60.0  # seconds from a head's end to its body's, and one more …
     body_rate = 4096  # … for each so many bytes that have come
 
+    _made_room: ClassVar[float] = float("-inf")  # loop time
     _head = 0  # bytes of a head that has not ended
     _is_in_body = False
     _body = 0  # bytes of a body that has not ended
@@ -53,12 +55,16 @@ class HttpProtocol(HttpToolsProtocol):
     _tell: Callable[[], object] | None = None  # what the call that runs does when its client leaves
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a head, or close at once where this process needs its last descriptors itself."""
+        """Begin to wait for a head, or close at once where this process needs its last descriptors itself.
+
+        Then idle connections are closed, too, so that the clients that come next find room.
+        """
         super().connection_made(transport)
         if has_descriptors_left(transport.get_extra_info("socket").fileno()):
             self._wait(self.head_within)
         else:
             transport.abort()
+            self._make_room(self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the call that runs."""
@@ -139,6 +145,23 @@ class HttpProtocol(HttpToolsProtocol):
     def new_request_id(self) -> str:
         """Return the id of a request that is refused here."""
         return uuid.uuid4().hex
+
+    def _make_room(self, now: float) -> None:
+        if now - HttpProtocol._made_room < SPARED:
+            return
+        HttpProtocol._made_room = now
+        for connection in list(self.connections):
+            if isinstance(connection, HttpProtocol) and now - connection._idle_since(now) > SPARED:
+                connection.transport.close()
+
+    def _idle_since(self, now: float) -> float:
+        """Return since when nothing has been asked here, in loop time; ``now`` while something is."""
+        if self._head or self._is_in_body or self.pipeline:
+            return now
+        if self.cycle is None:
+            return now if self._deadline is None else self._deadline.when() - self.head_within
+        keep_alive = self.timeout_keep_alive_task
+        return now if keep_alive is None else keep_alive.when() - self.timeout_keep_alive
 
     def _tell_when_left(self, tell: Callable[[], object] | None) -> None:
         self._tell = tell
