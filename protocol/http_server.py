@@ -55,16 +55,14 @@ class HttpProtocol(HttpToolsProtocol):
     _tell: Callable[[], object] | None = None  # what the call that runs does when its client leaves
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a head, or close at once where this process needs its last descriptors itself.
-
-        Then idle connections are closed, too, so that the clients that come next find room.
-        """
+        """Begin to wait for a head. Where this process needs its last descriptors itself, idle connections make room;
+        where there are none, this one is closed."""
         super().connection_made(transport)
-        if has_descriptors_left(transport.get_extra_info("socket").fileno()):
+        newest = transport.get_extra_info("socket").fileno()
+        if has_descriptors_left(newest) or self._make_room(self.loop.time()):
             self._wait(self.head_within)
         else:
             transport.abort()
-            self._make_room(self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the call that runs."""
@@ -146,13 +144,16 @@ class HttpProtocol(HttpToolsProtocol):
         """Return the id of a request that is refused here."""
         return uuid.uuid4().hex
 
-    def _make_room(self, now: float) -> None:
+    def _make_room(self, now: float) -> bool:
+        """Close idle connections, once a second at most; return whether there were any."""
         if now - HttpProtocol._made_room < SPARED:
-            return
+            return False
         HttpProtocol._made_room = now
-        for connection in list(self.connections):
-            if isinstance(connection, HttpProtocol) and now - connection._idle_since(now) > SPARED:
-                connection.transport.close()
+        ours = [each for each in self.connections if isinstance(each, HttpProtocol)]
+        idle = [each for each in ours if now - each._idle_since(now) > SPARED]
+        for each in idle:
+            each.transport.close()
+        return bool(idle)
 
     def _idle_since(self, now: float) -> float:
         """Return since when nothing has been asked here, in loop time; ``now`` while something is."""
