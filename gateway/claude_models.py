@@ -34,6 +34,7 @@ class ClaudeRules(Struct, frozen=True, kw_only=True):
     sampling: Sampling = Sampling.FREE
     takes_forced_tools: bool = True
     max_output: int | None = None  # tokens
+    has_newer_tokenizer: bool = False  # which makes more tokens of the same text
 
 
 @lru_cache(256)
@@ -54,6 +55,7 @@ def rules_of(upstream_model: str) -> ClaudeRules:
     return ClaudeRules(
         takes_budget=(3, 7) <= version < (4, 7),
         takes_adaptive=version >= (4, 6),
+        has_newer_tokenizer=version >= (4, 7),
         thinks_unasked=thinks_unasked,
         offs=(off,) if thinks_unasked and not is_always_on else (),
         efforts=efforts,

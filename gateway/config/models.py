@@ -11,6 +11,7 @@ from msgspec.structs import asdict, replace
 
 from billing.money import NanoDollars
 from billing.prices import Price, PriceStep
+from gateway.claude_models import rules_of
 from gateway.config.fields import Faults, Fields, Read, complain, meant, shown
 from gateway.config.readers import dollars, integer, list_of, number, one_of, struct_of, text
 from gateway.config.tree import Fault, Node, join
@@ -19,7 +20,7 @@ from gateway.listed_models import ListedModel, NoPrice
 from gateway.price_library import listed_model
 from gateway.settings import ProviderSettings
 from router.targets import Ability, ModelSpec, Tier
-from router.token_counts import BYTES, ENCODINGS, counter_of, encoding_of
+from router.token_counts import BYTES, ENCODINGS, NEWER_CLAUDE, counter_of, encoding_of
 
 DEFAULT_CONTEXT = 32_768  # tokens, where neither the file nor the price library knows
 DEFAULT_MAX_OUTPUT = 16_384
@@ -75,9 +76,11 @@ def read_model(
 
 
 def _encoding(upstream: str, *, own: bool) -> str | None:
-    """Return the encoding of an OpenAI model, loaded, where its name tells it; of our own engine, which may run a model
-    with any vocabulary, that its bytes count."""
-    encoding = BYTES if own else encoding_of(upstream)
+    """Return what counts a model's prompts, where its name tells that: an encoding of OpenAI's, loaded, the way of the
+    newer Claude; at our own engine, which may run a model with any vocabulary, its bytes."""
+    if own:
+        return BYTES
+    encoding = NEWER_CLAUDE if rules_of(upstream).has_newer_tokenizer else encoding_of(upstream)
     if encoding is not None:
         counter_of(encoding)
     return encoding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import string
 import time
 from functools import cache
@@ -16,7 +17,7 @@ from gpu_backend.server.checkpoint import load_checkpoint
 from protocol.chat import ChatRequest, Message
 from router.prompt_bounds import bound_prompt
 from router.text_bounds import shared_by_vocabularies, text_tokens_most
-from router.token_counts import BYTES, ENCODINGS, SLICE, counter_of, encoding_of, tokens_most
+from router.token_counts import BYTES, ENCODINGS, NEWER_CLAUDE, SLICE, counter_of, encoding_of, tokens_most
 from tests.unit.router.examples import model
 
 pytest.importorskip("rs_bpe")  # has no wheels for the newest Pythons
@@ -104,6 +105,14 @@ def test_control_tokens_that_a_caller_writes_are_held_as_text(text: str) -> None
     made = [len(demo.codec.encode(prompt, 9_999, add_special_tokens=False)) for prompt in (empty, whole)]
 
     assert made[1] - made[0] <= counter_of(str(DEMO))(text)
+
+
+def test_a_newer_claude_is_held_for_more_tokens() -> None:
+    """Up to 1.47 times as many as the one before has on prose, which was about 4.3 characters to a token."""
+    prose = (DOCS / "fairness.md").read_text()
+
+    assert tokens_most(prose, NEWER_CLAUDE) > 1.47 * len(prose) / 4.3
+    assert tokens_most(prose, NEWER_CLAUDE) == math.ceil(1.75 * text_tokens_most(prose))
 
 
 def test_a_long_text_is_counted_in_slices() -> None:

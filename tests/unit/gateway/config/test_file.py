@@ -107,13 +107,15 @@ def test_a_well_known_models_longest_answer_is_known(tmp_path: Path, upstream: s
         ("provider: openai, upstream_model: gpt-4o-2024-11-20", "o200k_base"),
         ("provider: openai, upstream_model: openai/gpt-4-turbo", "cl100k_base"),
         ("provider: openai, upstream_model: another", None),
+        ("provider: openai, upstream_model: anthropic/claude-opus-4.7", "claude-4-7"),
+        ("provider: openai, upstream_model: claude-sonnet-4-5-20250929", None),
         ("provider: own, upstream_model: gpt-4o", "bytes"),
         (f"provider: own, tokenizer: {DEMO_TOKENIZER}", DEMO_TOKENIZER),
         ("provider: openai, upstream_model: gpt-4o, tokenizer: bytes", "bytes"),
     ],
 )
 def test_what_counts_a_models_prompts(tmp_path: Path, model: str, counted_by: str | None) -> None:
-    """What the file says; else the encoding of one of OpenAI's models, a bound for models outside, bytes for ours."""
+    """What the file says; else the encoding of one of OpenAI's models, bytes for ours, a bound for all others."""
     if counted_by in ENCODINGS:
         pytest.importorskip("rs_bpe")
     models = f"models: {{known: {{{model}, price: {{input: 1, output: 1}}}}}}"
