@@ -32,9 +32,19 @@ def prepare_home(home: Path) -> Path:
     if not home.exists():
         home.mkdir(mode=0o700)
         if os.geteuid() == 0:
-            account = _unprivileged_account()
-            os.chown(home, account.uid, account.gid)
+            _give(home, _unprivileged_account())
     return home.resolve()
+
+
+def _give(home: Path, account: Account) -> None:
+    try:
+        os.chown(home, account.uid, account.gid)
+    except OSError as exc:
+        home.rmdir()
+        raise EmbeddedFault(
+            f"{home} cannot be given to {account.name}, whom Postgres runs as ({exc.strerror}): "
+            "choose a --data-dir on a file system that keeps owners"
+        ) from exc
 
 
 def _bring_in(pointer: Path) -> None:

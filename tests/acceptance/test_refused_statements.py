@@ -144,7 +144,7 @@ async def test_a_refused_statement_is_quoted_nowhere(house: FaultHouse, fault: s
     assert [path.name for path, text in written.items() if SECRET.encode() in text] == []
     assert [answer.text for answer in answers if SECRET in answer.text] == []
     assert named in written[house.gateways[0].log]
-    assert written[house.postgres.log].count(b"ERROR:") >= 8  # it was Postgres that refused
+    assert written[house.postgres.log].count(b"ERROR:") >= 5  # it was Postgres that refused
     idempotent = 503  # whatever the reason, the call may not run
     assert {answer.status_code for answer in answers} <= {status, idempotent}
     for answer in answers:

@@ -264,6 +264,20 @@ def test_nothing_of_the_data_outlives_the_data_directory(postgres: EmbeddedPostg
 
 
 @AS_ROOT
+def test_a_file_system_without_owners_is_named(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing half-made stays behind, so that the next start can succeed."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", refuse)
+
+    with pytest.raises(EmbeddedFault, match="--data-dir"):
+        postgres.start()
+    assert not (postgres.data_dir / "postgres").exists()
+
+
+@AS_ROOT
 def test_data_that_an_earlier_version_kept_outside_are_brought_in(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     """A link to a folder outside becomes the data themselves, and the folder outside is gone."""
     postgres.start()
