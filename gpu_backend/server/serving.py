@@ -25,6 +25,7 @@ from protocol.listening import BACKLOG, open_socket, raise_descriptor_limit
 log = logging.getLogger("gpu_backend")
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+UNREAD = 600.0  # seconds that a caller may take nothing: a gateway reads a stream as slowly as its own client
 KEEP_ALIVE_SECONDS = 75  # longer than the gateway keeps idle connections, so that the gateway closes first
 
 
@@ -52,6 +53,7 @@ def serve(settings: FrontSettings) -> int:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         lifespan="on",
         ws="none",
         backlog=BACKLOG,
@@ -83,7 +85,7 @@ def die_with_parent() -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        listening = open_socket(host, port)
+        listening = open_socket(host, port, UNREAD)
     except OSError as exc:
         raise OSError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
     listening.set_inheritable(False)
