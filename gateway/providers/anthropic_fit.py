@@ -29,8 +29,14 @@ class Unsayable(UpstreamUnable):
 def fit(body: Block, rules: ClaudeRules) -> list[str]:
     """Change the body of a message's request to what the model takes; return the names of what it had to leave out.
 
-    Raises Unsayable for a forced call of a tool at a model that cannot be forced.
+    Raises Unsayable for a reply to go on with, or a forced call of a tool, at a model that knows no such thing.
     """
+    if body["messages"][-1]["role"] == "assistant" and not rules.takes_prefill:
+        raise Unsayable(
+            "The model that answers here goes on with no reply that was begun. End 'messages' with a user's turn, "
+            "or ask another model.",
+            param="messages",
+        )
     if body.get("tool_choice", {}).get("type") in FORCED and not rules.takes_forced_tools:
         raise Unsayable(
             "The model that answers here cannot be made to call a tool. Send 'tool_choice' auto, or ask another model.",
@@ -71,16 +77,17 @@ def _fit_thinking(body: Block, rules: ClaudeRules) -> Iterator[str]:
 
 def _thinking(asked: Block, effort: str | None, body: Block, rules: ClaudeRules) -> Block | None:
     """Return how the model is asked to think, or ``None`` where it cannot, or has no room for it."""
-    if asked["type"] == "enabled" and rules.takes_budget:
-        wanted, room = asked["budget_tokens"], body["max_tokens"] - 1
-    elif rules.takes_adaptive:
-        return {name: value for name, value in asked.items() if name != "budget_tokens"} | {"type": "adaptive"}
-    else:
-        wanted, room = BUDGETS[effort or "high"], body["max_tokens"] * (ANSWER_SHARE - 1) // ANSWER_SHARE
-    budget = min(wanted, room)
-    if not rules.takes_budget or budget < LEAST_BUDGET or _goes_on_unthought(body["messages"]):
+    is_budget = asked["type"] == "enabled"
+    if rules.takes_budget and (is_budget or not rules.takes_adaptive):
+        if is_budget:
+            budget = min(asked["budget_tokens"], body["max_tokens"] - 1)
+        else:
+            budget = min(BUDGETS[effort or "high"], body["max_tokens"] * (ANSWER_SHARE - 1) // ANSWER_SHARE)
+        if budget >= LEAST_BUDGET and not _goes_on_unthought(body["messages"]):
+            return asked | {"type": "enabled", "budget_tokens": budget}
+    if not rules.takes_adaptive:
         return None
-    return asked | {"type": "enabled", "budget_tokens": budget}
+    return {name: value for name, value in asked.items() if name != "budget_tokens"} | {"type": "adaptive"}
 
 
 def _goes_on_unthought(turns: list[Block]) -> bool:

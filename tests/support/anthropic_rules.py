@@ -303,6 +303,10 @@ def _check_generation(body: Body) -> None:
             raise Violation("tool_choice: forced tool use is not supported for this model.")
         if takes.thinks_unasked and kind not in ("disabled", "between_tools"):
             raise Violation("Thinking may not be enabled when tool_choice forces tool use.")
+    if isinstance(body.messages[-1], Assistant) and not takes.prefill:
+        raise Violation(
+            "This model does not support assistant message prefill. The conversation must end with a user message."
+        )
     if body.max_tokens > takes.max_output:
         raise Violation(f"max_tokens: {body.max_tokens} > {takes.max_output}, which is the maximum for {body.model}")
 
@@ -315,10 +319,12 @@ class Generation(Strict, frozen=True, kw_only=True):
     samplers: int = 0
     thinks_unasked: bool = True
     forced_tools: bool = True
+    prefill: bool = False
     max_output: int = 128_000
 
 
-OLD: dict[str, Any] = {"thinking": ("unsaid", "disabled"), "efforts": (), "samplers": 2, "thinks_unasked": False}
+OLD: dict[str, Any] = {"thinking": ("unsaid", "disabled"), "efforts": (), "samplers": 2}
+OLD |= {"thinks_unasked": False, "prefill": True}
 BUDGETED: dict[str, Any] = OLD | {"thinking": ("unsaid", "enabled", "disabled")}
 ALWAYS_ON: dict[str, Any] = {"thinking": ("unsaid", "adaptive"), "forced_tools": False}
 GENERATIONS = {

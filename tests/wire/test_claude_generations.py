@@ -38,7 +38,10 @@ from tests.wire.traffic import TARGET, asking
 HELLO, WEATHER = Message("user", "Hello"), Tool(Function("weather", None, {"type": "object", "properties": {}}))
 CALLED = Message("assistant", tool_calls=(ToolCall("a", FunctionCall("weather", "{}")),))
 AFTER_A_CALL = (HELLO, CALLED, Message("tool", "sunny", tool_call_id="a"))
+BEGUN = (HELLO, Message("assistant", "The answer is"))
 SONNET, HAIKU, OPUS, NEWEST = "claude-sonnet-4-5-20250929", "claude-haiku-4-5", "claude-opus-4-6", "claude-opus-5-5"
+
+WEATHER_TOOLS = (MessageTool("weather", {"type": "object"}),)
 
 models = st.sampled_from(sorted(GENERATIONS))
 numbers = {
@@ -48,7 +51,7 @@ numbers = {
 chats = st.builds(
     ChatRequest,
     model=st.just("asked"),
-    messages=st.sampled_from([(HELLO,), AFTER_A_CALL]),
+    messages=st.sampled_from([(HELLO,), AFTER_A_CALL, BEGUN]),
     max_completion_tokens=st.none() | st.sampled_from([1, 900, 1280, 2000, 4096]),
     tools=st.just((WEATHER,)),
     tool_choice=st.sampled_from([None, "auto", "none", "required", NamedTool(NamedFunction("weather"))]),
@@ -60,6 +63,7 @@ chats = st.builds(
 turns = st.sampled_from(
     [
         (Turn("user", "Hello"),),
+        (Turn("user", "Hello"), Turn("assistant", "The answer is")),
         (
             Turn("user", "Hello"),
             Turn("assistant", (TextBlock("Well."), ToolUseBlock("a", "weather", {}))),
@@ -72,7 +76,7 @@ natives = st.builds(
     model=st.just("asked"),
     messages=turns,
     max_tokens=st.sampled_from([1, 1024, 1025, 4096]),
-    tools=st.just((MessageTool("weather", {"type": "object"}),)),
+    tools=st.just(WEATHER_TOOLS),
     tool_choice=st.sampled_from([None, AutoChoice(), AnyChoice()]),
     top_k=st.none() | st.just(5),
     thinking=st.none()
@@ -97,14 +101,21 @@ def told(model: str, **asked: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     return check_body(request.body), request.dropped
 
 
+def refusable(model: str) -> set[str]:
+    """Return the fields whose meaning the model may lack."""
+    takes = {"tool_choice": GENERATIONS[model].forced_tools, "messages": GENERATIONS[model].prefill}
+    return {name for name, is_taken in takes.items() if not is_taken}
+
+
 @given(models, chats)
 @settings(max_examples=1500, deadline=None)
 def test_every_chat_is_one_that_the_model_takes(model: str, request: ChatRequest) -> None:
-    """Whatever is combined; only a call that must be made, where none can be forced, is refused by its name."""
+    """Whatever is combined; only a call that must be made, where none can be forced, and a reply that was begun, where
+    none is gone on with, are refused by their names."""
     try:
         check_body(built(model, request).body)
     except Unsayable as exc:
-        assert exc.param == "tool_choice" and not GENERATIONS[model].forced_tools
+        assert exc.param in refusable(model)
 
 
 @given(models, natives)
@@ -116,7 +127,7 @@ def test_every_message_is_one_that_the_model_takes(model: str, native: MessagesR
         counted = AnthropicFormat().build_count(_counting(native), at(model), None)
         check_body(counted.body, is_count=True)
     except Unsayable as exc:
-        assert exc.param == "tool_choice" and not GENERATIONS[model].forced_tools
+        assert exc.param in refusable(model)
 
 
 def _counting(native: MessagesRequest) -> CountRequest:
@@ -191,6 +202,32 @@ def test_a_budget_follows_a_limit_that_was_lowered() -> None:
 
     assert (body["max_tokens"], body["thinking"]["budget_tokens"]) == (16_384, 16_383)
     assert "thinking" not in tiny
+
+
+def test_a_reply_that_was_begun_is_gone_on_with_where_the_model_does() -> None:
+    """Another target of the route may, where the first one does not."""
+    body, _ = told(SONNET, messages=BEGUN)
+    with pytest.raises(Unsayable, match="user's turn") as caught:
+        told(OPUS, messages=BEGUN)
+
+    assert body["messages"][-1]["role"] == "assistant"
+    assert (caught.value.param, caught.value.moves_on) == ("messages", True)
+
+
+def test_a_budget_gives_way_to_an_effort_where_thinking_was_not_kept() -> None:
+    """With a budget the model would want the thinking before its calls back; 4.6 thinks without."""
+    history = (
+        Turn("user", "Hello"),
+        Turn("assistant", (ToolUseBlock("a", "weather", {}),)),
+        Turn("user", (ToolResultBlock("a", "sunny"),)),
+    )
+    native = MessagesRequest(
+        model="asked", max_tokens=4_096, messages=history, thinking=ThinkingEnabled(2_048), tools=WEATHER_TOOLS
+    )
+    bodies = [check_body(built(model, native.as_chat(), native).body) for model in (OPUS, SONNET)]
+
+    assert [body.get("thinking") for body in bodies] == [{"type": "adaptive"}, None]
+    assert bodies[0]["output_config"] == {"effort": "low"}
 
 
 @pytest.mark.parametrize(
