@@ -254,9 +254,10 @@ def test_each_process_takes_all_the_descriptors_that_the_system_gives(serve: Cal
 
 def test_a_taken_port_is_said_in_a_line(tmp_path: Path) -> None:
     """A gateway on a port where one listens already ends with status 1 and names it."""
+    config = write_config(tmp_path / "tollgate.yaml", "postgresql://127.0.0.1:9/none", "redis://127.0.0.1:9")
     with open_socket("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
-        command = [str(TOLLGATE), "serve", "--config", str(tmp_path / "tollgate.yaml"), "--port", port]
+        command = [str(TOLLGATE), "serve", "--config", str(config), "--port", port]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 1
