@@ -90,7 +90,7 @@ def outside(database_url: str, redis_url: str, tmp_path: Path) -> Outside:
     service = f"postgresql://tollgate_service:{SECRETS['POSTGRES_SERVICE_PASSWORD']}@postgres:5432/tollgate"
     redis = f"redis://:{SECRETS['REDIS_PASSWORD']}@redis:6379/0"
     checkpoint = "/opt/tollgate/lib/python3.11/site-packages/gpu_backend"
-    gateway_port, engine_port = str(free_port()), str(free_port())
+    gateway_port, engine_port, metrics_port = str(free_port()), str(free_port()), str(free_port())
     config = tmp_path / "tollgate.yaml"
     mounted = (ROOT / "deploy" / "tollgate.yaml").read_text()
     config.write_text(mounted.replace("/var/lib/tollgate", str(tmp_path / "volume")))
@@ -104,6 +104,7 @@ def outside(database_url: str, redis_url: str, tmp_path: Path) -> Outside:
             ("http://engine:8100", f"http://127.0.0.1:{engine_port}"),
             ("8000", gateway_port),
             ("8100", engine_port),
+            ("9100", metrics_port),
         ),
         tmp_path,
     )

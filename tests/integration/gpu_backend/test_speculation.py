@@ -32,7 +32,9 @@ from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 ON: dict[str, Any] = {"speculative_method": "ngram", "num_speculative_tokens": 3}
 PLAIN = SamplingParams(max_tokens=24, temperature=0.0)
 WARM = SamplingParams(max_tokens=24, temperature=1.0)
-SCHEMA = '{"type":"object","properties":{"a":{"type":"integer"},"b":{"enum":["x","yy"]}},"required":["a","b"]}'
+# With bounds, so that random weights come to its end.
+NUMBER = '{"type":"integer","minimum":0,"maximum":99}'
+SCHEMA = f'{{"type":"object","properties":{{"a":{NUMBER},"b":{{"enum":["x","yy"]}}}},"required":["a","b"]}}'
 TOOL_CALL = 'start: "<tool_call>" /[a-z]{3,9}/ "</tool_call>"'
 
 # One way to ask for each feature; what is not here has a test of its own below.
@@ -52,7 +54,7 @@ ASKED: dict[str, SamplingParams] = {
     "ignore_eos": replace(PLAIN, ignore_eos=True),
     "logprobs": replace(WARM, logprobs=3),
     "prompt_logprobs": replace(PLAIN, prompt_logprobs=2),
-    "grammar": replace(WARM, max_tokens=60, grammar=Grammar(GrammarKind.JSON_SCHEMA, SCHEMA)),
+    "grammar": replace(WARM, max_tokens=90, grammar=Grammar(GrammarKind.JSON_SCHEMA, SCHEMA)),
     "tools": replace(WARM, max_tokens=60, grammar=Grammar(GrammarKind.LARK, TOOL_CALL)),
 }
 ALONE = {
