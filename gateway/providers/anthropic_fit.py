@@ -31,7 +31,8 @@ def fit(body: Block, rules: ClaudeRules) -> list[str]:
 
     Raises Unsayable for a reply to go on with, or a forced call of a tool, at a model that knows no such thing.
     """
-    if body["messages"][-1]["role"] == "assistant" and not rules.takes_prefill:
+    last = body["messages"][-1]["role"] if body["messages"] else None  # of none the upstream says what is wrong
+    if last == "assistant" and not rules.takes_prefill:
         raise Unsayable(
             "The model that answers here goes on with no reply that was begun. End 'messages' with a user's turn, "
             "or ask another model.",

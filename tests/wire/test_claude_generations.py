@@ -13,7 +13,17 @@ from gateway.claude_models import rules_of
 from gateway.providers.anthropic import AnthropicFormat
 from gateway.providers.anthropic_fit import Unsayable
 from gateway.providers.base import UpstreamRequest
-from protocol.chat import ChatRequest, Function, FunctionCall, Message, NamedFunction, NamedTool, Tool, ToolCall
+from protocol.chat import (
+    ChatRequest,
+    Function,
+    FunctionCall,
+    Message,
+    NamedFunction,
+    NamedTool,
+    ThinkingBlock,
+    Tool,
+    ToolCall,
+)
 from protocol.messages import (
     AnyChoice,
     AutoChoice,
@@ -212,6 +222,14 @@ def test_a_reply_that_was_begun_is_gone_on_with_where_the_model_does() -> None:
 
     assert body["messages"][-1]["role"] == "assistant"
     assert (caught.value.param, caught.value.moves_on) == ("messages", True)
+
+
+def test_a_conversation_without_a_word_is_the_upstreams_to_refuse() -> None:
+    """Nothing is left of a turn that was empty, or held another maker's thinking alone."""
+    for content in ("", (ThinkingBlock("Hm."),)):
+        native = MessagesRequest(model="asked", max_tokens=9, messages=(Turn("assistant", content),))
+
+        assert b'"messages":[]' in built(OPUS, native.as_chat(), native).body
 
 
 def test_a_budget_gives_way_to_an_effort_where_thinking_was_not_kept() -> None:
