@@ -55,6 +55,7 @@ from protocol.sse import EventReader
 from protocol.usage import Usage
 from router import bounds, fitting, form, thread
 from router.targets import Ability, ModelSpec
+from router.token_counts import tokens_most
 from router.wish import Wish
 from tests.support import hostile_requests as shapes
 from tests.support.chat_templates import FAMILIES
@@ -91,6 +92,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     "router.bounds.usage_most": lambda request: bounds.usage_most(request, MODEL),
     "router.bounds.cost_most": lambda request: bounds.cost_most(request, MODEL),
     "router.fitting.needs_of": lambda request: fitting.needs_of(request, Wish(), [MODEL]),
+    "router.token_counts.tokens_most": lambda text: tokens_most(text, None),
     "router.form.form_of": lambda data: form.form_of(data, data.lower(), form.words_of(data.lower())),
     "router.thread.judge": lambda request: thread.judge(request, 0.5, lambda asked: 0.5),
     "router.thread.as_asked": lambda request: thread.as_asked(request, 1),
@@ -122,7 +124,11 @@ ELSEWHERE = {
     "gpu_backend.server.requests.sampling_of": "reads numbers",
     "router.bounds.limit_within": "reads numbers, once the prompt is measured",
     "router.bounds.with_output_limit": "puts a number in",
+    "router.bounds.worthwhile_limit": "reads numbers",
     "router.choose.choose_route": "measures by needs_of",
+    "router.choose.permitted_name": "reads a name",
+    "router.pictures.picture_tokens_most": "reads a name of the catalogue",
+    "router.token_counts.counter_of": "reads what an operator says",
     "router.sampling.route_with_large": "reads a name of the catalogue",
     "protocol.errors.invalid_value": "writes a refusal",
     "gpu_backend.server.requests.invalid": "writes a refusal",
