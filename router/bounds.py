@@ -118,7 +118,7 @@ def _limit_within(
     batch: bool,
     at: float | None,
 ) -> int:
-    prompt_most, replies = _prompt_most(request, model, prompt), replies_asked(request)
+    prompt_most, replies = input_tokens_most(request, model, prompt), replies_asked(request)
 
     def is_too_much(limit: int) -> bool:
         most = Usage(input_tokens=prompt_most, output_tokens=limit * replies)
@@ -154,8 +154,9 @@ def replies_asked(request: InferenceRequest) -> int:
             return 0
 
 
-def _prompt_most(request: InferenceRequest, model: ModelSpec, prompt: PromptBound) -> int:
+def input_tokens_most(request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None) -> int:
     """Return the most tokens of the prompt, or of all prompts: none is longer than the model's context."""
+    prompt = bound_prompt(request) if prompt is None else prompt
     return min(prompt.tokens_on(model), model.context * number_of_prompts(request))
 
 
@@ -167,7 +168,7 @@ def usage_most(request: InferenceRequest, model: ModelSpec, prompt: PromptBound 
     """
     prompt = bound_prompt(request) if prompt is None else prompt
     return Usage(
-        input_tokens=_prompt_most(request, model, prompt), output_tokens=output_tokens_most(request, model, prompt)
+        input_tokens=input_tokens_most(request, model, prompt), output_tokens=output_tokens_most(request, model, prompt)
     )
 
 

@@ -10,6 +10,7 @@ from billing.journal import Journal
 from billing.quotas import Quotas
 from billing.records import CHARGED, Served, UsageRecord
 from protocol.usage import Usage
+from router.prompt_bounds import PromptBound
 
 NOTHING = Settlement(Usage(), 0)
 
@@ -24,6 +25,7 @@ class Account:
         self.served: Callable[[], Served | None] = lambda: (
             None
         )  # and by which target, if not the one it was opened with
+        self.prompt: PromptBound | None = None  # what its hold covers of the prompt
         self.record: UsageRecord | None = None  # the final one, once closed
         self._journal = journal
         self._quotas = quotas

@@ -59,6 +59,7 @@ async def admit(services: Services, call: Call, route: Route) -> tuple[Call, Acc
     if isinstance(hold, RefusedHold):
         raise _refusal(services, hold, call.endpoint, _limit_within(call, route, prompt, hold.headroom))
     account = Account(hold, services.journal, services.quotas, owes_parts=call.owes_parts)
+    account.prompt = prompt
     services.keeper.add(account)
     return call, account
 

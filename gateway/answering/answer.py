@@ -13,7 +13,7 @@ from gateway.answering.admission import admit
 from gateway.answering.attempt import AttemptLog
 from gateway.answering.attempts import refusal, send_along_route
 from gateway.answering.call import Call, record_for
-from gateway.answering.estimate import probable_prompt_tokens
+from gateway.answering.estimate import charged_prompt_tokens
 from gateway.answering.reply import Reply, settle
 from gateway.errors import ContentPolicyViolation
 from gateway.overload.gate import Turn
@@ -24,8 +24,8 @@ from protocol.aside import aside
 from protocol.leaving import Client
 from protocol.usage import Usage
 from router import Route, choose_route
-from router.bounds import usage_most
 from router.order import Health
+from router.prompt_bounds import PromptBound
 from router.sampling import is_sampled, judge_named
 from router.targets import Target, Tier
 
@@ -121,13 +121,14 @@ async def _answer_checked(
     return reply
 
 
-def _with_prompt(services: Services, call: Call, target: Target, record: UsageRecord, log: AttemptLog) -> UsageRecord:
+def _with_prompt(
+    services: Services, call: Call, target: Target, record: UsageRecord, log: AttemptLog, held: PromptBound | None
+) -> UsageRecord:
     """Return the row of a call that was left with its prompt charged. Before the first token of our own engine it costs
     nothing: its prefill may never have begun, and what left the queue used no device."""
     if not log.has_answered and services.providers.settings(target.model.provider).self_hosted:
         return replace(record, status=Status.FAILED)
-    held = usage_most(call.request, target.model).input_tokens
-    prompt = min(probable_prompt_tokens(call.request), held)  # what is only estimated never exceeds the hold
+    prompt = charged_prompt_tokens(call.request, target.model, held)
     batch = call.wish.tier is Tier.BATCH
     cost = cost_of(Usage(prompt), target.model.price, batch=batch, at=call.created_at)
     return replace(record, input_tokens=prompt, cost_nanousd=cost)
@@ -144,7 +145,7 @@ def _close_unanswered(
     attempts = tuple(log.attempts)
     record = record_for(call, route, target, status, queue_ms=log.queue_ms, total_ms=spent, attempts=attempts)
     if status is Status.INTERRUPTED:
-        record = _with_prompt(services, call, target, record, log)
+        record = _with_prompt(services, call, target, record, log, account.prompt)
     account.close(record)
     if log.attempts:
         services.metrics.close(record)

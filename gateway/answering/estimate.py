@@ -7,7 +7,9 @@ from protocol.chat import ChatReply
 from protocol.completions import CompletionReply
 from protocol.events import Delta
 from protocol.usage import Usage
-from router.prompt_bounds import USUAL_TOKEN_BYTES, prompt_tokens_least, prompt_tokens_likely
+from router.bounds import input_tokens_most
+from router.prompt_bounds import USUAL_TOKEN_BYTES, PromptBound, prompt_tokens_least, prompt_tokens_likely
+from router.targets import ModelSpec
 
 LONGEST_USUAL_TOKEN = 16  # bytes
 
@@ -15,6 +17,14 @@ LONGEST_USUAL_TOKEN = 16  # bytes
 def probable_prompt_tokens(request: Request) -> int:
     """Return about how many tokens a prompt has, and no less than it must."""
     return max(prompt_tokens_least(request), prompt_tokens_likely(request))
+
+
+def charged_prompt_tokens(request: Request, model: ModelSpec, prompt: PromptBound | None) -> int:
+    """Return about how many tokens a prompt has, for the ledger: what is only estimated never exceeds its hold.
+
+    ``prompt`` is what was held; unsaid, its bytes.
+    """
+    return min(probable_prompt_tokens(request), input_tokens_most(request, model, prompt))
 
 
 def tokens_of(delta: Delta) -> int:

@@ -9,24 +9,26 @@ from billing.holds import Settlement
 from billing.prices import cost_of
 from gateway.answering.call import Call
 from gateway.answering.continuation import Source
-from gateway.answering.estimate import probable_prompt_tokens, probable_usage, tokens_of
+from gateway.answering.estimate import charged_prompt_tokens, probable_usage, tokens_of
 from gateway.providers.base import WholeReply
 from protocol.embeddings import EmbeddingReply
 from protocol.events import Delta
 from protocol.usage import Usage
 from router.bounds import output_tokens_most
+from router.prompt_bounds import PromptBound
 from router.targets import Tier
 
 
 class Meter:
     """Counts one reply. Show it every delta, and what its upstream tells."""
 
-    def __init__(self, call: Call, source: Source) -> None:
+    def __init__(self, call: Call, source: Source, prompt: PromptBound | None = None) -> None:
         self.output_seen = 0  # tokens, by what went past
         self._told = source.answering.usage  # by its upstream
         self._seen_when_told = 0  # of output_seen
         self._call = call
         self._source = source
+        self._prompt = prompt  # what its hold covers
         self._prompt_seen: int | None = None
         self._most = 0  # output tokens that the hold covers; known with the prompt
         self._gpu_seconds: dict[int, float] = {}  # by choice: what our own engine told as it went
@@ -45,7 +47,8 @@ class Meter:
         """Count a reply that came whole, unless its upstream has."""
         told = self._told
         if told is None:
-            self._told = probable_usage(self._call.request, whole, self._output_most())
+            probable = probable_usage(self._call.request, whole, self._output_most())
+            self._told = replace(probable, input_tokens=self._probable_prompt())
         elif not told.output_tokens and not isinstance(whole, EmbeddingReply):
             probable = probable_usage(self._call.request, whole, self._output_most())
             self._told = replace(told, output_tokens=probable.output_tokens)
@@ -61,7 +64,7 @@ class Meter:
         if told is not None and seen == self._seen_when_told and (told.output_tokens or not seen):
             return told
         if self._prompt_seen is None:
-            self._prompt_seen = probable_prompt_tokens(self._call.request)
+            self._prompt_seen = self._probable_prompt()
             self._most = self._output_most()
         seen = min(self._source.tokens_made or seen, self._most)  # what is only estimated never exceeds the hold
         if told is not None:
@@ -72,6 +75,9 @@ class Meter:
         """Return what ``usage`` costs the team, in nano-dollars."""
         batch = self._call.wish.tier is Tier.BATCH
         return cost_of(usage, self._source.answering.target.model.price, batch=batch, at=self._call.created_at)
+
+    def _probable_prompt(self) -> int:
+        return charged_prompt_tokens(self._call.request, self._source.answering.target.model, self._prompt)
 
     def _output_most(self) -> int:
         return output_tokens_most(self._call.request, self._source.answering.target.model)

@@ -57,7 +57,7 @@ class Reply:
         self.first_token_seconds = services.clock.monotonic() - call.started
         self._services = services
         self._source = Source(services, call, route, answering, log)
-        self.meter = Meter(call, self._source)
+        self.meter = Meter(call, self._source, account.prompt)
         account.count, account.served = self.meter.so_far, self._served
         if self._served() is not None:
             account.note_progress()  # the journal knows who answers before the first word goes out

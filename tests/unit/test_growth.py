@@ -21,7 +21,7 @@ from billing.holds import Settlement
 from billing.money import NanoDollars
 from billing.prices import Price
 from gateway.answering.collect import Collector
-from gateway.answering.estimate import probable_usage
+from gateway.answering.estimate import charged_prompt_tokens, probable_usage
 from gateway.answering.unroll import events_of
 from gateway.batch.intake import Intake, read_lines
 from gateway.held_back import judging
@@ -54,6 +54,7 @@ from protocol.messages import MessagesRequest
 from protocol.sse import EventReader
 from protocol.usage import Usage
 from router import bounds, fitting, form, thread
+from router.prompt_bounds import bound_prompt
 from router.targets import Ability, ModelSpec
 from router.token_counts import tokens_most
 from router.wish import Wish
@@ -90,6 +91,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     "router.bounds.output_tokens_most": lambda request: bounds.output_tokens_most(request, MODEL),
     "router.bounds.output_limit": lambda request: bounds.output_limit(request, MODEL),
     "router.bounds.usage_most": lambda request: bounds.usage_most(request, MODEL),
+    "router.bounds.input_tokens_most": lambda request: bounds.input_tokens_most(request, MODEL),
     "router.bounds.cost_most": lambda request: bounds.cost_most(request, MODEL),
     "router.fitting.needs_of": lambda request: fitting.needs_of(request, Wish(), [MODEL]),
     "router.token_counts.tokens_most": lambda text: tokens_most(text, None),
@@ -97,6 +99,9 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     "router.thread.judge": lambda request: thread.judge(request, 0.5, lambda asked: 0.5),
     "router.thread.as_asked": lambda request: thread.as_asked(request, 1),
     "gateway.answering.estimate.probable_usage": lambda request: probable_usage(request, ChatReply(choices=()), 9),
+    "gateway.answering.estimate.charged_prompt_tokens": lambda request: charged_prompt_tokens(
+        request, MODEL, bound_prompt(request).closely()
+    ),
     "gateway.answering.unroll.events_of": lambda reply: events_of(reply, None),
     "gateway.providers.anthropic_request.message_body": lambda request: anthropic_request.message_body(
         request, "m", 1, streams=True

@@ -18,14 +18,15 @@ from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, Message,
 from protocol.events import Delta, UsageReport
 from protocol.usage import Usage
 from router import Wish
+from router.prompt_bounds import bound_prompt
 from router.targets import Endpoint, Target
 from tests.support.house import model
 
 WORDS = 500  # pieces of output, a token each
 
 
-def meter_of(told: Usage | None = None) -> Meter:
-    request = ChatRequest(model="small", messages=(Message(role="user", content="hi"),))
+def meter_of(told: Usage | None = None, said: str = "hi") -> Meter:
+    request = ChatRequest(model="small", messages=(Message(role="user", content=said),))
     call = Call(
         request_id="0196090a-7c00-7000-8000-000000000000",
         caller=Caller(team=Team(id="a", name="A"), key_id="k"),
@@ -37,7 +38,7 @@ def meter_of(told: Usage | None = None) -> Meter:
     )
     target = Target(model("small"), Endpoint("here", "http://upstream"))
     source = SimpleNamespace(answering=SimpleNamespace(target=target, usage=told), tokens_made=0)
-    return Meter(call, cast(Any, source))
+    return Meter(call, cast(Any, source), bound_prompt(request).closely())
 
 
 def charged(events: EventStream, *pieces: bytes) -> Usage:
@@ -129,3 +130,15 @@ def test_a_whole_answer_with_words_is_never_charged_for_none(told: int | None, o
     meter.take_whole(whole)
 
     assert meter.usage().output_tokens == output
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_prompt_that_nobody_counted_is_charged_no_more_than_was_held_for_it(is_whole: bool) -> None:
+    """A quarter of the bytes is about right for prose; a page of spaces has fewer tokens, and was held for fewer."""
+    said = " " * 20_000
+    meter = meter_of(said=said)
+    held = bound_prompt(ChatRequest(model="small", messages=(Message(role="user", content=said),))).closely()
+    if is_whole:
+        meter.take_whole(ChatReply(choices=()))
+
+    assert meter.usage().input_tokens == held.tokens_on(model("small")) < len(said) // 4
