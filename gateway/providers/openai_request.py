@@ -27,7 +27,8 @@ ENGINE_LACKS = (
     "store",
 )  # fields of a chat that it takes and that change nothing there
 
-LONGEST_ID = 64  # characters of a user's name, or of a cache's
+LONGEST_ID = 64  # characters of each of these
+NAMED = ("user", "safety_identifier", "prompt_cache_key")
 PATHS: dict[type, str] = {ChatRequest: "/chat/completions", CompletionRequest: "/completions"}
 
 
@@ -71,7 +72,7 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
         limits = (None, limit) if is_newer else (limit, None)
         request = replace(request, max_tokens=limits[0], max_completion_tokens=limits[1])
     messages = tuple(map(_plain, request.messages))
-    if any(one is not other for one, other in zip(messages, request.messages, strict=True)):
+    if messages != request.messages:
         dropped += _marks_in(request.messages)
     request = replace(request, messages=messages)
     if asking.self_hosted:
@@ -95,9 +96,8 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
 
 def _with_short_ids(request: Request) -> Request:
     """Return a request whose names of users and caches are as short as OpenAI, and others, want them."""
-    named = {name: getattr(request, name, None) for name in ("user", "safety_identifier", "prompt_cache_key")}
-    long = {name: short_id(said, LONGEST_ID) for name, said in named.items() if said and len(said) > LONGEST_ID}
-    return replace(request, **long) if long else request
+    said = {name: value for name in NAMED if (value := getattr(request, name, None)) and len(value) > LONGEST_ID}
+    return replace(request, **{name: short_id(value, LONGEST_ID) for name, value in said.items()}) if said else request
 
 
 def _marks_in(messages: Sequence[Message]) -> Iterator[str]:
