@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 
@@ -15,7 +15,7 @@ from sqlalchemy.exc import StatementError
 
 from billing.edges import Clock, Database
 from billing.journal import Journal
-from billing.ledger import TooOld, insert_records
+from billing.ledger import TooOld, find_records, insert_records
 from billing.owners import carried, claim
 from billing.records import UsageRecord
 from billing.store_errors import POSTGRES_AWAY, is_about_a_value
@@ -54,7 +54,8 @@ class Flusher:
     """Writes what the journal has closed into Postgres, in batches, each record once.
 
     ``book_adopted`` is told which rows of dead processes were new, or may have been when a try to write them broke off:
-    their holds were never settled, so the counters learn of them here.
+    their holds were never settled, so the counters learn of them here. It is told what the ledger has, not what the
+    journal says: the row of a stored answer comes before the journal's end of the call, and may be another.
     """
 
     def __init__(
@@ -146,25 +147,26 @@ class Flusher:
             taken = self._journal.take_closed(self._batch)
             if not taken:
                 return 0
-            adopted = {closed.record.request_id: closed.record for closed in taken if closed.is_adopted}
+            adopted = {closed.record.request_id for closed in taken if closed.is_adopted}
             try:
                 new = await self._write([closed.record for closed in taken])
+                unbooked = adopted & (self._unheard | {record.request_id for record in new})
+                booked = await self._find(unbooked)
             except TooOld as exc:
                 log.error("ledger_forgot", error=str(exc))
-                self._unheard |= adopted.keys() - set(exc.request_ids)
+                self._unheard |= adopted - set(exc.request_ids)
                 refused = [closed for closed in taken if closed.record.request_id in exc.request_ids]
                 self._journal.quarantine(refused)
                 return len(refused)
             except Exception:
                 self._batch = max(LEAST_BATCH, self._batch // 2)
-                self._unheard |= adopted.keys()
+                self._unheard |= adopted
                 raise
             self._batch = min(BATCH, 2 * self._batch)
             self._journal.mark_flushed(taken)
             if adopted:
-                unbooked = adopted.keys() & (self._unheard | {record.request_id for record in new})
-                self._unheard -= adopted.keys()
-                await self._book_adopted([adopted[request_id] for request_id in sorted(unbooked)])
+                self._unheard -= adopted
+                await self._book_adopted(booked)
         return len(taken)
 
     @asynccontextmanager
@@ -254,9 +256,17 @@ class Flusher:
         half = len(records) // 2
         return await self._write(records[:half]) + await self._write(records[half:])
 
+    async def _find(self, request_ids: Collection[str]) -> list[UsageRecord]:
+        """Return what the ledger has of these calls."""
+        if not request_ids:
+            return []
+        async with asyncio.timeout(FLUSH_WITHIN), self._database.begin() as connection:
+            return await find_records(connection, request_ids)
+
     def _put_aside(self, record: UsageRecord, exc: Exception) -> None:
         """Keep a record that Postgres will never take where people find it, so that it holds up nobody else."""
         file = self._journal.put_aside(record)
+        self._unheard.discard(record.request_id)
         log.error("ledger_record_rejected", request_id=record.request_id, file=str(file), error=repr(exc))
 
     def _today(self) -> date:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import date
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import text
@@ -15,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.ids import date_of
 from billing.instances import add_gpu_costs
 from billing.partitions import coming_partitions, ensure_partitions
-from billing.records import UsageRecord, bounded
+from billing.records import Status, UsageRecord, bounded
 
 COLUMNS = {
     "day": "date",
@@ -128,6 +129,14 @@ FORGET = text("""
 BEGINS = text("SELECT begins FROM ledger_memory")
 
 
+FIND = text("""
+    SELECT request_id, team_id, key_id, endpoint, model_asked, model_used, provider, provider_endpoint, status,
+           input_tokens, output_tokens, cost_nanousd
+    FROM usage_records
+    WHERE day = ANY(CAST(:days AS date[])) AND request_id = ANY(CAST(:ids AS uuid[]))
+""")
+
+
 class TooOld(Exception):
     """Records of days whose rows the ledger has dropped: whether they were booked before, nothing tells any more."""
 
@@ -158,6 +167,17 @@ async def insert_records(
             raise TooOld(begins, too_old)
     await add_gpu_costs(connection, [_cost_row(record) for record in new if record.gpu_cost_nanousd])
     return new
+
+
+async def find_records(connection: AsyncConnection, request_ids: Collection[str]) -> list[UsageRecord]:
+    """Return what the ledger says of these calls, as far as the quotas need it; nothing of those that it lacks."""
+    days = sorted(set(map(date_of, request_ids)))
+    query = {"days": days, "ids": [UUID(request_id) for request_id in request_ids]}
+    rows = (await connection.execute(FIND, query)).mappings()
+    return [
+        UsageRecord(**dict(row) | {"request_id": str(row["request_id"]), "status": Status(row["status"])})
+        for row in rows
+    ]
 
 
 async def memory_begins(connection: AsyncConnection) -> date | None:

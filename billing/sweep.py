@@ -5,21 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
-from uuid import UUID
 
 import structlog
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.edges import Clock, Database
-from billing.ids import date_of
-from billing.ledger import forget_days
+from billing.ledger import find_records, forget_days
 from billing.partitions import delete_stragglers, drop_partition, ensure_partitions, old_partitions
 from billing.quotas import Quotas
-from billing.records import Status, UsageRecord
 from billing.store_errors import STORES_AWAY
 
 EVERY = 10.0  # seconds between rounds
@@ -174,17 +171,6 @@ async def close_days(connection: AsyncConnection, now: float) -> list[date]:
     return sorted((await connection.execute(CLOSE_DAYS, times)).scalars())
 
 
-async def find_records(connection: AsyncConnection, request_ids: Sequence[str]) -> list[UsageRecord]:
-    """Return what the ledger says of these calls, as far as the quotas need it."""
-    days = sorted(set(map(date_of, request_ids)))
-    query = {"days": days, "ids": [UUID(request_id) for request_id in request_ids]}
-    rows = (await connection.execute(FIND, query)).mappings()
-    return [
-        UsageRecord(**dict(row) | {"request_id": str(row["request_id"]), "status": Status(row["status"])})
-        for row in rows
-    ]
-
-
 # The counters have yet to hear of what "unsettled" ones left: they stay listed, and hold up nothing.
 TAKE_OFF_LOST = text("""
     DELETE FROM flushers WHERE seen_at < :seen AND unsettled = 0
@@ -201,13 +187,6 @@ CLOSE_DAYS = text("""
     WHERE ended.day + interval '1 day' + grace <= coalesce(until, now)
     ON CONFLICT DO NOTHING
     RETURNING closed_days.day
-""")
-
-FIND = text("""
-    SELECT request_id, team_id, key_id, endpoint, model_asked, model_used, provider, provider_endpoint, status,
-           input_tokens, output_tokens, cost_nanousd
-    FROM usage_records
-    WHERE day = ANY(CAST(:days AS date[])) AND request_id = ANY(CAST(:ids AS uuid[]))
 """)
 
 

@@ -14,6 +14,7 @@ from billing.holds import Hold, HoldRequest, Leg, Limits, Scope, Settlement
 from billing.journal import Journal
 from billing.quotas import Quotas
 from billing.records import Status, UsageRecord
+from billing.store_errors import POSTGRES_AWAY
 from billing.sweep import Sweeper
 from gateway.answering.account import Account
 from gateway.database import Database
@@ -23,6 +24,7 @@ from gateway.stored_answers import Claim, Place, StoredAnswer
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
+from tests.support.postgres_proxy import postgres_proxy
 
 PLACE = Place("team_a", "chat.completions", "key-1")
 ANSWER = StoredAnswer(200, (), b"the whole answer")
@@ -64,14 +66,24 @@ class Scene:
         self.account.note_progress()
         self.record = make_record(hold.request.request_id, cost_nanousd=COST)
 
-    async def die(self) -> None:
-        """Leave everything as it is; the next process adopts the journal, and the sweeper frees the hold."""
+    async def die(self, *, next_is_heard: bool = True) -> None:
+        """Leave everything as it is; the next process adopts the journal, and the sweeper frees the hold.
+
+        A next process that is not heard commits once without hearing of it, and flushes again.
+        """
         self.journal.close()
         after = Journal.open(self.folder, clock=self.clock)
         sum(after.adopt_each())
-        flusher = Flusher(after, self.database, self.clock, book_adopted=self.quotas.book)
-        while await flusher.flush_once():
-            pass
+        with postgres_proxy(self.database.url) as way:
+            by_it = Database(way.url)
+            flusher = Flusher(after, by_it, self.clock, book_adopted=self.quotas.book)
+            if not next_is_heard:
+                way.lose_commit_of("INSERT INTO usage_records")
+                with pytest.raises(POSTGRES_AWAY):
+                    await flusher.flush_once()
+            while await flusher.flush_once():
+                pass
+            await by_it.close()
         self.clock.move(LEASE_IS_OVER)
         await Sweeper(self.quotas, self.database, self.clock).sweep_once()
         after.close()
@@ -114,6 +126,14 @@ async def test_who_dies_between_storing_and_the_journal_is_paid_once(scene: Scen
 
     assert await scene.books() == [("answered", COST)]
     assert await scene.store.claim(retry(scene)) == Answered(scene.claim.request_id, ANSWER)
+
+
+async def test_a_call_that_its_adopter_writes_twice_is_counted_as_its_row_says(scene: Scene) -> None:
+    """The ledger has the end, the journal lacks it, and the answer to the adopter's first commit is lost."""
+    assert await scene.store.store(scene.claim, ANSWER, scene.record)
+    await scene.die(next_is_heard=False)
+
+    assert await scene.books() == [("answered", COST)]
 
 
 async def test_who_ends_without_hearing_that_it_was_stored_is_paid_once(scene: Scene) -> None:
