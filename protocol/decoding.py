@@ -18,6 +18,7 @@ from protocol.errors import BadRequest, TooLarge
 
 MAX_DEPTH = 128  # objects and arrays inside one another
 MAX_VALUES = 400_000  # values in one body: more than any model reads, and 0.3 s of decoding at the most
+AT_ONCE = 20_000  # values that are counted without a pause
 
 T = TypeVar("T")
 
@@ -117,19 +118,28 @@ def _finite(digits: str) -> float:
     return number
 
 
-# What a value begins with or is parted by, and all before it. Nothing is read twice: no repeat gives back what it took.
-_SEPARATOR = re.compile(rb'(?:[^",\[{]++|"(?:[^"\\]++|\\.)*+(?:"|\\?\Z))*+([,\[{])?', re.DOTALL)
+# What a value begins with or is parted by, and all before it, in a body without escaped quotes. Nothing is read twice:
+# no repeat gives back what it took.
+_SEPARATOR = re.compile(rb'(?:[^",\[{]++|"[^"]*+(?:"|\Z))*+([,\[{])?')
 _reader = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def has_more_values(body: bytes, most: int) -> bool:
     """Whether a body has more than ``most`` commas, objects and arrays; counted no further than it takes to know.
 
-    The time is linear in the body, and the memory does not grow with it.
+    The time is linear in the body, and others have the interpreter every tenth of a second.
     """
     if body.count(b",") + body.count(b"[") + body.count(b"{") <= most:
         return False
-    beyond = next(islice(_SEPARATOR.finditer(body), most, None), None)
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if body.count(b'"') > 4 * (most + 1):  # between two keys with their values stands a comma
+        return True
+    found, beyond = _SEPARATOR.finditer(body), None
+    for start in range(0, most + 1, AT_ONCE):
+        beyond = next(islice(found, min(AT_ONCE, most + 1 - start) - 1, None), None)
+        if beyond is None:
+            return False
     return beyond is not None and beyond.lastindex is not None
 
 

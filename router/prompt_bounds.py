@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import cast
@@ -19,6 +20,7 @@ from protocol.chat import (
     ChatRequest,
     ImagePart,
     ImageUrl,
+    JsonSchema,
     JsonSchemaFormat,
     Message,
     RedactedThinkingBlock,
@@ -49,6 +51,11 @@ LIKELY_IMAGE_TOKENS = 1_024  # of a screen in most models: gpt-4o 765, Claude 1,
 LIKELY_LOW_DETAIL_TOKENS = 85  # gpt-4o, and who follows it
 USUAL_TOKEN_BYTES = 4  # of English text, in the common vocabularies
 
+PLAIN_DEFINITIONS = 256 * 1024  # bytes of tools or of a schema that are written out in any case
+MOST_INDENTED = 4  # times their length when they are indented, beyond which they are not
+
+# Of compact JSON, its strings passed over.
+_SIGNS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[\]{},:]')
 _PIECE = 1 << 20  # bytes looked at together when words are counted
 # Every byte to "s" (white space) or "w" (part of a word).
 _WORD_MAP = bytes(ord("s") if chr(byte) in " \t\n\r\v\f" else ord("w") for byte in range(256))
@@ -201,11 +208,9 @@ def _chat_bound(request: ChatRequest) -> PromptBound:
         if message.thinking_blocks or message.tool_calls:
             added += _read_turn(message, texts)
     if request.tools:
-        added += TOOLS_TOKENS + TOOL_TOKENS * len(request.tools)
-        texts += map(_indented, request.tools)
+        added += TOOLS_TOKENS + TOOL_TOKENS * len(request.tools) + _add_indented(request.tools, texts)
     if isinstance(request.response_format, JsonSchemaFormat):
-        added += TOOLS_TOKENS
-        texts.append(_indented(request.response_format.json_schema))
+        added += TOOLS_TOKENS + _add_indented((request.response_format.json_schema,), texts)
     elif request.response_format is not None:
         added += MESSAGE_TOKENS
     return PromptBound(added, texts, images)
@@ -262,7 +267,37 @@ def _image_likely(image: ImageUrl) -> int:
     return LIKELY_LOW_DETAIL_TOKENS if image.detail == "low" else LIKELY_IMAGE_TOKENS
 
 
-def _indented(value: Tool | Struct) -> str:
+def _add_indented(values: Sequence[Tool | JsonSchema], texts: list[str]) -> int:
+    """Add definitions to the texts; return tokens that their form adds to that. What is nested so deep that its blanks
+    would be many times the rest is not written out."""
+    data = msgspec.json.encode(values)
+    if len(data) > PLAIN_DEFINITIONS and (length := indented_length(data)) > MOST_INDENTED * len(data):
+        texts.append(data.decode())
+        return length - len(data)
+    texts += map(_indented, values)
+    return 0
+
+
+def indented_length(data: bytes) -> int:
+    """Return the length of compact JSON when it is indented by four."""
+    size, depth = len(data), 0
+    for sign in _SIGNS.finditer(data):
+        match sign[0]:
+            case b"[" | b"{":
+                depth += 1
+                size += 1 + 4 * depth
+            case b"]" | b"}":
+                depth -= 1
+                is_empty = data[sign.start() - 1 : sign.start()] in (b"[", b"{")
+                size += -(5 + 4 * depth) if is_empty else 1 + 4 * depth
+            case b",":
+                size += 1 + 4 * depth
+            case b":":
+                size += 1
+    return size
+
+
+def _indented(value: Tool | JsonSchema) -> str:
     # Llama's template writes tools as JSON indented by four, the longest form that we know of.
     return msgspec.json.format(msgspec.json.encode(value), indent=4).decode()
 
