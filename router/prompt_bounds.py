@@ -51,7 +51,7 @@ LIKELY_IMAGE_TOKENS = 1_024  # of a screen in most models: gpt-4o 765, Claude 1,
 LIKELY_LOW_DETAIL_TOKENS = 85  # gpt-4o, and who follows it
 USUAL_TOKEN_BYTES = 4  # of English text, in the common vocabularies
 
-PLAIN_DEFINITIONS = 256 * 1024  # bytes of tools or of a schema that are written out in any case
+PLAIN_DEFINITIONS = 512 * 1024  # bytes of tools or of a schema that are written out in any case
 MOST_INDENTED = 4  # times their length when they are indented, beyond which they are not
 
 # Of compact JSON, its strings passed over.

@@ -151,7 +151,7 @@ def check(name: str, work_on: Callable[[int], Work], last: int = LAST) -> list[s
     found = growth_of(work_on, last)
     if found.is_linear:
         return []
-    return [f"{name}: {found.once:.4f} s for {found.size}, {found.four:.4f} s for four times as much"]
+    return [f"{name}: {found.apart:.4f} s for four times {found.size}, {found.whole:.4f} s for as much at once"]
 
 
 def done(function: Callable[[Any], object], given: Any) -> Work:
