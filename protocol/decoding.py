@@ -129,7 +129,7 @@ def has_more_values(body: bytes, most: int) -> bool:
 
     The time is linear in the body, and others have the interpreter every tenth of a second.
     """
-    if body.count(b",") + body.count(b"[") + body.count(b"{") <= most:
+    if len(body) <= most or body.count(b",") + body.count(b"[") + body.count(b"{") <= most:
         return False
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
