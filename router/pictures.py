@@ -18,6 +18,8 @@ from protocol.chat import ImageUrl
 DEAREST = 2833 + 8 * 5667
 LOW_DETAIL_DEAREST = 16_384  # detail is only some providers' word; others go by the size: Qwen2-VL and its kin
 MOST_HEADER = 256 * 1024  # bytes of a picture that are searched for its size: thumbnails and profiles come before it
+MOST_SEGMENTS = 32  # of a JPEG that are looked at: cameras write a dozen before the frame
+_SEGMENT = re.compile(rb"\xff++[^\xff]")  # its marker, after any number of fill bytes
 
 
 class Picture(Struct, frozen=True):
@@ -84,11 +86,14 @@ def _webp_size(chunk: bytes) -> tuple[int, int] | None:
 
 def _jpeg_size(start: bytes) -> tuple[int, int] | None:
     place = 2
-    while place + 9 <= len(start) and start[place] == 0xFF:
-        marker = start[place + 1]
+    for _ in range(MOST_SEGMENTS):
+        if (found := _SEGMENT.match(start, place)) is None:
+            return None
+        marker, place = start[found.end() - 1], found.end()
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a frame begins
-            return int.from_bytes(start[place + 7 : place + 9]), int.from_bytes(start[place + 5 : place + 7])
-        place += 1 if marker == 0xFF else 2 + max(2, int.from_bytes(start[place + 2 : place + 4]))
+            height, width = start[place + 3 : place + 5], start[place + 5 : place + 7]
+            return (int.from_bytes(width), int.from_bytes(height)) if len(width) == 2 else None
+        place += max(2, int.from_bytes(start[place : place + 2]))
     return None
 
 

@@ -44,6 +44,7 @@ TOOLS_TOKENS = 1024  # the instructions that come with tools or a schema (Anthro
 TOOL_TOKENS = 64  # marks around one definition, call or result
 SHORT = 4_096  # bytes of a prompt that are held as they are,
 LONG = 2 * 1024 * 1024  # and of one that fills most contexts anyway: it is not worth the tenth of a second
+MOST_SIZED = 2_000  # pictures of a prompt whose size is looked for: no maker takes more
 # The longest token of public vocabularies is 128 spaces (cl100k, o200k, Llama 3); twice that, for those unseen.
 LONGEST_TOKEN_BYTES = 256
 # What is probable; nothing is held by it.
@@ -100,8 +101,9 @@ class PromptBound(Struct, frozen=True, dict=True):
 
     @cached_property
     def pictures(self) -> tuple[Picture, ...]:
-        """The images, as large as they say they are."""
-        return tuple(map(picture_of, self.images))
+        """The images, as large as the first of them say they are."""
+        unsized = (Picture(None, image.detail == "low") for image in self.images[MOST_SIZED:])
+        return (*map(picture_of, self.images[:MOST_SIZED]), *unsized)
 
     @cached_property
     def _counts(self) -> dict[str | None, int]:

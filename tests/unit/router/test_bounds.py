@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from base64 import b64encode
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from router.bounds import cost_most, output_limit, output_tokens_most, replies_a
 from router.pictures import DEAREST, LOW_DETAIL_DEAREST
 from router.prompt_bounds import (
     LONGEST_TOKEN_BYTES,
+    MOST_SIZED,
     PART_TOKENS,
     bound_prompt,
     prompt_tokens_least,
@@ -102,6 +104,16 @@ def test_images_count_at_the_dearest_providers_maximum() -> None:
     taken = [tokens(None) - bare, tokens("low") - bare]
 
     assert taken == [DEAREST + PART_TOKENS, LOW_DETAIL_DEAREST + PART_TOKENS]
+
+
+def test_sizes_are_looked_for_in_as_many_pictures_as_a_maker_takes() -> None:
+    """A body has room for a hundred thousand, and each takes time to look into: the rest count as of any size."""
+    gif = "data:image/gif;base64," + b64encode(b"GIF89a\x10\x00\x10\x00").decode()
+    part = ImagePart(ImageUrl(gif))
+    asked = ChatRequest(model="m", messages=(Message(role="user", content=(part,) * (MOST_SIZED + 2)),))
+    sizes = [picture.size for picture in bound_prompt(asked).pictures]
+
+    assert sizes == [(16, 16)] * MOST_SIZED + [None] * 2
 
 
 @given(st.integers(1, 2_000))

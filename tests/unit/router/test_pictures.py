@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.chat import ImageUrl
-from router.pictures import DEAREST, Picture, picture_of, picture_tokens_most, size_of
+from router.pictures import DEAREST, MOST_SEGMENTS, Picture, picture_of, picture_tokens_most, size_of
 
 MODELS = (
     *(
@@ -86,6 +86,16 @@ def test_what_tells_no_size_is_of_any(url: str) -> None:
     """An address elsewhere, no base64, another kind, no size, or a frame that begins too far behind."""
     assert picture_of(ImageUrl(url)).size is None
     assert picture_tokens_most("gpt-4o", picture_of(ImageUrl(url))) == 85 + 8 * 170
+
+
+def test_no_search_for_a_frame_is_longer_than_a_camera_needs() -> None:
+    """Each byte of a body could make work: fill bytes are passed over at once, endless segments are not followed."""
+    fill, segment = b"\xff" * 150_000, b"\xff\xe1\x00\x02"
+    frame = jpeg(640, 480)[2:]
+
+    assert size_of(url_of(b"\xff\xd8" + fill + frame)) == (640, 480)
+    assert size_of(url_of(b"\xff\xd8" + segment * (MOST_SEGMENTS - 2) + frame)) == (640, 480)
+    assert size_of(url_of(b"\xff\xd8" + segment * 1000 + frame)) is None
 
 
 @given(st.binary(max_size=200), st.sampled_from(sorted(PICTURES)), st.integers(0, 60))
