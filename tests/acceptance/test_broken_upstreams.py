@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,9 @@ from sqlalchemy import text
 
 from gateway.answering.early_leaves import FREE
 from gateway.database import Database
+from protocol.aside import HEAVY
+from protocol.chat import ImageUrl
+from router.pictures import Picture, picture_of
 from tests.support.house import House
 from tests.support.leaving import ask_and_leave
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -161,6 +165,30 @@ def test_a_prompt_that_is_only_estimated_costs_no_more_than_was_held(house: Hous
     until(lambda: rows_of(house, who))
 
     assert [(row.status, row.input_tokens) for row in rows_of(house, who)] == [("interrupted", 8192)]
+
+
+def test_a_long_prompt_that_is_left_holds_up_no_other_calls(
+    house: House, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is charged for it rests on its hold; its pictures are not looked into again, on the event loop."""
+    looked: list[str] = []
+
+    def picture(image: ImageUrl) -> Picture:
+        looked.append(threading.current_thread().name)
+        return picture_of(image)
+
+    monkeypatch.setattr("router.prompt_bounds.picture_of", picture)
+    ask(house).raise_for_status()
+    upstream.forget()
+    upstream.script("hang-before-headers")
+    who = f"leaves a picture {ASK['model']}"
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * HEAVY}}
+    asked = {**ASK, "user": who, "messages": [{"role": "user", "content": [part]}]}
+    ask_and_leave(house, "/v1/chat/completions", asked, lambda: upstream.requests)
+    until(lambda: rows_of(house, who))
+
+    assert [row.status for row in rows_of(house, who)] == ["interrupted"]
+    assert looked and all(name.startswith("heavy") for name in looked)
 
 
 def test_a_key_whose_calls_are_left_again_and_again_has_to_wait(house: House, upstream: ScriptedUpstream) -> None:
