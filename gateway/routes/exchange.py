@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
@@ -35,15 +35,30 @@ T = TypeVar("T")
 
 async def read_body(request: AnyRequest, read: Callable[[bytes], T]) -> tuple[T, int]:
     """Return what ``read`` makes of a request's body, a long one beside the event loop; and the body's bytes."""
-    announced = LARGEST_BODY if request.content_length is None else request.content_length
-    if not HEAVY < announced <= LARGEST_BODY:  # a longer one is refused unread
+    announced = request.content_length
+    if announced is not None and not HEAVY < announced <= LARGEST_BODY:  # a longer one is refused unread
         body = await request.body()
         return read(body), len(body)
+    pieces, begun = request.stream(), b""
+    if announced is None:  # in chunks: most are short all the same
+        begun = await _first_of(pieces)
+        if len(begun) <= HEAVY:
+            return read(begun), len(begun)
     caller = whoever_calls(request)
     team_id = caller.team.id if isinstance(caller, Caller) else ""
-    async with services_of(request).body_room.taken(team_id, announced):
-        body = await request.body()
+    async with services_of(request).body_room.taken(team_id, announced or LARGEST_BODY):
+        body = begun + b"".join([piece async for piece in pieces])
         return await aside(len(body), lambda: read(body)), len(body)
+
+
+async def _first_of(pieces: AsyncIterator[bytes]) -> bytes:
+    """Return all of a short body, or as much of a long one as tells that it is."""
+    begun = bytearray()
+    async for piece in pieces:
+        begun += piece
+        if len(begun) > HEAVY:
+            break
+    return bytes(begun)
 
 
 def services_of(request: AnyRequest) -> Services:

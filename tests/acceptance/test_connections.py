@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Iterator
 from ipaddress import ip_network
 
@@ -102,6 +103,31 @@ def test_bodies_that_do_not_come_take_no_memory_of_other_teams(house: House, mon
 
     assert [answer.status_code for answer in answers] == [429, 200, 200]
     assert answers[0].headers["retry-after"] == "1" and "128 MiB" in answers[0].json()["error"]["message"]
+
+
+def test_a_body_in_chunks_takes_no_more_room_than_it_needs(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long it will be nobody says, and most are short: however many are on their way, the next is read. A long one
+    is read to its end."""
+    monkeypatch.setattr("gateway.body_room.WAIT", 0.2)
+    long = {"model": "small", "messages": [{"role": "user", "content": "hi" + " " * 3 * HEAVY}], "max_tokens": 4}
+    short = long | {"messages": [{"role": "user", "content": "hi"}]}
+    with serving(replace(house.settings, data_dir=house.settings.data_dir / "chunks")) as url:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {house.team_key}\r\n"
+        held = [connect(url) for _ in range(OF_A_TEAM // LARGEST_BODY)]
+        for connection in held:
+            connection.sendall(f"{head}transfer-encoding: chunked\r\n\r\n1\r\n{{\r\n".encode())
+        answers = [ask_in_chunks(url, house.team_key, body) for body in (short, long)]
+        for connection in held:
+            connection.close()
+
+    assert [answer.status_code for answer in answers] == [200, 200]
+
+
+def ask_in_chunks(url: str, key: str, body: dict[str, object]) -> httpx.Response:
+    said = json.dumps(body).encode()
+    pieces = (said[start : start + 50_000] for start in range(0, len(said), 50_000))
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    return httpx.post(f"{url}/v1/chat/completions", content=pieces, headers=headers, timeout=20)
 
 
 def ask(url: str, key: str, body: dict[str, object]) -> httpx.Response:
