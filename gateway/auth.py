@@ -230,8 +230,9 @@ GUARDS = (team_guard, admin_guard, metrics_guard, team_or_admin_guard, open_guar
 async def _identify(connection: Connection) -> Caller | Admin:
     auth: Authenticator = connection.app.state.services.auth
     address = client_of(connection.scope, connection.app.state.services.settings.trusted_proxies)
-    caller = await auth.identify(read_key(connection), address)
-    connection.scope["state"]["caller"] = caller
+    state = connection.scope["state"]
+    state["address"] = address  # for the log, should the key be none
+    state["caller"] = caller = await auth.identify(read_key(connection), address)
     return caller
 
 

@@ -45,7 +45,7 @@ class Refusals:
     def note(self, scope: MutableMapping[str, Any], error: ServiceError) -> None:
         """Count and log that the request of ``scope`` is answered with ``error``, by status or in a stream.
 
-        ``scope["state"]`` has ``caller`` and ``model_asked`` where these are known.
+        ``scope["state"]`` has ``caller``, ``model_asked`` and the client's ``address`` where these are known.
         """
         state = scope["state"]
         state["is_noted"] = True
@@ -103,5 +103,6 @@ def _who(scope: MutableMapping[str, Any], caller: object) -> dict[str, str]:
     if isinstance(caller, Admin):
         return {"admin": caller.fingerprint}
     key = read_key(ASGIConnection(scope)) or ""  # type: ignore[arg-type]
-    who = {"address": scope["client"][0]} if scope.get("client") else {}
+    address = scope["state"].get("address") or (scope["client"][0] if scope.get("client") else "")
+    who = {"address": address} if address else {}
     return who | ({"key_prefix": shown_prefix(key)} if key.startswith(KEY_PREFIX) else {})

@@ -11,6 +11,7 @@ from ipaddress import ip_network
 import httpx
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from gateway.body_room import OF_A_TEAM
 from gateway.failures import LARGEST_BODY
@@ -75,6 +76,16 @@ def test_a_made_up_forwarded_address_evades_no_throttle(house: House) -> None:
         found = [{guess(url, n) for n in range(60)} for url in (direct, proxied)]
 
     assert found == [{401, 429}, {401}]
+
+
+def test_the_log_names_the_client_that_a_trusted_proxy_tells_of(house: House) -> None:
+    """Who sends wrong keys is the client, not the proxy that all of them come through."""
+    settings = replace(house.settings, trusted_proxies=(HERE,), data_dir=house.settings.data_dir / "told")
+    with serving(settings) as url, capture_logs() as logs:
+        guess(url, 7)
+    [line] = [line for line in logs if line["event"] == "call_refused"]
+
+    assert line["address"] == "203.0.113.7"
 
 
 def guess(url: str, n: int) -> int:
