@@ -17,10 +17,10 @@ from gateway.answering.account import NOTHING, Account
 from gateway.answering.call import Call, scopes_of
 from gateway.rate_limits import anthropic_limit_headers, rate_limit_headers
 from gateway.services import Services
-from protocol.aside import aside
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import ServiceError
+from protocol.off_loop import off_loop
 from router.bounds import COMPLETION_LIMIT, limit_within, usage_most, with_output_limit, worthwhile_limit
 from router.prompt_bounds import PromptBound, bound_prompt
 from router.targets import Route, Tier
@@ -35,7 +35,7 @@ async def admit(services: Services, call: Call, route: Route) -> tuple[Call, Acc
     Where its caller named no output limit and a budget has no room for the model's own, it goes on with the limit that
     fits. Raises RateLimited, ExceedsLimit or QuotaExhausted when a limit has no room for it.
     """
-    prompt, legs = await aside(call.size, partial(_bound, call, route))
+    prompt, legs = await off_loop(call.size, partial(_bound, call, route))
     request = HoldRequest(
         request_id=call.request_id,
         team_id=call.caller.team.id,
@@ -47,14 +47,14 @@ async def admit(services: Services, call: Call, route: Route) -> tuple[Call, Acc
     hold = await _open(services, request)
     if isinstance(hold, RefusedHold) and not prompt.is_close and hold.limit in TOKEN_LIMITS | DOLLAR_LIMITS:
         prompt = prompt.closely()
-        closer = await aside(call.size, partial(legs_of, call, route, prompt))
+        closer = await off_loop(call.size, partial(legs_of, call, route, prompt))
         if closer != legs:
             hold = await _open(services, replace(request, legs=closer))
     for _ in range(FITTINGS):
         if isinstance(hold, Hold) or (fitted := _fitted(call, route, prompt, hold)) is None:
             break
         call = fitted
-        legs = await aside(call.size, partial(legs_of, call, route, prompt))
+        legs = await off_loop(call.size, partial(legs_of, call, route, prompt))
         hold = await _open(services, replace(request, legs=legs))
     if isinstance(hold, RefusedHold):
         raise _refusal(services, hold, call.endpoint, _limit_within(call, route, prompt, hold.headroom))

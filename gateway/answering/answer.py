@@ -20,8 +20,8 @@ from gateway.overload.gate import Turn
 from gateway.providers.errors import UpstreamFiltered
 from gateway.safety.input_check import InputCheck, input_check_of
 from gateway.services import Services
-from protocol.aside import aside
 from protocol.leaving import Client
+from protocol.off_loop import off_loop
 from protocol.usage import Usage
 from router import Route, choose_route
 from router.order import Health
@@ -42,7 +42,7 @@ async def answer(services: Services, call: Call, client: Client = STAYS) -> Repl
     if call.owes_parts:
         services.early_leaves.refuse(call.caller.key_id)
     health = services.health()
-    route = await aside(call.size, partial(_judged_route, services, call, services.outlook(health)))
+    route = await off_loop(call.size, partial(_judged_route, services, call, services.outlook(health)))
     route = await services.images.fit(call.request, call.size, route, services.providers)
     gate = services.gate
     if (away := refusal(services, call, route, health)) is not None and not gate.can_wait(route):

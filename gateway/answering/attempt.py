@@ -24,9 +24,9 @@ from gateway.resilience.deadline import Deadline
 from gateway.resilience.retry import RetryBudget
 from gateway.services import Services
 from gateway.settings import ProviderSettings
-from protocol.aside import aside
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta, Event, ReplyEnd
+from protocol.off_loop import off_loop
 from protocol.usage import Usage
 from router.bounds import output_limit, with_output_limit
 from router.targets import Target
@@ -131,7 +131,7 @@ async def send_once(
     # Our own engine always streams to us: a reply that breaks can then be continued, and is charged by its tokens.
     streams = call.streams or (provider.self_hosted and not isinstance(call.request, EmbeddingRequest))
     # What its hold covers: a spare may be smaller than the model asked.
-    limit = await aside(call.size, lambda: output_limit(call.request, target.model))
+    limit = await off_loop(call.size, lambda: output_limit(call.request, target.model))
     extra = _allowed_extra(call, provider)
     asking = Asking(
         request=with_output_limit(call.request, limit),
@@ -153,7 +153,7 @@ async def send_once(
     usual = provider.timeouts.first_token if streams else provider.timeouts.total
     patience = trip.deadline.within(usual, services.clock.monotonic())
     ends = asyncio.get_running_loop().time() + patience
-    built, response = await aside(call.size, lambda: wire.build_request(asking)), None
+    built, response = await off_loop(call.size, lambda: wire.build_request(asking)), None
     try:
         response = await services.client.send(built, provider.timeouts.connect, patience)
         services.breakers.heard(permit, response.headers)
@@ -189,7 +189,7 @@ async def _read_answer(
                 events = wire.open_events(call.request)
                 return Answering(target, provider, await _read_first(response, events, begun), events, response)
             body = (begun or b"") + await response.read()
-            whole, usage = await aside(len(body), lambda: wire.read_reply(call.request, body))
+            whole, usage = await off_loop(len(body), lambda: wire.read_reply(call.request, body))
         await response.close()
         if streams:  # it does not know how to, and answered in JSON
             return Answering(target, provider, events_of(whole, usage))

@@ -14,8 +14,8 @@ from gateway.providers.client import read_error_body
 from gateway.providers.errors import UpstreamFailure, UpstreamRefused
 from gateway.resilience.keys import TargetAway
 from gateway.services import Services
-from protocol.aside import aside
 from protocol.messages import CountRequest
+from protocol.off_loop import off_loop
 from router import Wish
 from router.choose import permitted_name
 from router.targets import Target
@@ -32,8 +32,8 @@ async def count_prompt(services: Services, caller: Caller, asked: CountRequest, 
     """
     catalog = services.catalog
     name = permitted_name(asked.model, Wish(allowed_models=caller.team.allowed_models), catalog)
-    chat = await aside(size, asked.as_chat)  # refuses what no dialect could carry
-    estimate = await aside(size, lambda: probable_prompt_tokens(chat))
+    chat = await off_loop(size, asked.as_chat)  # refuses what no dialect could carry
+    estimate = await off_loop(size, lambda: probable_prompt_tokens(chat))
     if (model := catalog.models.get(name)) is None:
         return estimate
     wire = services.providers.format(model.provider)
@@ -54,7 +54,7 @@ async def _count_at(
     timeouts = services.providers.settings(target.model.provider).timeouts
     permit = await services.breakers.enter(target)
     try:
-        built = await aside(size, lambda: wire.build_count(asked, target, permit.api_key))
+        built = await off_loop(size, lambda: wire.build_count(asked, target, permit.api_key))
         response = await services.client.send(built, timeouts.connect, min(PATIENCE, timeouts.first_token))
         try:
             body = await read_error_body(response)  # an answer of a few bytes, or of none in a second

@@ -46,8 +46,8 @@ from gateway.idempotency_store import Answered, Found, Reused, Running
 from gateway.services import Services
 from gateway.stored_answers import NOT_KEPT, Claim, Place, StoredAnswer
 from gateway.telemetry.meters import counter_of
-from protocol.aside import aside
 from protocol.errors import ServiceError
+from protocol.off_loop import off_loop
 
 LARGEST_KEPT = 16 * 1024 * 1024  # bytes; a longer answer passes through, and only that it was given is kept
 ASK_WITHIN = 5.0  # seconds for Postgres to say whether a call may run
@@ -79,7 +79,7 @@ async def answer_once(
     place = Place(call.caller.team.id, call.endpoint, call.idempotency_key)
     settings = services.settings
     peppers = (settings.key_pepper, *settings.other_key_peppers)
-    digest, *others = await aside(call.size, lambda: [digest_of(call, pepper) for pepper in peppers])
+    digest, *others = await off_loop(call.size, lambda: [digest_of(call, pepper) for pepper in peppers])
     wanted = Claim(place, digest, call.request_id, tuple(others))
     found = await _ask(services, wanted)
     if isinstance(found, Running):

@@ -15,9 +15,9 @@ from gateway.callbacks.urls import BadUrl, CallbackUrl, read_url
 from gateway.errors import Unavailable
 from gateway.providers.base import Request
 from gateway.providers.registry import ProviderRegistry
-from protocol.aside import aside
 from protocol.chat import ChatRequest
 from protocol.errors import BadRequest, ServiceError
+from protocol.off_loop import off_loop
 from router.prompt_bounds import images_of
 from router.targets import Ability, Route, Target
 
@@ -60,7 +60,7 @@ class ImageUrls:
 
     async def check(self, request: ChatRequest, size: int) -> None:
         """Refuse images that no upstream in the house may fetch. Raises BadRequest, Unavailable."""
-        found = await aside(size, lambda: _addresses(request))
+        found = await off_loop(size, lambda: _addresses(request))
         if len(found) > MOST_HOSTS:
             raise _bad(f"The images of a request lie at {MOST_HOSTS} hosts at the most")
         try:

@@ -13,8 +13,8 @@ from gateway.admin_views import to_json
 from gateway.audit_log import Act
 from gateway.failures import LARGEST_BODY
 from gateway.services import Services
-from protocol.aside import HEAVY, aside
 from protocol.errors import BadRequest, invalid_value
+from protocol.off_loop import HEAVY, off_loop
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -48,7 +48,7 @@ async def read_body(request: AnyRequest, read: Callable[[bytes], T]) -> tuple[T,
     team_id = caller.team.id if isinstance(caller, Caller) else ""
     async with services_of(request).body_room.taken(team_id, announced or LARGEST_BODY):
         body = begun + b"".join([piece async for piece in pieces])
-        return await aside(len(body), lambda: read(body)), len(body)
+        return await off_loop(len(body), lambda: read(body)), len(body)
 
 
 async def _first_of(pieces: AsyncIterator[bytes]) -> bytes:

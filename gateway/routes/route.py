@@ -24,12 +24,12 @@ from gateway.routes.exchange import AnyRequest, answer, read_body, services_of
 from gateway.routes.inference import Options, call_of, note_model, require
 from gateway.routes.messages import read_message
 from gateway.services import Services
-from protocol.aside import aside
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.decoding import decode_with_extra
 from protocol.embeddings import EmbeddingRequest
 from protocol.messages import MessagesRequest
+from protocol.off_loop import off_loop
 from router import Catalog, Route, Tier
 from router.fitting import needs_of, shortcomings
 from router.order import expected_usage
@@ -64,7 +64,7 @@ async def explain_route(request: AnyRequest) -> Response[bytes]:
     call = call_of(request, asked, extra, endpoint, size)
     async with counted(services, call.request_id, call.caller, endpoint) as hold:
         outlook = services.outlook(services.health())
-        view = await aside(size, lambda: route_view(services, call, route_of(services, call, outlook), outlook))
+        view = await off_loop(size, lambda: route_view(services, call, route_of(services, call, outlook), outlook))
     return answer(view, headers=rate_limit_headers(hold))
 
 

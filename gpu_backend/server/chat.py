@@ -33,9 +33,9 @@ from gpu_backend.server.wire import (
     chat_logprobs,
     encode,
 )
-from protocol.aside import aside
 from protocol.chat import ChatRequest
 from protocol.errors import BadRequest
+from protocol.off_loop import off_loop
 
 
 @post("/v1/chat/completions", status_code=200)
@@ -44,7 +44,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     front = front_of(request)
     max_model_len = front.max_model_len
     raw = await request.body()
-    asked = await aside(len(raw), lambda: _read_chat(front, raw))
+    asked = await off_loop(len(raw), lambda: _read_chat(front, raw))
     body, extensions, tool_use = asked.body, asked.extensions, asked.tool_use
     prompt = await encode_chat(front.checkpoint, asked.text, max_model_len)
     job = Job(

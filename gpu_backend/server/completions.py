@@ -18,9 +18,9 @@ from gpu_backend.server.reply import Piece
 from gpu_backend.server.requests import Extensions, read_body, read_sender, sampling_of, stop_strings
 from gpu_backend.server.structured import grammar_of
 from gpu_backend.server.wire import Answer, TextChoice, UsageBody, completion_logprobs, encode, with_prompt
-from protocol.aside import aside
 from protocol.completions import CompletionRequest
 from protocol.errors import BadRequest
+from protocol.off_loop import off_loop
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions alone
 MOST_REPLIES = 2048  # to all prompts of a request together
@@ -32,7 +32,7 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     front = front_of(request)
     max_model_len = front.max_model_len
     raw = await request.body()
-    body, extensions = await aside(len(raw), lambda: read_body(raw, CompletionRequest))
+    body, extensions = await off_loop(len(raw), lambda: read_body(raw, CompletionRequest))
     front.check_model(body.model)
     check_completion(body, extensions)
     check_bias(body.logit_bias, front.checkpoint.vocab_size)

@@ -18,10 +18,10 @@ from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.prompts import encode_prompts, split_prompts
 from gpu_backend.server.requests import Sender, read_body, read_sender
 from gpu_backend.server.wire import EmbeddingAnswer, EmbeddingBody, UsageBody, encode
-from protocol.aside import aside
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import BadRequest, UnsupportedParameter
 from protocol.leaving import ended_when_client_leaves
+from protocol.off_loop import off_loop
 
 
 @post("/v1/embeddings", status_code=200)
@@ -30,7 +30,7 @@ async def create_embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
     front = front_of(request)
     max_model_len = front.max_model_len
     raw = await request.body()
-    body, _ = await aside(len(raw), lambda: read_body(raw, EmbeddingRequest))
+    body, _ = await off_loop(len(raw), lambda: read_body(raw, EmbeddingRequest))
     front.check_model(body.model)
     if not all(split_prompts(body.input)):
         raise BadRequest(

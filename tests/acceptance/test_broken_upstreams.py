@@ -15,8 +15,8 @@ from sqlalchemy import text
 
 from gateway.answering.early_leaves import FREE
 from gateway.database import Database
-from protocol.aside import HEAVY
 from protocol.chat import ImageUrl
+from protocol.off_loop import HEAVY
 from router.pictures import Picture, picture_of
 from tests.support.house import House
 from tests.support.leaving import ask_and_leave

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from gateway.body_room import OF_A_TEAM
 from gateway.failures import LARGEST_BODY
 from gateway.keys import new_key
-from protocol.aside import HEAVY
+from protocol.off_loop import HEAVY
 from tests.support.house import House, make_team, serving
 from tests.support.raw_client import connect, read_all
 from tests.support.waiting import until

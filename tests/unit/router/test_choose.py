@@ -335,7 +335,7 @@ def test_a_model_that_the_team_may_not_use_is_a_403_as_is_one_that_there_is_not(
         ({"a", "small"}, {"small"}, {"auto"}, {"s", "a"}),
         ({"nope"}, set(), set(), set()),
     ],
-    ids=str,
+    ids=lambda names: "any" if names is None else " ".join(sorted(names)) or "none",
 )
 def test_a_team_sees_what_can_answer_it(
     allowed: set[str] | None, models: set[str], routes: set[str], aliases: set[str]
