@@ -20,7 +20,7 @@ from msgspec import Struct
 from gateway.embedded import EmbeddedPostgres, EmbeddedValkey
 from gateway.processes import free_port, spawn, stop
 
-ADMIN_KEY = "tgadmin-benchmark"
+ADMIN_KEY = "tgadmin-of-no-account-beyond-a-benchmark"
 LIMITS = {
     "requests-per-minute": "100000000",
     "tokens-per-minute": "1000000000000",
