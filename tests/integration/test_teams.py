@@ -14,7 +14,7 @@ from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.holds import Limits
-from gateway.access import ACCESS_CHANNEL
+from gateway.access import ACCESS_CHANNEL, Caller
 from gateway.audit_log import Act, list_acts, purge_outcomes
 from gateway.database import Database
 from gateway.errors import Conflict
@@ -23,7 +23,7 @@ from gateway.routes.exchange import LONGEST_PAGE
 from gateway.tables import audit_log
 from gateway.team_inputs import LimitsInput, NewKey, NewTeam, Rotation, SafetyInput, TeamPatch
 from gateway.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
-from gateway.teams import create_team, find_caller, get_team, list_teams, update_team
+from gateway.teams import create_team, find_callers, get_team, list_teams, update_team
 from protocol.errors import BadRequest, NotFound
 from tests.support.servers import database_of_its_own
 
@@ -48,6 +48,11 @@ async def connection(database_url: str) -> AsyncIterator[AsyncConnection]:
         yield connection
         await transaction.rollback()
     await database.close()
+
+
+async def find_caller(connection: AsyncConnection, digest: bytes) -> Caller | None:
+    """Look one key up, as any number of them are."""
+    return (await find_callers(connection, [digest])).get(digest)
 
 
 async def test_created_team_is_found_as_it_was_made(connection: AsyncConnection) -> None:
