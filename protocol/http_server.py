@@ -117,8 +117,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._has_time()
         self._unset_keepalive_if_required()  # the answer before may have ended while this head came
         if not self.parser.should_upgrade():
-            self._is_in_body, self._body, self._framing = True, 0, 0
             super().on_headers_complete()
+            self._is_in_body, self._body, self._framing = True, 0, 0
             if self.cycle.scope["http_version"] == "1.0":
                 self.cycle.send = _until_close(self.cycle)  # type: ignore[assignment,method-assign]
 
@@ -218,11 +218,14 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse(408, f"The body came too slowly: {self._body} bytes in {waited:.0f} seconds.")
 
     def _refuse(self, status: int, words: str) -> None:
-        """Say why, unless that would be taken for a part of another answer, and close the connection."""
+        """Close the connection; say why where the client takes that as the answer to the message that is being read."""
         if self.transport.is_closing():
             return
-        is_amid_answer = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-        if not is_amid_answer and not self.pipeline:
+        if self._is_in_body:
+            is_its_turn = not self.cycle.response_started and not self.pipeline
+        else:
+            is_its_turn = self.cycle is None or self.cycle.response_complete
+        if is_its_turn:
             body = msgspec.json.encode(BadRequest(words).body())
             head = (
                 b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\nconnection: close\r\n\r\n"

@@ -222,14 +222,38 @@ def test_requests_ahead_of_their_answers_are_bounded(url: str, app: App) -> None
 
 
 def test_a_refusal_is_never_mixed_into_another_answer(url: str) -> None:
-    """What has begun is broken off: a client would take the refusal for a part of it."""
+    """A client would take the refusal for a part of the answer that runs, or for the whole answer of the call before
+    it: such a connection is closed without a word."""
     with connect(url) as client:
         client.sendall(head(path="/stream", method="GET"))
         begun = client.recv(1000)
         client.sendall(b"nonsense\r\n\r\n")
 
         assert (begun + read_all(client)).count(b"HTTP/1.1") == 1
-    assert tell(url, head(path="/slow", method="GET"), b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    fields = "a: b\r\n" * (MOST_HEADERS + 1)
+    for second in (b"nonsense\r\n\r\n", head(fields), head("x: " + "y" * 2 * LONGEST_HEAD), b"GET /half"):
+        assert tell(url, head(path="/slow", method="GET"), second) == b""
+
+
+def test_the_rest_of_a_body_that_was_answered_is_not_answered_again(url: str) -> None:
+    """The client would take the refusal for the answer to its next request."""
+    with connect(url) as client:
+        client.sendall(head("transfer-encoding: chunked\r\n", "/open"))
+        assert read_answer(client).startswith(b"HTTP/1.1 200 ")
+        client.sendall(b"nonsense\r\n")
+
+        assert read_all(client) == b""
+
+
+def test_what_cannot_be_read_after_an_answer_is_refused_aloud(url: str) -> None:
+    """Nothing else is due on the connection then, so the client takes the refusal for what it is."""
+    for second in (b"nonsense\r\n\r\n", head("a: b\r\n" * (MOST_HEADERS + 1)), head(path="http://a:b:c/")):
+        with connect(url) as client:
+            client.sendall(head(method="GET"))
+            assert read_answer(client).startswith(b"HTTP/1.1 200 ")
+            client.sendall(second)
+
+            assert read_all(client).startswith(b"HTTP/1.1 4")
 
 
 OPENS_FILES = """
