@@ -1,11 +1,14 @@
 # Asks Postgres for the owners of keys: all keys that wait go into one query, and one query runs at a time. So unknown
 # keys cost Postgres one connection and little else, however many come, and a right key that was never seen before waits
-# for one or two queries behind any flood of wrong ones.
+# for one or two queries behind any flood of wrong ones. Keys that are stored under another pepper move after the
+# answer, one by one: a row that is locked or a standby that takes no writes holds up no look-up.
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+
+import structlog
 
 from gateway.access import Caller
 from gateway.database import Database
@@ -19,6 +22,8 @@ LOOKUP_WITHIN = 2.0  # seconds
 Which = tuple[bytes, int]  # a key's digest, and the generation of what was known when it was asked for
 Tell = Callable[[bytes, int, Caller | None], None]
 
+log = structlog.get_logger(__name__)
+
 
 class KeyLookup:
     """Finds callers by their keys. ``tell`` hears of every answer, also of those whose askers have left."""
@@ -31,6 +36,8 @@ class KeyLookup:
         self._asked: dict[Which, asyncio.Future[Caller | None]] = {}
         self._waiting: dict[Which, list[bytes]] = {}  # of these, with the digests under other peppers
         self._asking: asyncio.Task[None] | None = None
+        self._to_move: dict[bytes, list[bytes]] = {}  # digests of keys that were found under other peppers
+        self._moving: asyncio.Task[None] | None = None
 
     async def find(self, digest: bytes, key: str, generation: int) -> Caller | None:
         """Return whose key this is, as Postgres knows it from now on. Raises one of POSTGRES_AWAY."""
@@ -73,6 +80,21 @@ class KeyLookup:
                 if which[0] in callers:
                     found[which] = callers[which[0]]
                 elif caller := next((callers[other] for other in others if other in callers), None):
-                    await move_key(connection, others, which[0], self._pepper)
                     found[which] = caller
+                    self._to_move[which[0]] = others
+        if self._to_move and self._moving is None:
+            self._moving = asyncio.create_task(self._move_all())
         return found
+
+    async def _move_all(self) -> None:
+        """Store keys under our own pepper. One that fails is tried again when it is next looked up."""
+        try:
+            while self._to_move:
+                digest, others = self._to_move.popitem()
+                try:
+                    async with asyncio.timeout(LOOKUP_WITHIN), self._database.begin() as connection:
+                        await move_key(connection, others, digest, self._pepper)
+                except Exception as exc:
+                    log.warning("key_not_moved", error=type(getattr(exc, "orig", None) or exc).__name__)
+        finally:
+            self._moving = None

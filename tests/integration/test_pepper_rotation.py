@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 from typer.testing import CliRunner
 
 import gateway.cli
@@ -22,11 +23,11 @@ from gateway.clock import Clock
 from gateway.database import Database
 from gateway.errors import InvalidKey
 from gateway.idempotency_store import Answered, IdempotencyStore, Reused, Running
-from gateway.keys import new_key
+from gateway.keys import new_key, pepper_name
 from gateway.sealing import Sealer
 from gateway.stored_answers import Claim, Place, StoredAnswer
 from gateway.team_inputs import NewKey, NewTeam
-from gateway.team_keys import NewlyMade, create_key
+from gateway.team_keys import NewlyMade, create_key, list_keys
 from gateway.teams import create_team
 
 OLD, NEW = "the pepper that was", "the pepper that will be"
@@ -60,6 +61,18 @@ async def made_key(database: Database, team: str, pepper: str) -> NewlyMade:
         return await create_key(connection, pepper, NewKey(team_id=team), ACT, time.time())
 
 
+async def moved(auth: Authenticator) -> None:
+    """Wait until no key is about to move."""
+    if auth._lookup._moving is not None:
+        await auth._lookup._moving
+
+
+async def under(database: Database, pepper: str) -> set[str]:
+    """Return the ids of the keys that are stored under this pepper."""
+    async with database.begin() as connection:
+        return {key.key_id for key in await list_keys(connection) if key.pepper == pepper_name(pepper)}
+
+
 async def test_keys_are_known_at_every_step_and_move(database: Database) -> None:
     """Made under the old pepper, a key works with either in force, and alone with the new one once it was used."""
     used, unused = await made_key(database, "used", OLD), await made_key(database, "unused", OLD)
@@ -68,12 +81,34 @@ async def test_keys_are_known_at_every_step_and_move(database: Database) -> None
             auth.forget()
             caller = await auth.identify(used.key, HERE)
             assert isinstance(caller, Caller) and caller.key_id == used.record.key_id
+            await moved(auth)
         with pytest.raises(InvalidKey):
             await second.identify(new_key(), HERE)
     async with gateway_with(database, NEW) as last:
         assert isinstance(await last.identify(used.key, HERE), Caller)
         with pytest.raises(InvalidKey):
             await last.identify(unused.key, HERE)
+
+
+async def test_a_key_that_cannot_move_is_known_all_the_same(database: Database) -> None:
+    """A row that another transaction holds, or a standby that takes no writes, fails the move alone: the key and all
+    that wait with it are found, and it moves another time."""
+    held, free = await made_key(database, "held", OLD), await made_key(database, "free", OLD)
+    async with gateway_with(database, NEW, OLD) as auth:
+        async with database.begin() as connection:
+            row = text("SELECT 1 FROM api_keys WHERE id = :id FOR UPDATE")
+            await connection.execute(row, {"id": held.record.key_id})
+            callers = await asyncio.gather(*(auth.identify(made.key, HERE) for made in (held, free)))
+            assert [caller.key_id for caller in callers if isinstance(caller, Caller)] == [
+                held.record.key_id,
+                free.record.key_id,
+            ]
+            await moved(auth)
+        assert await under(database, NEW) == {free.record.key_id}
+        auth.forget()
+        await auth.identify(held.key, HERE)
+        await moved(auth)
+    assert await under(database, NEW) == {held.record.key_id, free.record.key_id}
 
 
 async def test_gateways_that_meet_a_key_at_once_all_know_it(database: Database) -> None:
