@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import StatementError
 
 from billing.edges import Clock, Database
-from billing.journal import Journal
+from billing.journal import Closed, Journal
 from billing.ledger import TooOld, find_records, insert_records
 from billing.owners import carried, claim
 from billing.records import UsageRecord
@@ -144,30 +144,35 @@ class Flusher:
     async def flush_once(self) -> int:
         """Write one batch and return how many calls left the backlog. Raises what the database raises."""
         async with self._one_at_a_time:
-            taken = self._journal.take_closed(self._batch)
-            if not taken:
-                return 0
-            adopted = {closed.record.request_id for closed in taken if closed.is_adopted}
-            try:
-                new = await self._write([closed.record for closed in taken])
-                unbooked = adopted & (self._unheard | {record.request_id for record in new})
-                booked = await self._find(unbooked)
-            except TooOld as exc:
-                log.error("ledger_forgot", error=str(exc))
-                self._unheard |= adopted - set(exc.request_ids)
-                refused = [closed for closed in taken if closed.record.request_id in exc.request_ids]
-                self._journal.quarantine(refused)
-                return len(refused)
-            except Exception:
-                self._batch = max(LEAST_BATCH, self._batch // 2)
-                self._unheard |= adopted
-                raise
-            self._batch = min(BATCH, 2 * self._batch)
-            self._journal.mark_flushed(taken)
-            if adopted:
-                self._unheard -= adopted
-                await self._book_adopted(booked)
-        return len(taken)
+            return await self._flush(self._journal.take_closed(self._batch))
+
+    async def _flush(self, taken: Sequence[Closed]) -> int:
+        if not taken:
+            return 0
+        adopted = {closed.record.request_id for closed in taken if closed.is_adopted}
+        stuck: set[str] = set()
+        try:
+            new = await self._write([closed.record for closed in taken], stuck)
+            unbooked = adopted & (self._unheard | {record.request_id for record in new})
+            booked = await self._find(unbooked)
+        except TooOld as exc:
+            log.error("ledger_forgot", error=str(exc))
+            self._unheard |= adopted - set(exc.request_ids)
+            refused = [closed for closed in taken if closed.record.request_id in exc.request_ids]
+            gone = self._journal.quarantine(refused)
+            rest = [closed for closed in taken if closed.record.request_id not in exc.request_ids]
+            return gone + await self._flush(rest)
+        except Exception:
+            self._batch = max(LEAST_BATCH, self._batch // 2)
+            self._unheard |= adopted
+            raise
+        self._batch = min(BATCH, 2 * self._batch)
+        flushed = [closed for closed in taken if closed.record.request_id not in stuck]
+        self._journal.mark_flushed(flushed)
+        if adopted:
+            self._unheard -= adopted - stuck
+            await self._book_adopted(booked)
+        return len(flushed)
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
@@ -242,8 +247,9 @@ class Flusher:
             pass
         self._wake.clear()
 
-    async def _write(self, records: Sequence[UsageRecord]) -> list[UsageRecord]:
-        """Write records in one transaction; if one of them cannot be stored, find it and put it aside."""
+    async def _write(self, records: Sequence[UsageRecord], stuck: set[str]) -> list[UsageRecord]:
+        """Write records in one transaction; if one of them cannot be stored, find it and put it aside. ``stuck`` gains
+        those for which the disk has no room."""
         try:
             async with asyncio.timeout(FLUSH_WITHIN), self._database.begin() as connection:
                 return await insert_records(connection, records, today=self._today())
@@ -251,10 +257,11 @@ class Flusher:
             if isinstance(exc, StatementError) and not is_about_a_value(exc):
                 raise
             if len(records) == 1:
-                self._put_aside(records[0], exc)
+                if not self._put_aside(records[0], exc):
+                    stuck.add(records[0].request_id)
                 return []
         half = len(records) // 2
-        return await self._write(records[:half]) + await self._write(records[half:])
+        return await self._write(records[:half], stuck) + await self._write(records[half:], stuck)
 
     async def _find(self, request_ids: Collection[str]) -> list[UsageRecord]:
         """Return what the ledger has of these calls."""
@@ -263,11 +270,14 @@ class Flusher:
         async with asyncio.timeout(FLUSH_WITHIN), self._database.begin() as connection:
             return await find_records(connection, request_ids)
 
-    def _put_aside(self, record: UsageRecord, exc: Exception) -> None:
-        """Keep a record that Postgres will never take where people find it, so that it holds up nobody else."""
+    def _put_aside(self, record: UsageRecord, exc: Exception) -> bool:
+        """Keep a record that Postgres will never take where people find it, so that it holds up no other."""
         file = self._journal.put_aside(record)
+        if file is None:
+            return False
         self._unheard.discard(record.request_id)
         log.error("ledger_record_rejected", request_id=record.request_id, file=str(file), error=repr(exc))
+        return True
 
     def _today(self) -> date:
         """Return the UTC day by Postgres's clock, as far as we know it."""

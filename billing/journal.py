@@ -10,7 +10,7 @@ import errno
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -200,25 +200,34 @@ class Journal:
         for segment, some in places.items():
             self._forget(segment, some)
 
-    def quarantine(self, refused: Iterable[Closed]) -> None:
-        """Let go of calls that the ledger refuses because they are too old. Their segments are kept once all else in
-        them is flushed; what the disk did not take is put aside as rejected."""
+    def quarantine(self, refused: Sequence[Closed]) -> int:
+        """Let go of calls that the ledger refuses because they are too old; return how many. Their segments are kept
+        once all else in them is flushed; a record that is in no segment is put aside as rejected, and stays unflushed
+        if the disk does not take it."""
         calls: dict[Segment, list[Closed]] = defaultdict(list)
+        gone: list[Closed] = []
         for closed in refused:
-            if closed.segment is None or closed.place is None:
-                self.put_aside(closed.record)
+            if (closed.segment is None or closed.place is None) and self.put_aside(closed.record) is None:
+                continue
+            gone.append(closed)
             if closed.segment is not None:
                 calls[closed.segment].append(closed)
                 closed.segment.is_too_old = True
         for segment, some in calls.items():
             log.error("journal_too_old", path=str(segment.path.with_suffix(TOO_OLD)), calls=len(some))
-        self.mark_flushed(refused)
+        self.mark_flushed(gone)
+        return len(gone)
 
-    def put_aside(self, record: UsageRecord) -> Path:
-        """Keep a record that the ledger will never take where people find it; return the file."""
+    def put_aside(self, record: UsageRecord) -> Path | None:
+        """Keep a record that the ledger will never take where people find it; return the file, or None if the disk
+        does not take it."""
         path = self.directory / REJECTED
-        with path.open("ab") as file:
-            file.write(_line(record) + b"\n")
+        try:
+            with path.open("ab") as file:
+                file.write(_line(record) + b"\n")
+        except OSError as exc:
+            log.error("journal_not_put_aside", request_id=record.request_id, file=str(path), error=str(exc))
+            return None
         return path
 
     @property

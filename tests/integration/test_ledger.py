@@ -233,6 +233,24 @@ async def test_a_record_that_cannot_be_stored_holds_up_nobody(database: Database
     assert "na\\u0000med" in (tmp_path / "rejected.jsonl").read_text()
 
 
+async def test_a_record_that_cannot_be_put_aside_waits_alone(database: Database, tmp_path: Path) -> None:
+    """On a full disk the other calls of the batch are written all the same; the record is tried again later."""
+    clock = SetClock()
+    journal = Journal.open(tmp_path, clock=clock)
+    flusher = Flusher(journal, database, clock)
+    for reason in ("named", "na\0med", "named"):
+        record = make_record(clock.new_id(), route_reason=reason)
+        journal.opened(record)
+        journal.closed(record)
+    (tmp_path / "rejected.jsonl").mkdir()  # it takes no bytes, as a full disk does
+
+    assert [await flusher.flush_once(), await flusher.flush_once(), flusher.backlog] == [2, 0, 1]
+    assert await rows(database, "SELECT calls FROM usage_daily") == [(2,)]
+    (tmp_path / "rejected.jsonl").rmdir()
+    assert [await flusher.flush_once(), flusher.backlog] == [1, 0]
+    assert "na\\u0000med" in (tmp_path / "rejected.jsonl").read_text()
+
+
 @pytest.mark.parametrize("fault", [{"created_at": 1e18}, {"user_tag": "\ud800"}, {"total_ms": "long"}])
 async def test_a_record_that_cannot_be_made_a_row_holds_up_nobody(
     database: Database, tmp_path: Path, fault: dict[str, object]

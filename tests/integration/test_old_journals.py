@@ -116,6 +116,29 @@ async def test_a_segment_keeps_only_what_is_too_old_from_the_ledger(
     assert json.loads((tmp_path / "rejected.jsonl").read_text())["request_id"] == lost.request_id
 
 
+async def test_what_is_too_old_and_cannot_be_put_aside_waits_alone(
+    database: Database, sweeper: Sweeper, clock: SetClock, tmp_path: Path
+) -> None:
+    """On a full disk the other calls of the batch are written all the same; the record is tried again later."""
+    journal = Journal.open(tmp_path, clock=clock)
+    old = make_record(clock.new_id())
+    journal._in_memory[old.request_id] = Closed(old, None, None, 1, is_adopted=False)
+    clock.move(60 * DAY)
+    await sweeper.do_chores()
+    fresh = make_record(clock.new_id())
+    journal.opened(fresh)
+    journal.closed(fresh)
+    (tmp_path / "rejected.jsonl").mkdir()  # it takes no bytes, as a full disk does
+    await flush(journal, database, clock)
+
+    assert await rows(database) == [fresh.request_id]
+    assert journal.unflushed() == [old]
+    (tmp_path / "rejected.jsonl").rmdir()
+    await flush(journal, database, clock)
+    assert json.loads((tmp_path / "rejected.jsonl").read_text())["request_id"] == old.request_id
+    assert journal.backlog == 0
+
+
 async def test_an_answer_is_kept_without_a_row_that_is_too_old(
     database: Database, sweeper: Sweeper, clock: SetClock
 ) -> None:
