@@ -1,6 +1,7 @@
 # Room for long bodies, from their first byte until they are decoded. A body of 32 MiB may take its client minutes, so a
 # few hundred at once, all of one key, would take all memory; and they are decoded one after the other. Each team has a
-# share; a body beyond it waits unread, and is refused when nothing has become free.
+# share; a body beyond it waits unread, and is refused when nothing has become free. One body of each team goes in even
+# where other teams hold all room: what is held stays below that room and the longest body of each team.
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ class BodyRoom:
         self._of_all = of_all
         self._of_a_team = of_a_team
         self._held: Counter[str] = Counter()
+        self._held_by_all = 0
         self._freed = asyncio.Event()
 
     @asynccontextmanager
@@ -33,17 +35,20 @@ class BodyRoom:
         if not self._has_room(team_id, size):
             await self._wait_for_room(team_id, size)
         self._held[team_id] += size
+        self._held_by_all += size
         try:
             yield
         finally:
             self._held[team_id] -= size
+            self._held_by_all -= size
             if not self._held[team_id]:
                 del self._held[team_id]
             freed, self._freed = self._freed, asyncio.Event()
             freed.set()
 
     def _has_room(self, team_id: str, size: int) -> bool:
-        return self._team_has_room(team_id, size) and self._held.total() + size <= self._of_all
+        is_first = team_id not in self._held
+        return is_first or (self._team_has_room(team_id, size) and self._held_by_all + size <= self._of_all)
 
     def _team_has_room(self, team_id: str, size: int) -> bool:
         return self._held[team_id] + size <= self._of_a_team

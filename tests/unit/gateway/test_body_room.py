@@ -49,15 +49,33 @@ def test_a_team_takes_its_share_and_leaves_the_others_theirs() -> None:
 
 
 def test_all_teams_together_have_a_bound() -> None:
-    """Beyond it nobody's share is at fault, and another gateway may have room."""
+    """Beyond it no team's share is at fault, and another gateway may have room."""
 
     async def scene() -> None:
         room = BodyRoom(of_all=15, of_a_team=10)
-        async with room.taken("a", 10):
+        async with room.taken("a", 10), room.taken("b", 1):
             with pytest.raises(Overloaded):
-                async with room.taken("b", 6):
+                async with room.taken("b", 5):
                     pass
-            async with room.taken("b", 5):
+            async with room.taken("b", 4):
                 pass
+
+    asyncio.run(scene())
+
+
+def test_teams_that_hold_all_room_leave_each_other_team_one_body() -> None:
+    """It goes in at once, its team's next one waits, and all room is there again in the end."""
+
+    async def scene() -> None:
+        room = BodyRoom(of_all=20, of_a_team=10)
+        async with room.taken("a", 10), room.taken("b", 10):
+            async with room.taken("c", 8):
+                with pytest.raises(Overloaded):
+                    async with room.taken("c", 1):
+                        pass
+            async with room.taken("c", 8):
+                pass
+        async with room.taken("a", 1), room.taken("b", 10), room.taken("a", 9):
+            pass
 
     asyncio.run(scene())
