@@ -43,7 +43,7 @@ async def answer(services: Services, call: Call, client: Client = STAYS) -> Repl
         services.early_leaves.refuse(call.caller.key_id)
     health = services.health()
     route = await off_loop(call.size, partial(_judged_route, services, call, services.outlook(health)))
-    route = await services.images.fit(call.request, call.size, route, services.providers)
+    route = await services.images.fit(call.request, call.size, call.caller.team.id, route, services.providers)
     gate = services.gate
     if (away := refusal(services, call, route, health)) is not None and not gate.can_wait(route):
         raise away

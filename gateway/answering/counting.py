@@ -40,7 +40,7 @@ async def count_prompt(services: Services, caller: Caller, asked: CountRequest, 
     if isinstance(wire, AnthropicFormat) and await services.guard.may_leave(caller.team.safety, chat, asked):
         targets = catalog.targets_of(model)
         if not all(is_outside(target, services.providers) for target in targets):
-            await services.images.check(chat, size)
+            await services.images.check(chat, size, caller.team.id)
         for target in targets:
             with suppress(TargetAway):
                 return await _count_at(services, wire, target, asked, size) or estimate

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.callbacks.guard import Guard, SystemResolver, Unreachable
 from gateway.callbacks.urls import BadUrl, CallbackUrl, read_url
-from gateway.errors import Unavailable
+from gateway.errors import Overloaded
 from gateway.providers.base import Request
 from gateway.providers.registry import ProviderRegistry
 from protocol.chat import ChatRequest
@@ -31,6 +31,9 @@ OUTSIDE = (
 MOST_HOSTS = 16  # that the images of one call may lie at
 LONGEST = 16 * 1024  # characters of a URL: signed ones are long
 AT_ONCE = 64  # names that are looked up
+OF_A_TEAM = MOST_HOSTS  # of those
+REMEMBERED_FOR = 30.0  # seconds that a host counts as public without another look-up
+MOST_REMEMBERED = 4096  # hosts
 
 
 class ImageUrls:
@@ -38,12 +41,13 @@ class ImageUrls:
 
     def __init__(self, guard: Guard | None = None) -> None:
         # Ranges that are open to callbacks are not open here: what an image shows comes back to its caller.
-        self._guard = guard or Guard(resolve=SystemResolver(AT_ONCE), what="images")
+        self._guard = guard or Guard(resolve=SystemResolver(AT_ONCE, OF_A_TEAM), what="images")
+        self._until: dict[tuple[str, int], float] = {}  # when a host that was found public is looked up again
 
-    async def fit(self, request: Request, size: int, route: Route, providers: ProviderRegistry) -> Route:
+    async def fit(self, request: Request, size: int, team_id: str, route: Route, providers: ProviderRegistry) -> Route:
         """Return the route without spares that may not be shown the images of a request of ``size`` bytes.
 
-        Raises BadRequest where that is so of its first target, Unavailable while a name cannot be looked up.
+        Raises BadRequest where that is so of its first target, Overloaded while a name cannot be looked up.
         """
         if not isinstance(request, ChatRequest) or Ability.VISION not in route.targets[0].model.abilities:
             return route
@@ -51,24 +55,34 @@ class ImageUrls:
         if not inside:
             return route
         try:
-            await self.check(request, size)
+            await self.check(request, size, team_id)
         except ServiceError:
             if route.targets[0] in inside:
                 raise
             return replace(route, targets=tuple(target for target in route.targets if target not in inside))
         return route
 
-    async def check(self, request: ChatRequest, size: int) -> None:
-        """Refuse images that no upstream in the house may fetch. Raises BadRequest, Unavailable."""
+    async def check(self, request: ChatRequest, size: int, team_id: str) -> None:
+        """Refuse images that no upstream in the house may fetch. Raises BadRequest, Overloaded."""
         found = await off_loop(size, lambda: _addresses(request))
         if len(found) > MOST_HOSTS:
             raise _bad(f"The images of a request lie at {MOST_HOSTS} hosts at the most")
         try:
-            await asyncio.gather(*map(self._guard.find, found))
+            await asyncio.gather(*(self._find(url, team_id) for url in found))
         except Unreachable as exc:
             if exc.may_pass:
-                raise Unavailable("An image's host could not be looked up. Try again, or send a data URL.") from None
+                raise Overloaded("An image's host could not be looked up. Try again, or send a data URL.") from None
             raise _bad(f"The URL of an image {exc}") from None
+
+    async def _find(self, url: CallbackUrl, team_id: str) -> None:
+        place, now = (url.host, url.port), asyncio.get_running_loop().time()
+        if self._until.get(place, 0.0) > now:
+            return
+        await self._guard.find(url, team_id)
+        self._until.pop(place, None)  # the oldest come first
+        if len(self._until) >= MOST_REMEMBERED:
+            del self._until[next(iter(self._until))]
+        self._until[place] = now + REMEMBERED_FOR
 
 
 def is_outside(target: Target, providers: ProviderRegistry) -> bool:

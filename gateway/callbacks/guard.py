@@ -9,6 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
@@ -19,7 +20,7 @@ from protocol.errors import BadRequest
 LOOK_UP_WITHIN = 4.0  # seconds
 LEAST_PORT = 1024  # below it a public receiver may use 443 alone: no callback talks to a mail server
 
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Resolve = Callable[[str, int, str], Awaitable[Sequence[str]]]  # a name, a port, and the team that asks
 
 
 class Unreachable(Exception):
@@ -41,20 +42,29 @@ class Destination(Struct, frozen=True):
 class SystemResolver:
     """Looks names up as the system does, each in a thread of its own that the end of the process does not wait for.
 
-    A name server that hangs holds up whoever asked it, and ``at_once`` bounds how many threads can be stuck there.
+    A name server that hangs keeps its threads: ``at_once`` bounds them, and ``of_a_team`` those of one team.
     """
 
-    def __init__(self, at_once: int = 256) -> None:
+    def __init__(self, at_once: int = 256, of_a_team: int | None = None) -> None:
         self._places = asyncio.Semaphore(at_once)
+        self._of_a_team = of_a_team or at_once
+        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # of teams with look-ups
 
-    async def __call__(self, host: str, port: int) -> Sequence[str]:
+    async def __call__(self, host: str, port: int, team_id: str = "") -> Sequence[str]:
         """Return the addresses of a name, in the system's order. Raises OSError."""
-        await self._places.acquire()
+        share = self._shares.setdefault(team_id, asyncio.Semaphore(self._of_a_team))
+        await share.acquire()
+        try:
+            await self._places.acquire()
+        except asyncio.CancelledError:
+            share.release()
+            raise
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[str]] = loop.create_future()
 
         def settle(addresses: list[str], error: OSError | None) -> None:
             self._places.release()
+            share.release()
             if answer.done():  # nobody waits any more
                 return
             if error is None:
@@ -86,9 +96,9 @@ class Guard:
         self._what = what
         self._resolve = resolve or SystemResolver()
 
-    async def find(self, url: CallbackUrl) -> Destination:
-        """Return where ``url`` leads, every address checked. Raises Unreachable."""
-        addresses = (url.address,) if url.address is not None else await self._addresses(url)
+    async def find(self, url: CallbackUrl, team_id: str = "") -> Destination:
+        """Return where ``url`` leads, every address checked, looked up for a team. Raises Unreachable."""
+        addresses = (url.address,) if url.address is not None else await self._addresses(url, team_id)
         for address in addresses:
             kind = why_forbidden(address, self.allow)
             if kind is not None:
@@ -116,10 +126,10 @@ class Guard:
             raise BadRequest(f"'{param}' {exc}.", param=param, code="invalid_callback_url") from None
         return url.text
 
-    async def _addresses(self, url: CallbackUrl) -> tuple[Address, ...]:
+    async def _addresses(self, url: CallbackUrl, team_id: str) -> tuple[Address, ...]:
         try:
             async with asyncio.timeout(LOOK_UP_WITHIN):
-                found = await self._resolve(url.host, url.port)
+                found = await self._resolve(url.host, url.port, team_id)
             addresses = tuple(map(ip_address, found))
         except TimeoutError:
             raise Unreachable(f"names {url.host}, which could not be looked up in time", may_pass=True) from None

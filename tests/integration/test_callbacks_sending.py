@@ -39,7 +39,7 @@ def names(*answers: Sequence[str]) -> Guard:
     """A guard whose resolver gives these answers in turn, the last one for ever."""
     left = list(answers)
 
-    async def resolve(host: str, port: int) -> Sequence[str]:
+    async def resolve(host: str, port: int, team_id: str) -> Sequence[str]:
         return left.pop(0) if len(left) > 1 else left[0]
 
     return Guard(LOOPBACK, resolve)
@@ -68,7 +68,7 @@ async def test_the_second_answer_of_a_name_is_never_used(receiver: Receiver) -> 
     """A name that leads to an open address when checked, and to a closed one a moment later, leads nowhere."""
     left = [["127.0.0.2"], ["127.0.0.1"]]  # only the first is open, and nobody listens there
 
-    async def resolve(host: str, port: int) -> Sequence[str]:
+    async def resolve(host: str, port: int, team_id: str) -> Sequence[str]:
         return left.pop(0) if len(left) > 1 else left[0]
 
     sender = Sender(Guard([ip_network("127.0.0.2/32")], resolve))
@@ -161,7 +161,7 @@ async def test_a_try_ends_in_time(receiver: Receiver, short_patience: None, act:
 async def test_a_name_server_that_hangs_ends_in_time(short_patience: None) -> None:
     """Looking up is part of the try."""
 
-    async def resolve(host: str, port: int) -> Sequence[str]:
+    async def resolve(host: str, port: int, team_id: str) -> Sequence[str]:
         await asyncio.sleep(60)
         return ["127.0.0.1"]
 

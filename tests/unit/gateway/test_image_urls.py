@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 
-from gateway.answering.image_urls import LONGEST, MOST_HOSTS, ImageUrls
+from gateway.answering.image_urls import AT_ONCE, LONGEST, MOST_HOSTS, OF_A_TEAM, ImageUrls
 from gateway.callbacks.guard import Guard
-from gateway.errors import Unavailable
+from gateway.errors import Overloaded
 from gateway.providers.registry import ProviderRegistry
 from gateway.settings import ProviderSettings
 from protocol.chat import ChatRequest, ImagePart, ImageUrl, Message, TextPart
@@ -29,7 +31,7 @@ class Names:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def __call__(self, host: str, port: int) -> Sequence[str]:
+    async def __call__(self, host: str, port: int, team_id: str) -> Sequence[str]:
         """Return what a name leads to."""
         self.asked.append(host)
         if host == "slow.example":
@@ -55,7 +57,7 @@ def verdict(request: ChatRequest, *base_urls: str, names: Names | None = None, s
     targets = tuple(Target(model("m", name), one.endpoints[0]) for name, one in settings.items())
     images = ImageUrls(Guard(resolve=names or Names(), what="images"))
     try:
-        route = asyncio.run(images.fit(request, 0, Route("m", targets, "named"), ProviderRegistry(settings)))
+        route = asyncio.run(images.fit(request, 0, "team", Route("m", targets, "named"), ProviderRegistry(settings)))
     except ServiceError as exc:
         return exc
     return [target.endpoint.base_url for target in route.targets]
@@ -135,8 +137,68 @@ def test_a_spare_that_may_not_see_the_images_is_left_out() -> None:
 
 
 def test_a_name_server_that_does_not_answer_is_no_fault_of_the_caller() -> None:
-    """503, to try again: nothing is known of the address."""
-    assert isinstance(verdict(showing("https://slow.example/a.png"), LAN), Unavailable)
+    """503, to try again when it says: nothing is known of the address."""
+    refused = verdict(showing("https://slow.example/a.png"), LAN)
+
+    assert isinstance(refused, Overloaded)
+    assert (refused.status, refused.code, dict(refused.headers)) == (503, "overloaded", {"retry-after": "1"})
+
+
+def test_a_team_whose_look_ups_hang_leaves_other_teams_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads are its share until the name server lets them go, whatever its calls have been answered meanwhile."""
+    stuck, hung = threading.Event(), []
+
+    def getaddrinfo(host: str, port: int, **_: object) -> list[object]:
+        if host.startswith("hang"):
+            hung.append(host)
+            stuck.wait(30)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (PUBLIC, port))]
+
+    async def scene() -> None:
+        images, calls = ImageUrls(), range(AT_ONCE // MOST_HOSTS)
+        hanging = [showing(*(f"https://hang-{n}-{call}.example/" for n in range(MOST_HOSTS))) for call in calls]
+        answers = await asyncio.gather(*(images.check(one, 0, "a") for one in hanging), return_exceptions=True)
+        held = len(hung)
+        await images.check(showing("https://public.example/"), 0, "b")
+        with pytest.raises(Overloaded):
+            await images.check(showing("https://public.example:8443/"), 0, "a")
+        stuck.set()
+        async with asyncio.timeout(10):
+            while await asyncio.gather(
+                images.check(showing("https://later.example/"), 0, "a"), return_exceptions=True
+            ) != [None]:
+                pass
+
+        assert all(isinstance(answer, Overloaded) for answer in answers)
+        assert held == OF_A_TEAM
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("gateway.callbacks.guard.LOOK_UP_WITHIN", 0.5)
+    asyncio.run(scene())
+
+
+def test_a_host_that_was_found_public_is_remembered_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For its port, for so long, and among so many; what was refused is looked up anew."""
+    monkeypatch.setattr("gateway.answering.image_urls.MOST_REMEMBERED", 1)
+    names = Names()
+
+    async def asked(*urls: str) -> int:
+        before = len(names.asked)
+        for url in urls:
+            with suppress(BadRequest):
+                await images.check(showing(url), 0, "team")
+        return len(names.asked) - before
+
+    async def scene() -> None:
+        public, inner = "https://public.example/", "https://inner.example/"
+        assert await asked(public, public) == 1
+        assert await asked(inner, inner) == 2
+        assert await asked(public, "https://public.example:8443/", public) == 2
+        monkeypatch.setattr("gateway.answering.image_urls.REMEMBERED_FOR", 0.0)
+        assert await asked("https://public.example:9443/", "https://public.example:9443/") == 2
+
+    images = ImageUrls(Guard(resolve=names, what="images"))
+    asyncio.run(scene())
 
 
 def test_one_request_looks_up_few_names() -> None:

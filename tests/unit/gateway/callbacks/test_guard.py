@@ -24,7 +24,7 @@ class Names:
         self._answers = list(answers)
         self.asked: list[str] = []
 
-    async def __call__(self, host: str, port: int) -> Sequence[str]:
+    async def __call__(self, host: str, port: int, team_id: str) -> Sequence[str]:
         self.asked.append(host)
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, Exception):
