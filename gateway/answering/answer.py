@@ -10,7 +10,7 @@ from billing.prices import cost_of
 from billing.records import Status, UsageRecord
 from gateway.answering.account import Account
 from gateway.answering.admission import admit
-from gateway.answering.attempt import AttemptLog
+from gateway.answering.attempt import Answering, AttemptLog
 from gateway.answering.attempts import refusal, send_along_route
 from gateway.answering.call import Call, record_for
 from gateway.answering.estimate import charged_prompt_tokens
@@ -92,27 +92,41 @@ async def _answer_checked(
     route = turn.route
     call, account = await admit(services, call, route)
     log = AttemptLog(queued=turn.waited)
+    answering: Answering | None = None
+
+    async def send() -> Answering:
+        nonlocal answering
+        answering = await send_along_route(services, call, route, log, turn.slot)
+        return answering
+
     try:
         lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
         account.open(record_for(call, route, route.targets[0], lost))
-        send = partial(send_along_route, services, call, route, log, turn.slot)
-        answering = await (send() if check is None else check.beside(send))
+        answered = await (send() if check is None else check.beside(send))
         try:
-            reply = Reply(services, call, route, account, answering, log, services.hooks)
+            reply = Reply(services, call, route, account, answered, log, services.hooks)
         except BaseException:
-            services.background.spawn(answering.close())
+            answering = None
+            services.background.spawn(answered.close())
             raise
     except BaseException as exc:
         if isinstance(exc, UpstreamFiltered):
             services.guard.note_filtered(call)
-        if client.has_left and call.owes_parts and (log.was_left_waiting or log.has_answered):
+        verdict = exc if check is None or check.violation is None else check.violation  # it may coincide with a leaving
+        is_forbidden = isinstance(verdict, ContentPolicyViolation)
+        is_left = client.has_left and call.owes_parts and (log.was_left_waiting or log.has_answered)
+        if answering is not None and (is_forbidden or (is_left and answering.whole is not None)):
+            reply = Reply(services, call, route, account, answering, log, services.hooks)
+            (reply.block if is_forbidden else reply.abandon)()
+            reply.close()
+        elif is_left and not is_forbidden:
             services.early_leaves.count(call.caller.key_id, call.started)
             _close_unanswered(services, account, call, route, log, Status.INTERRUPTED)
         else:
-            status = Status.BLOCKED if isinstance(exc, ContentPolicyViolation) else Status.FAILED
+            status = Status.BLOCKED if is_forbidden else Status.FAILED
             _close_unanswered(services, account, call, route, log, status)
         raise
-    services.early_leaves.forget(call.caller.key_id)
+    services.early_leaves.forget_one(call.caller.key_id)
     if check is not None and check.violation is not None:
         if isinstance(check.violation, ContentPolicyViolation):
             reply.block()

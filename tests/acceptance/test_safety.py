@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,14 @@ import pytest
 from msgspec.structs import replace
 from openai import BadRequestError, OpenAI
 
+from gateway.answering.attempt import Answering
+from gateway.answering.attempts import send_along_route
+from gateway.answering.call import Call
 from gateway.embedded import temporary_valkey
+from gateway.errors import ContentPolicyViolation
+from gateway.safety.guard import Guard
 from gateway.settings import AbuseSettings, CheckerSettings, Safety
+from protocol import leaving
 from tests.support.house import House, anthropic_provider, model, running_house, settings_for
 from tests.support.leaving import ask_and_leave
 from tests.support.moderator import Moderator, moderating
@@ -378,6 +384,69 @@ def test_a_client_that_leaves_before_the_verdict_owes_its_prompt(
     assert after["requests"] == before["requests"] + 1
     assert after["input_tokens"] > before["input_tokens"] and after["cost_usd"] > before["cost_usd"]
     assert after["output_tokens"] == before["output_tokens"]
+
+
+def test_a_client_that_leaves_a_whole_answer_before_the_verdict_owes_all_of_it(
+    strict: House, upstream: ScriptedUpstream, moderator: Moderator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain reply is in hand with its usage, which the upstream bills."""
+    in_hand: list[Answering] = []
+
+    async def send(*call: Any) -> Answering:
+        in_hand.append(await send_along_route(*call))
+        return in_hand[-1]
+
+    monkeypatch.setattr("gateway.answering.answer.send_along_route", send)
+    upstream.forget()
+    upstream.script(Script(text="Lima is the capital of Peru."), model="small", times=1)
+    with strict.client() as client:
+        before = client.get("/v1/usage").json()
+        moderator.waits_for = lambda: client.get("/v1/usage").json()["requests"] > before["requests"]
+        try:
+            ask_and_leave(strict, "/v1/chat/completions", {**PLAIN, "stream": False}, lambda: in_hand)
+            until(moderator.waits_for)
+        finally:
+            moderator.calm()
+        after = client.get("/v1/usage").json()
+
+    assert after["requests"] == before["requests"] + 1
+    assert after["output_tokens"] > before["output_tokens"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_at_its_verdict_is_blocked(
+    strict: House, upstream: ScriptedUpstream, moderator: Moderator, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """The row says what the policy said, whichever the gateway hears of first in one turn of its event loop."""
+    leaves: list[Callable[[], None]] = []
+    ids: list[str] = []
+    have_told, apply = leaving._have_told, Guard.apply
+
+    def told(scope: Any, receive: Any, leave: Callable[[], None]) -> Callable[[], object]:
+        leaves.append(leave)
+        return have_told(scope, receive, leave)
+
+    def apply_and_leave(guard: Guard, call: Call, *rest: Any) -> None:
+        try:
+            apply(guard, call, *rest)
+        except ContentPolicyViolation:
+            ids.append(call.request_id)
+            leaves[-1]()
+            raise
+
+    monkeypatch.setattr(leaving, "_have_told", told)
+    monkeypatch.setattr(Guard, "apply", apply_and_leave)
+    upstream.forget()
+    upstream.script(Script(text="Lima is the capital of Peru."), model="small", times=1)
+    moderator.flags, moderator.delay = True, 0.3
+    moderator.waits_for = lambda: upstream.requests and upstream.requests[-1].answered_at
+    try:
+        ask_and_leave(strict, "/v1/chat/completions", {**PLAIN, "stream": stream}, lambda: ids)
+    finally:
+        moderator.calm()
+    row = row_of(strict, ids[0])
+
+    assert row["status"] == "blocked" and float(row["cost_usd"]) > 0
 
 
 def test_a_verdict_after_the_answer_withholds_it_whole_and_what_was_used_is_owed(

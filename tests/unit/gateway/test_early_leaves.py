@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from billing.errors import RateLimited
-from gateway.answering.early_leaves import FORGOTTEN, FREE, LONGEST, EarlyLeaves
+from gateway.answering.early_leaves import FORGOTTEN, FREE, LONGEST, MOST, TOGETHER, EarlyLeaves
 from tests.support.clock import SetClock
 
 
@@ -51,30 +51,80 @@ def test_after_a_wait_one_call_goes_ahead_of_the_next_wait() -> None:
     assert [wait_of(leaves), wait_of(leaves)] == [0, 4]
 
 
-@pytest.mark.parametrize("how", ["a first token", "time"])
-def test_a_row_ends(how: str) -> None:
-    """By a first token, or when the last end is long ago."""
+def test_a_row_is_forgotten_after_its_latest_end() -> None:
+    """Ten minutes without an early end: the key is served as if there had been none."""
     clock = SetClock()
     leaves = EarlyLeaves(clock)
-    leave(leaves, clock, FREE + 1)
-    if how == "time":
-        clock.move(FORGOTTEN)
-    else:
-        leaves.forget("key")
+    leave(leaves, clock, MOST)
+    wait_of(leaves)
+    clock.move(FORGOTTEN + 1)
     leave(leaves, clock, FREE)
 
     assert wait_of(leaves) == 0
 
 
-def test_calls_that_are_left_together_count_as_one() -> None:
-    """An app that is restarted leaves all its calls at once, and is served when it comes back."""
+def test_a_first_token_takes_one_end_off_the_row() -> None:
+    """Not all of them: one cheap call would buy five that are left."""
+    clock = SetClock()
+    leaves = EarlyLeaves(clock)
+    leave(leaves, clock, FREE)
+    leaves.forget_one("key")
+    leave(leaves, clock, 1)
+    free = wait_of(leaves)
+    leave(leaves, clock, 1)
+
+    assert (free, wait_of(leaves)) == (0, 1)
+
+
+def test_a_client_that_stays_again_comes_back_to_no_wait() -> None:
+    """However long the row was: seven first tokens after the longest wait."""
+    clock = SetClock()
+    leaves = EarlyLeaves(clock)
+    leave(leaves, clock, 10 * MOST)
+    for _ in range(MOST - FREE):
+        clock.move(wait_of(leaves))
+        assert wait_of(leaves) == 0
+        leaves.forget_one("key")
+
+    assert [wait_of(leaves) for _ in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("calls", "wait"), [(TOGETHER, 0), (FREE * TOGETHER, 0), (FREE * TOGETHER + 1, 1), (1000, 60)])
+def test_calls_that_are_left_together_count_as_one_for_each_eight(calls: int, wait: int) -> None:
+    """An app that is restarted leaves its calls at once and is served when it comes back, with up to forty of them."""
     clock = SetClock()
     leaves = EarlyLeaves(clock)
     clock.move(1.0)
     began = clock.monotonic()
     clock.move(1.0)
-    for _ in range(50):
+    for _ in range(calls):
         leaves.count("key", began)
 
-    assert wait_of(leaves) == 0
+    assert wait_of(leaves) == wait
     assert leaves.refuse("other") is None  # type: ignore[func-returns-value]
+
+
+def test_one_first_token_pays_for_no_group_of_calls() -> None:
+    """Eight calls left together and one that stays, again and again, come to a wait."""
+    clock = SetClock()
+    leaves = EarlyLeaves(clock)
+    for _ in range(FREE + 1):
+        clock.move(1.0)
+        began = clock.monotonic()
+        clock.move(1.0)
+        for _ in range(TOGETHER):
+            leaves.count("key", began)
+        leaves.forget_one("key")
+
+    assert wait_of(leaves) > 0
+
+
+def test_a_chain_of_overlapping_calls_is_counted() -> None:
+    """Each call begins before the one ahead of it ends; a row of long calls is not forgotten while it goes on."""
+    clock = SetClock()
+    leaves = EarlyLeaves(clock)
+    for _ in range(2 * FREE + 1):
+        clock.move(FORGOTTEN * 0.7)
+        leaves.count("key", clock.monotonic() - FORGOTTEN * 1.2)
+
+    assert wait_of(leaves) > 0
