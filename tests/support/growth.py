@@ -10,6 +10,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 ENOUGH = 0.002  # seconds of work whose growth can be told from noise
+SHORT = 0.05  # seconds in which a step, as from one cache to the next, can look like growth
 FIRST, LAST = 1_000, 64_000  # sizes at which work is measured, each four times the one before
 MOST = 2.5  # times as long for four times as much as for a quarter four times: linear work 1, quadratic work 4
 TRIES = 8  # a slow run proves nothing, so the quickest of several counts
@@ -43,7 +44,16 @@ def growth_of(work_on: Callable[[int], Work], last: int = LAST) -> Growth:
             break
         apart, taken = _seconds(part, 4), _seconds(whole, 1)
         found = Growth(found.size, min(found.apart, apart), min(found.whole, taken))
-    return found
+    if found.is_linear or found.whole > SHORT:
+        return found
+    return _measured_longer(work_on, found)
+
+
+def _measured_longer(work_on: Callable[[int], Work], found: Growth) -> Growth:
+    """Measure again on four times as much. A step in the cost of memory is behind it; quadratic work grows on."""
+    part, whole = work_on(4 * found.size), work_on(16 * found.size)
+    tries = [(_seconds(part, 4), _seconds(whole, 1)) for _ in range(TRIES)]
+    return Growth(4 * found.size, min(apart for apart, _ in tries), min(taken for _, taken in tries))
 
 
 def _seconds(work: Work, times: int) -> float:
