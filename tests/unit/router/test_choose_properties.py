@@ -15,7 +15,7 @@ from router.abilities import InferenceRequest, needed_abilities
 from router.bounds import cost_most
 from router.errors import ModelNotAllowed, NoTargetFits
 from router.order import SAME_COST, expected_usage
-from router.prompt_bounds import prompt_tokens_least
+from router.prompt_bounds import bound_prompt, prompt_tokens_least
 from tests.unit.router.examples import catalog, chat, model
 
 NAMES = ("a", "b", "c", "d")
@@ -106,7 +106,8 @@ def serves(target: Target, request: InferenceRequest, wish: Wish) -> bool:
         and prompt_tokens_least(request) + room <= spec.context
         and (
             wish.max_cost_nanousd is None
-            or cost_most(request, spec, batch=wish.tier is Tier.BATCH) <= wish.max_cost_nanousd
+            or cost_most(request, spec, bound_prompt(request).closely(), batch=wish.tier is Tier.BATCH)
+            <= wish.max_cost_nanousd
         )
     )
 
