@@ -28,6 +28,11 @@ class Scope(Struct, frozen=True):
     id: str
     limits: Limits
 
+    @property
+    def name(self) -> str:
+        """What balances and leases call it."""
+        return f"{self.kind}:{self.id}"
+
 
 class Leg(Struct, frozen=True):
     """The most that one target of the route could use and cost."""

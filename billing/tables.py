@@ -70,6 +70,10 @@ usage_records = Table(
     Column("metadata", JSONB),
     Column("created_at", DateTime(timezone=True), nullable=False),
     Column("booked_on", Date),  # the day of booking, when ``day`` was already closed; else null
+    Column("owner", Text, nullable=False, server_default=""),  # the process that held the call: owners.id
+    Column("held_tokens", BigInteger, nullable=False, server_default=ZERO),
+    Column("held_nanousd", BigInteger, nullable=False, server_default=ZERO),
+    Column("price", Text, nullable=False, server_default=""),  # the edition of the price that the cost was reckoned by
     Index("usage_records_team_id_created_at_idx", "team_id", "created_at"),
     postgresql_partition_by="RANGE (day)",
 )
@@ -97,15 +101,59 @@ usage_daily = Table(
     Index("usage_daily_day_idx", "day"),
 )
 
-# How far each flusher has carried its journal: every call that it opened before ``watermark`` is in usage_records.
-flushers = Table(
-    "flushers",
+# The processes that hold and book calls, one row a start: how far each has carried its journal (every call that it
+# opened before ``watermark`` is in usage_records), and that it lives. ``beat`` counts what it has been told is committed.
+owners = Table(
+    "owners",
     metadata,
-    Column("id", Text, primary_key=True),  # one per process that ever flushed
+    Column("id", Text, primary_key=True),
+    Column("beat", BigInteger, nullable=False, server_default=ZERO),
+    Column("started_at", DateTime(timezone=True), nullable=False),
+    Column("seen_at", DateTime(timezone=True), nullable=False),
+    Column("ended_at", DateTime(timezone=True)),  # its last segment is in the ledger, and its leases are given back
+    Column("lost_at", DateTime(timezone=True)),  # not heard of for an hour: days close without it
+    Column("set_again_at", DateTime(timezone=True)),  # when it last told its leases anew, after a failover
     Column("watermark", DateTime(timezone=True), nullable=False),
     Column("backlog", Integer, nullable=False, server_default=ZERO),
-    Column("seen_at", DateTime(timezone=True), nullable=False),
-    Column("unsettled", Integer, nullable=False, server_default=ZERO),  # calls that the counters have yet to hear of
+    Column("version", Text, nullable=False, server_default=""),
+)
+
+# When the database was last found to have forgotten what it had acknowledged: one row, or none.
+failovers = Table(
+    "failovers",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, server_default=text("1")),
+    Column("found_at", DateTime(timezone=True), nullable=False),
+    CheckConstraint("id = 1", name="one_row"),
+)
+
+# What each scope may use of a period, and what of it the processes have drawn: drawn + corrected + grant <= cap.
+balances = Table(
+    "balances",
+    metadata,
+    Column("scope", Text(collation="C"), primary_key=True),  # "team:ID" or "key:ID"
+    Column("unit", Text(collation="C"), primary_key=True),  # "tokens" or "nanousd"
+    Column("period", Text(collation="C"), primary_key=True),  # "2026-11-22", or "2026-11" (money only)
+    Column("cap", BigInteger),  # null: as much as it likes
+    Column("drawn", BigInteger, nullable=False, server_default=ZERO),  # the sum of granted - returned of its leases
+    Column("corrected", BigInteger, nullable=False, server_default=ZERO),  # signed
+    Column("tight_since", DateTime(timezone=True)),  # while nothing is granted beyond the need
+    Index("balances_tight_since_idx", "tight_since", postgresql_where=text("tight_since IS NOT NULL")),
+)
+
+# What each process has drawn for a scope's day. All of it is cumulative: what is said twice changes nothing.
+leases = Table(
+    "leases",
+    metadata,
+    Column("owner", Text(collation="C"), primary_key=True),
+    Column("scope", Text(collation="C"), primary_key=True),
+    Column("unit", Text(collation="C"), primary_key=True),
+    Column("day", Date, primary_key=True),
+    Column("granted", BigInteger, nullable=False, server_default=ZERO),
+    Column("returned", BigInteger, nullable=False, server_default=ZERO),
+    Column("spent", BigInteger, nullable=False, server_default=ZERO),  # by rows of the ledger that name the owner
+    Column("overdrawn", BigInteger, nullable=False, server_default=ZERO),  # of granted: what rows took beyond the lease
+    Index("leases_scope_unit_day_idx", "scope", "unit", "day"),
 )
 
 # Days whose books are closed: rows that come later carry ``booked_on``.

@@ -8,7 +8,7 @@ import asyncpg
 
 from gateway.database import DRIVER_ERRORS
 
-NEEDED = "0016"  # the last of migrations/versions
+NEEDED = "0017"  # the last of migrations/versions
 ANSWERS_WITHIN = 2.0  # seconds; who cannot be asked is not waited for: known keys are served without Postgres
 NO_SUCH_TABLE_OR_COLUMN = ("42P01", "42703")  # SQLSTATE
 

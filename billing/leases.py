@@ -1,0 +1,485 @@
+# What this process has drawn of budgets, and the calls that it holds inside. Holding and settling is arithmetic: a call
+# waits for the database only where its process has no room for it (ask).
+#
+# Escrow (O'Neil, "The Escrow Transactional Method", 1986) with cumulative leases: ``granted`` comes in only as the
+# database tells it, ``returned`` is ours to say and leaves the room before the database is told, and what is used or
+# held never asks anybody.
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from billing.edges import Clock
+from billing.holds import HoldRequest, LimitName, RefusedHold, Scope, headroom_of
+from billing.ids import EPOCH, day_of
+from billing.lease_store import NANOUSD, TOKENS, Balance, LeaseStore, Need, Taken, Told
+from billing.store_errors import POSTGRES_AWAY
+
+ASK_WITHIN = 1.0  # seconds that the database has for an answer
+WAIT_FOR_ROOM = 0.25  # seconds that a caller waits for room which other owners hold unused
+ASK_AGAIN = 0.05  # seconds between asks for what was refused
+TIGHT_LATELY = 1.0  # seconds since a balance became tight, in which others give back what they do not use
+GIVE_BACK_AFTER = 0.02  # seconds after which what a settled call left of a tight balance goes back
+HORIZON = 3600.0  # seconds of recent spending that a lease is made for
+RECENT = 60.0  # seconds that "recent" looks back
+MOST_RETURNS = 500  # leases told in one statement
+
+log = structlog.get_logger(__name__)
+
+
+class Room:
+    """One lease of this process: of a scope, a unit and a day. Whole tokens or nano-dollars."""
+
+    __slots__ = (
+        "day",
+        "granted",
+        "held",
+        "hold",
+        "is_tight",
+        "rate",
+        "returned",
+        "scope",
+        "told",
+        "unit",
+        "used",
+        "was",
+    )
+
+    def __init__(self, scope: str, unit: str, day: str) -> None:
+        self.scope, self.unit, self.day = scope, unit, day
+        self.granted = 0  # by the database, as last read
+        self.returned = 0  # of these; cumulative, like all the next
+        self.told = 0  # of these, what the database has acknowledged
+        self.used = 0  # by calls of ours that have ended
+        self.held = 0  # by calls that run
+        self.hold = 0  # the largest of late
+        self.rate = 0.0  # used a second, of late
+        self.was = 0  # used by the last turn
+        self.is_tight = False  # nothing is kept that is not used
+
+    @property
+    def free(self) -> int:
+        """What calls may still hold; below zero where they were billed for more than was held."""
+        return self.granted - self.returned - self.used - self.held
+
+    @property
+    def size(self) -> int:
+        """What is worth having free."""
+        return max(int(self.rate * HORIZON), 4 * self.hold)
+
+    def give_back(self, keep: int) -> bool:
+        """Return what is free beyond ``keep``; whether the database has something to hear."""
+        self.returned += max(0, self.free - keep)
+        return self.returned > self.told
+
+
+class Held(Struct, frozen=True, eq=False):
+    """What a running call holds, and where."""
+
+    team_id: str
+    rooms: tuple[tuple[Room, Room], ...]  # of tokens and of money, for each scope
+    tokens: int
+    nanousd: int
+
+
+class _Waiting(Struct, eq=False):
+    request: HoldRequest
+    answer: asyncio.Future[RefusedHold | None]
+    until: float  # loop time
+
+
+class Leases:
+    """The leases of one process. Everything but ``hold`` and ``run`` is without I/O; single-threaded."""
+
+    def __init__(self, store: LeaseStore, clock: Clock, owner: str, *, share: float) -> None:
+        self.owner = owner
+        self.share = share  # the most of what a balance has left that lies in leases, over all owners
+        self.living = 1  # owners, ourselves among them
+        self.is_away = False  # the database did not answer the last time
+        self.may_ask = True  # False while our clock and the database's differ, or we have ended
+        self.exceeded = 0  # calls whose upstream billed more than was held
+        self.on_beat: Callable[[int, int], None] = lambda sent, beat: None  # what was acknowledged before, and now
+        self.acknowledged = 0  # the highest beat that we were told
+        self._store = store
+        self._clock = clock
+        self._rooms: dict[tuple[str, int], tuple[Room, Room]] = {}  # by scope and day
+        self._held: dict[str, Held] = {}  # by request id
+        self._waiting: dict[str, deque[_Waiting]] = {}  # by team; whoever is first was first
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._returning: asyncio.TimerHandle | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    def try_hold(self, request: HoldRequest) -> bool:
+        """Hold what the request may cost in all of its scopes, if this process has the room."""
+        return request.team_id not in self._waiting and self._try(request)
+
+    async def hold(self, request: HoldRequest) -> RefusedHold | None:
+        """Hold it with room that the database gives, or return why there is none. Waits a quarter of a second for room
+        that others hold unused."""
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(request, loop.create_future(), loop.time() + WAIT_FOR_ROOM)
+        self._waiting.setdefault(request.team_id, deque()).append(waiting)
+        if request.team_id not in self._asking:
+            self._asking[request.team_id] = asyncio.create_task(self._ask_for(request.team_id))
+        try:
+            return await waiting.answer
+        except asyncio.CancelledError:
+            self.release(request.request_id)
+            raise
+
+    def force(self, request: HoldRequest) -> None:
+        """Hold it whether there is room or not."""
+        self._enter(request, self._rooms_of(request))
+
+    def settle(self, request_id: str, tokens: int, nanousd: int) -> None:
+        """Put what a call used in place of what it held. Once, however often it is said."""
+        held = self._held.pop(request_id, None)
+        if held is None:
+            return
+        if tokens > held.tokens or nanousd > held.nanousd:
+            self.exceeded += 1
+            log.warning("hold_exceeded", request_id=request_id, cost=nanousd)
+        is_tight = False
+        for of_tokens, of_money in held.rooms:
+            of_tokens.held -= held.tokens
+            of_tokens.used += tokens
+            of_money.held -= held.nanousd
+            of_money.used += nanousd
+            is_tight = is_tight or of_tokens.is_tight or of_money.is_tight
+        if held.team_id in self._waiting:
+            self._serve(self._waiting[held.team_id])
+        if is_tight and self._returning is None:
+            loop = asyncio.get_running_loop()
+            self._returning = loop.call_later(GIVE_BACK_AFTER, self._return_tight)
+
+    def release(self, request_id: str) -> None:
+        """Give a hold back: the call cost nothing."""
+        if request_id in self._held:
+            self.settle(request_id, 0, 0)
+
+    def held(self, request_id: str) -> Held | None:
+        """Return what a running call holds."""
+        return self._held.get(request_id)
+
+    @property
+    def running(self) -> int:
+        """Calls that hold something."""
+        return len(self._held)
+
+    def recall(self, scopes: Iterable[str]) -> None:
+        """Keep nothing unused for these scopes: their balances have become tight."""
+        wanted = set(scopes)
+        for (scope, _), pair in self._rooms.items():
+            if scope in wanted:
+                for room in pair:
+                    room.is_tight = True
+        self._return_tight()
+
+    def turn(self, seconds: float) -> None:
+        """Look at all leases, as once a second: learn how fast they are spent, and return what is too much."""
+        alpha = min(1.0, seconds / RECENT)
+        today = self._today()
+        for (scope, day), pair in tuple(self._rooms.items()):
+            for room in pair:
+                room.rate += (max(0, room.used - room.was) / seconds - room.rate) * alpha
+                room.was = room.used
+                if room.rate * HORIZON < 1:
+                    room.rate, room.hold = 0.0, room.hold // 2
+                is_over = day < today
+                if room.is_tight or is_over or room.free > 2 * room.size:
+                    room.give_back(0 if is_over or room.is_tight else room.size)
+            if day < today - 1 and not any(room.held or room.returned > room.told for room in pair):
+                del self._rooms[scope, day]
+        self._tell_soon()
+
+    def leave(self) -> None:
+        """Return everything that no running call holds; nothing is held from now on."""
+        self.may_ask = False
+        for pair in self._rooms.values():
+            for room in pair:
+                room.give_back(0)
+
+    def forget(self) -> None:
+        """Begin with nothing, as another owner: what runs is settled where it was held."""
+        self._rooms = {}
+        self.acknowledged = 0
+
+    def told(self) -> list[Told]:
+        """Return how all leases stand by our books, for a database that forgot."""
+        return [_told(room) for pair in self._rooms.values() for room in pair if room.granted]
+
+    async def tell(self) -> None:
+        """Tell the database of everything returned. Raises what it raises."""
+        while True:
+            rooms = [room for pair in self._rooms.values() for room in pair if room.returned > room.told]
+            rooms = rooms[:MOST_RETURNS]
+            if not rooms:
+                return
+            said, sent = [_told(room) for room in rooms], self.acknowledged
+            async with asyncio.timeout(ASK_WITHIN):
+                beat = await self._store.give_back(self.owner, said)
+            if beat is None:
+                return
+            self.heard(sent, beat)
+            for room, one in zip(rooms, said, strict=True):
+                room.told = max(room.told, one.returned)
+
+    def _try(self, request: HoldRequest) -> bool:
+        tokens, nanousd = request.tokens, request.cost_nanousd
+        rooms = self._rooms_of(request)
+        for of_tokens, of_money in rooms:
+            if of_tokens.free < tokens or of_money.free < nanousd:
+                return False
+        self._enter(request, rooms)
+        return True
+
+    def _enter(self, request: HoldRequest, rooms: tuple[tuple[Room, Room], ...]) -> None:
+        if request.request_id in self._held:
+            return
+        tokens, nanousd = request.tokens, request.cost_nanousd
+        for of_tokens, of_money in rooms:
+            of_tokens.held += tokens
+            of_money.held += nanousd
+            of_tokens.hold = max(of_tokens.hold, tokens)
+            of_money.hold = max(of_money.hold, nanousd)
+        self._held[request.request_id] = Held(request.team_id, rooms, tokens, nanousd)
+
+    def _rooms_of(self, request: HoldRequest) -> tuple[tuple[Room, Room], ...]:
+        day = day_of(request.request_id)
+        try:
+            return tuple([self._rooms[scope.name, day] for scope in request.scopes])
+        except KeyError:
+            for scope in request.scopes:
+                if (scope.name, day) not in self._rooms:
+                    of = (EPOCH.fromordinal(EPOCH.toordinal() + day)).isoformat()
+                    self._rooms[scope.name, day] = Room(scope.name, TOKENS, of), Room(scope.name, NANOUSD, of)
+            return self._rooms_of(request)
+
+    async def _ask_for(self, team_id: str) -> None:
+        """Ask for all callers of a team that wait, until none does."""
+        line = self._waiting[team_id]
+        try:
+            while line:
+                if not await self._ask(line):  # who comes within the pause shares the next answer
+                    await asyncio.sleep(ASK_AGAIN)
+        except BaseException as exc:
+            for waiting in line:
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(exc if isinstance(exc, Exception) else RuntimeError("leases ended"))
+            raise
+        finally:
+            del self._waiting[team_id], self._asking[team_id]
+
+    def _serve(self, line: deque[_Waiting]) -> None:
+        """Let callers in that wait, as far as what has just become free reaches; first come, first served."""
+        for waiting in line:
+            if not waiting.answer.done():
+                if not self._try(waiting.request):
+                    return
+                waiting.answer.set_result(None)
+
+    async def _ask(self, line: deque[_Waiting]) -> bool:
+        """Ask once; whether somebody was served, or may be by asking again at once."""
+        while line and line[0].answer.done():
+            line.popleft()
+        if not line:
+            return True
+        day = day_of(line[0].request.request_id)
+        asked = [one for one in line if not one.answer.done() and day_of(one.request.request_id) == day]
+        taken, before = await self._take(asked), sum(room.granted for room in self._of(asked))
+        if taken is None or taken.refused is not None:
+            for waiting in asked:
+                self._end_without(waiting, taken)
+            return True
+        self._take_in(taken, day)
+        has_grown = sum(room.granted for room in self._of(asked)) > before
+        is_last = asyncio.get_running_loop().time()
+        refused = []
+        for waiting in asked:
+            if waiting.answer.done():
+                continue
+            if self._try(waiting.request):
+                waiting.answer.set_result(None)
+            else:
+                refused.append(waiting)
+        for waiting in refused:
+            why, may_come = self._refusal(waiting.request, taken)
+            if why is None and has_grown or may_come and waiting.until > is_last:
+                continue
+            waiting.answer.set_result(why or _unknown(waiting.request))
+        for waiting in asked:
+            if waiting.answer.done():
+                line.remove(waiting)
+        return has_grown or not refused
+
+    async def _take(self, asked: Sequence[_Waiting]) -> Taken | None:
+        """Ask the database; ``None`` when it does not answer."""
+        if not self.may_ask:
+            return Taken(refused="clock")
+        day = self._rooms_of(asked[0].request)[0][0].day
+        share, sent = self.share / self.living, self.acknowledged
+        try:
+            async with asyncio.timeout(ASK_WITHIN):
+                taken = await self._store.take(self.owner, day, list(self._asks(asked)), share)
+        except POSTGRES_AWAY as exc:
+            if not self.is_away:
+                log.error("leases_unreachable", error=repr(exc))
+            self.is_away = True
+            return None
+        self.is_away = False
+        if taken.beat is not None:
+            self.heard(sent, taken.beat)
+        return taken
+
+    def _asks(self, asked: Sequence[_Waiting]) -> Iterator[list[Need]]:
+        """Yield what each call lacks after those before it; the first asks for as much as is worth having."""
+        free: dict[Room, int] = {}
+        for waiting in asked:
+            request, needs = waiting.request, []
+            for of_tokens, of_money in self._rooms_of(request):
+                for room, amount in ((of_tokens, request.tokens), (of_money, request.cost_nanousd)):
+                    is_first = room not in free
+                    left = free.get(room, room.free)
+                    need = max(0, amount - left)
+                    free[room] = left + need - amount
+                    want = need + (room.size if is_first and not room.is_tight else 0)
+                    needs.append(Need(room.scope, room.unit, need, want, amount))
+            yield needs
+
+    def _take_in(self, taken: Taken, day: int) -> None:
+        """Learn what the database says of our leases and their balances."""
+        for row in taken.leases or ():
+            pair = self._rooms.get((row.scope, day))
+            if pair is not None:
+                room = pair[row.unit == NANOUSD]
+                room.granted = max(room.granted, row.granted)
+        tight: dict[tuple[str, str], bool] = {}
+        for balance in taken.balances or ():
+            key = balance.scope, balance.unit
+            tight[key] = tight.get(key, False) or balance.tight_for is not None
+        for (scope, unit), is_tight in tight.items():
+            if (pair := self._rooms.get((scope, day))) is not None:
+                pair[unit == NANOUSD].is_tight = is_tight
+
+    def _refusal(self, request: HoldRequest, taken: Taken) -> tuple[RefusedHold | None, bool]:
+        """Return why a request has no room, the reason that lasts longest; and whether room may come back soon.
+
+        ``None``: none of what was told is in its way.
+        """
+        spent = {(row.scope, row.unit): row.spent for row in taken.leases or ()}
+        found: list[RefusedHold] = []
+        left: list[tuple[LimitName, int]] = []
+        may_come = True
+        for scope, rooms in zip(request.scopes, self._rooms_of(request), strict=True):
+            for balance in taken.balances or ():
+                if balance.scope != scope.name:
+                    continue
+                room = rooms[balance.unit == NANOUSD]
+                limit, wanted = _limit_of(balance), request.tokens if balance.unit == TOKENS else request.cost_nanousd
+                ours = max(0, room.free)
+                headroom = balance.cap - max(0, balance.drawn + balance.corrected) + ours
+                left.append((limit, headroom))
+                if wanted <= headroom:
+                    continue
+                unflushed = max(0, room.used - spent.get((room.scope, room.unit), 0))
+                used = (balance.spent or 0) + balance.corrected + unflushed
+                tight_for = balance.tight_for or 0.0
+                may_come = may_come and tight_for < TIGHT_LATELY and wanted <= headroom + (balance.unused or 0)
+                found.append(_refused(scope, limit, balance, used, ours, wanted))
+        if not found:
+            return None, True
+        last = max(found, key=lambda one: (one.alone_exceeds, one.is_settled))
+        return replace(last, headroom=headroom_of(left)), may_come
+
+    def _end_without(self, waiting: _Waiting, taken: Taken | None) -> None:
+        """Answer a caller to whom the database gave nothing: who has no cap needs none, others cannot be let in."""
+        if waiting.answer.done():
+            return
+        if self._try(waiting.request):
+            waiting.answer.set_result(None)
+        elif not any(map(_is_capped, waiting.request.scopes)) and (taken is None or taken.refused != "ended"):
+            self.force(waiting.request)
+            waiting.answer.set_result(None)
+        else:
+            waiting.answer.set_result(_unknown(waiting.request))
+
+    def _of(self, asked: Sequence[_Waiting]) -> set[Room]:
+        return {room for one in asked for pair in self._rooms_of(one.request) for room in pair}
+
+    def _return_tight(self) -> None:
+        self._returning = None
+        for pair in self._rooms.values():
+            for room in pair:
+                if room.is_tight:
+                    room.give_back(0)
+        self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        try:
+            await self.tell()
+        except POSTGRES_AWAY as exc:  # it is told with the next turn
+            log.info("returns_untold", error=repr(exc))
+
+    def heard(self, sent: int, beat: int) -> None:
+        """Take note of an acknowledgement. ``sent``: the highest that we knew when we asked."""
+        self.acknowledged = max(self.acknowledged, beat)
+        self.on_beat(sent, beat)
+
+    def _today(self) -> int:
+        return int(self._clock.now() // 86_400)
+
+
+def _told(room: Room) -> Told:
+    return Told(room.scope, room.unit, room.day, room.granted, room.returned)
+
+
+def _limit_of(balance: Balance) -> LimitName:
+    if balance.unit == TOKENS:
+        return LimitName.TOKENS_PER_DAY
+    return LimitName.USD_PER_DAY if len(balance.period) == len("2026-11-22") else LimitName.USD_PER_MONTH
+
+
+def _is_capped(scope: Scope) -> bool:
+    limits = scope.limits
+    return any(cap is not None for cap in (limits.tokens_per_day, limits.nanousd_per_day, limits.nanousd_per_month))
+
+
+def _refused(scope: Scope, limit: LimitName, balance: Balance, used: int, ours: int, wanted: int) -> RefusedHold:
+    is_settled, alone = max(0, used) + wanted > balance.cap, wanted > balance.cap
+    return RefusedHold(
+        scope=scope,
+        limit=limit,
+        cap=balance.cap,
+        used=used,
+        held=max(0, balance.drawn + balance.corrected - used - ours),
+        wanted=wanted,
+        retry_after=None if is_settled or alone else 1.0,
+        is_settled=is_settled,
+        alone_exceeds=alone,
+    )
+
+
+def _unknown(request: HoldRequest) -> RefusedHold:
+    """Return the refusal of a call whose limits cannot be checked now."""
+    scope = next(filter(_is_capped, request.scopes), request.scopes[0])
+    limits = scope.limits
+    caps = (
+        (LimitName.TOKENS_PER_DAY, limits.tokens_per_day, request.tokens),
+        (LimitName.USD_PER_DAY, limits.nanousd_per_day, request.cost_nanousd),
+        (LimitName.USD_PER_MONTH, limits.nanousd_per_month, request.cost_nanousd),
+    )
+    limit, cap, wanted = next((one for one in caps if one[1] is not None), (LimitName.USD_PER_DAY, 0, 0))
+    return RefusedHold(
+        scope=scope, limit=limit, cap=cap or 0, used=0, held=0, wanted=wanted, retry_after=1.0,
+        is_settled=False, alone_exceeds=False, is_unknown=True,
+    )  # fmt: skip

@@ -1,0 +1,541 @@
+# Budgets as rows: what each scope may use of a day or a month, what is drawn of it, and the leases that the processes
+# have drawn. The functions are the only writers of balances and leases; each takes its locks in one order:
+# the owner's row, leases by key, balances by key.
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0017"
+down_revision = "0016"
+branch_labels = None
+depends_on = None
+
+ZERO = sa.text("0")
+
+FUNCTIONS = {
+    # What a team or key may use of a day or a month; null: as much as it likes. The row that says so stays as it is
+    # until the end of the transaction, so that a limit set meanwhile finds the balance that is made of it.
+    "cap_of(scope text, unit text, period text) RETURNS bigint LANGUAGE plpgsql": """
+        DECLARE
+            v_limits jsonb;
+        BEGIN
+            IF scope LIKE 'team:%' THEN
+                SELECT limits INTO v_limits FROM teams WHERE id = substr(scope, 6) FOR SHARE;
+            ELSE
+                SELECT limits INTO v_limits FROM api_keys WHERE id = substr(scope, 5) FOR SHARE;
+            END IF;
+            RETURN CAST(v_limits ->> (unit || CASE length(period) WHEN 7 THEN '_per_month' ELSE '_per_day' END) AS bigint);
+        END
+    """,
+    # What a balance has left: a correction that leaves less than nothing used gives no room beyond the cap.
+    "left_of(balance balances) RETURNS bigint LANGUAGE sql IMMUTABLE": """
+        SELECT balance.cap - greatest(balance.drawn + balance.corrected, 0)
+    """,
+    # Makes the balances that are missing for these rooms of a day: of the day, and of its month for money.
+    "make_balances(scopes text[], units text[], days text[]) RETURNS void LANGUAGE plpgsql": """
+        BEGIN
+            INSERT INTO balances (scope, unit, period, cap)
+            SELECT wanted.scope, wanted.unit, wanted.period, cap_of(wanted.scope, wanted.unit, wanted.period)
+            FROM (
+                SELECT DISTINCT room.scope, room.unit, part.period
+                FROM unnest(scopes, units, days) AS room (scope, unit, day),
+                     LATERAL (VALUES (room.day), (left(room.day, 7))) AS part (period)
+                WHERE room.unit = 'nanousd' OR part.period = room.day
+            ) AS wanted
+            WHERE NOT EXISTS (
+                SELECT FROM balances AS balance
+                WHERE balance.scope = wanted.scope AND balance.unit = wanted.unit AND balance.period = wanted.period
+            )
+            ORDER BY wanted.scope COLLATE "C", wanted.unit COLLATE "C", wanted.period COLLATE "C"
+            ON CONFLICT DO NOTHING;
+        END
+    """,
+    # Adds to what is drawn of the balances behind these rooms; ``amounts`` are signed.
+    "draw(scopes text[], units text[], days text[], amounts bigint[]) RETURNS void LANGUAGE plpgsql": """
+        BEGIN
+            PERFORM FROM balances AS balance
+            WHERE (balance.scope, balance.unit, balance.period) IN (
+                SELECT room.scope, room.unit, part.period
+                FROM unnest(scopes, units, days) AS room (scope, unit, day),
+                     LATERAL (VALUES (room.day), (left(room.day, 7))) AS part (period)
+            )
+            ORDER BY balance.scope, balance.unit, balance.period
+            FOR NO KEY UPDATE;
+            UPDATE balances AS balance
+            SET drawn = balance.drawn + change.amount
+            FROM (
+                SELECT room.scope, room.unit, part.period, sum(room.amount) AS amount
+                FROM unnest(scopes, units, days, amounts) AS room (scope, unit, day, amount),
+                     LATERAL (VALUES (room.day), (left(room.day, 7))) AS part (period)
+                GROUP BY room.scope, room.unit, part.period
+            ) AS change
+            WHERE balance.scope = change.scope AND balance.unit = change.unit AND balance.period = change.period
+              AND change.amount <> 0;
+        END
+    """,
+    # Draws room for an owner: for each ask, of all its rooms or of none, at least what it needs and at most what it
+    # wants. Asks are served in their order. A look without a lock refuses what surely has no room.
+    #
+    # ``share``: the most of what is left that goes into one lease beyond the need. ``holds``: the largest amounts that
+    # the rooms are asked for at once. ``moment``: null for the server's own time; ``clock``: the caller's own.
+    #
+    # A balance is tight where the share of what is left does not cover a hold: then nothing is given beyond the need.
+    """take_room(
+        owner text, day text, asks integer[], scopes text[], units text[], needs bigint[], wants bigint[],
+        holds bigint[], share double precision, moment timestamptz, clock timestamptz
+    ) RETURNS json LANGUAGE plpgsql""": """
+        DECLARE
+            v_now timestamptz := coalesce(moment, clock_timestamp());
+            v_days text[] := array_fill(day, ARRAY[cardinality(scopes)]);
+            v_beat bigint;
+            v_ask integer;
+            v_scopes text[];
+            v_units text[];
+            v_amounts bigint[];
+            v_balance record;
+            v_refused boolean := false;
+        BEGIN
+            IF EXISTS (
+                SELECT FROM unnest(asks, scopes, units, needs) AS room (ask, scope, unit, need)
+                LEFT JOIN balances AS balance ON balance.scope = room.scope AND balance.unit = room.unit
+                                             AND balance.period IN (day, left(day, 7))
+                GROUP BY room.ask
+                HAVING coalesce(bool_and(balance.cap IS NULL OR room.need <= 0 OR balance.tight_since IS NULL
+                                         OR room.need <= left_of(balance)), true)
+            ) THEN
+                UPDATE owners SET beat = owners.beat + 1, seen_at = v_now
+                WHERE owners.id = owner AND ended_at IS NULL
+                RETURNING owners.beat INTO v_beat;
+                IF v_beat IS NULL THEN
+                    RETURN json_build_object('refused', 'ended');
+                END IF;
+                IF EXISTS (SELECT FROM closed_days WHERE closed_days.day >= CAST(take_room.day AS date)) THEN
+                    RETURN json_build_object('refused', 'closed', 'beat', v_beat);
+                END IF;
+                IF EXISTS (
+                    SELECT FROM failovers, owners
+                    WHERE v_now < failovers.found_at + interval '30 s' AND owners.ended_at IS NULL
+                      AND owners.seen_at > failovers.found_at - interval '60 s'
+                      AND owners.started_at < failovers.found_at
+                      AND coalesce(owners.set_again_at, '-infinity') < failovers.found_at
+                ) THEN
+                    RETURN json_build_object('refused', 'recovering', 'beat', v_beat);
+                END IF;
+                IF abs(extract(epoch FROM clock - v_now)) > 2 AND NOT EXISTS (
+                    SELECT FROM balances WHERE period = day
+                ) THEN
+                    RETURN json_build_object('refused', 'clock', 'beat', v_beat);
+                END IF;
+                PERFORM make_balances(scopes, units, v_days);
+                PERFORM FROM balances AS balance
+                WHERE balance.scope = ANY (scopes) AND balance.period IN (day, left(day, 7))
+                ORDER BY balance.scope, balance.unit, balance.period
+                FOR NO KEY UPDATE;
+                FOR v_ask IN SELECT DISTINCT unnest(asks) ORDER BY 1 LOOP
+                    SELECT array_agg(room.scope), array_agg(room.unit), array_agg(
+                        CASE
+                            WHEN room.is_tight THEN greatest(room.need, 0)
+                            WHEN room.left_over IS NULL THEN greatest(room.need, room.want, 0)
+                            ELSE greatest(room.need, least(room.want, floor(share * room.left_over)), 0)
+                        END
+                    )
+                    INTO v_scopes, v_units, v_amounts
+                    FROM (
+                        SELECT asked.scope, asked.unit, asked.need, asked.want,
+                               min(left_of(balance)) AS left_over,
+                               coalesce(bool_or(balance.cap IS NOT NULL AND (
+                                   balance.tight_since IS NOT NULL OR share * left_of(balance) < asked.hold
+                               )), false) AS is_tight
+                        FROM unnest(asks, scopes, units, needs, wants, holds)
+                                 AS asked (ask, scope, unit, need, want, hold)
+                        JOIN balances AS balance ON balance.scope = asked.scope AND balance.unit = asked.unit
+                                                AND balance.period IN (day, left(day, 7))
+                        WHERE asked.ask = v_ask
+                        GROUP BY asked.scope, asked.unit, asked.need, asked.want
+                    ) AS room
+                    HAVING bool_and(room.left_over IS NULL OR room.need <= 0 OR room.need <= room.left_over);
+                    IF v_amounts IS NULL THEN
+                        v_refused := true;
+                        CONTINUE;
+                    END IF;
+                    INSERT INTO leases AS lease (owner, scope, unit, day, granted)
+                    SELECT take_room.owner, given.scope, given.unit, CAST(take_room.day AS date), given.amount
+                    FROM unnest(v_scopes, v_units, v_amounts) AS given (scope, unit, amount)
+                    ORDER BY given.scope COLLATE "C", given.unit COLLATE "C"
+                    ON CONFLICT ON CONSTRAINT leases_pkey DO UPDATE SET granted = lease.granted + excluded.granted;
+                    PERFORM draw(v_scopes, v_units, array_fill(take_room.day, ARRAY[cardinality(v_scopes)]), v_amounts);
+                END LOOP;
+                FOR v_balance IN
+                    SELECT balance.scope, balance.unit, balance.period, max(asked.hold) AS hold,
+                           share * left_of(balance) AS part,
+                           balance.tight_since IS NOT NULL AS was_tight
+                    FROM unnest(scopes, units, holds) AS asked (scope, unit, hold)
+                    JOIN balances AS balance ON balance.scope = asked.scope AND balance.unit = asked.unit
+                                            AND balance.period IN (day, left(day, 7))
+                    WHERE balance.cap IS NOT NULL
+                    GROUP BY balance.scope, balance.unit, balance.period  -- the key: every column of it may be used
+                LOOP
+                    IF v_balance.was_tight AND v_balance.part >= 2 * v_balance.hold
+                       OR NOT v_balance.was_tight AND v_balance.part < v_balance.hold THEN
+                        UPDATE balances AS balance
+                        SET tight_since = CASE WHEN v_balance.was_tight THEN NULL ELSE v_now END
+                        WHERE balance.scope = v_balance.scope AND balance.unit = v_balance.unit
+                          AND balance.period = v_balance.period;
+                        IF NOT v_balance.was_tight THEN
+                            PERFORM pg_notify('tollgate_leases', v_balance.scope);
+                        END IF;
+                    END IF;
+                END LOOP;
+            ELSE
+                v_refused := true;
+            END IF;
+            RETURN json_build_object(
+                'beat', v_beat,
+                'leases', (
+                    SELECT json_agg(json_build_array(lease.scope, lease.unit, lease.granted, lease.returned, lease.spent))
+                    FROM leases AS lease
+                    WHERE lease.owner = take_room.owner AND lease.day = CAST(take_room.day AS date)
+                      AND lease.scope = ANY (scopes)
+                ),
+                'balances', (
+                    SELECT json_agg(json_build_array(
+                        balance.scope, balance.unit, balance.period, balance.cap, balance.drawn, balance.corrected,
+                        extract(epoch FROM v_now - balance.tight_since), use.spent, use.unused
+                    ))
+                    FROM balances AS balance
+                    LEFT JOIN LATERAL (
+                        SELECT coalesce(sum(lease.spent), 0) AS spent,
+                               coalesce(sum(lease.granted - lease.returned - lease.spent) FILTER (
+                                   WHERE lease.owner <> take_room.owner AND holder.ended_at IS NULL
+                                     AND holder.seen_at > v_now - interval '5 s'
+                               ), 0) AS unused
+                        FROM leases AS lease LEFT JOIN owners AS holder ON holder.id = lease.owner
+                        WHERE lease.scope = balance.scope AND lease.unit = balance.unit
+                          AND CASE length(balance.period)
+                              WHEN 10 THEN lease.day = CAST(take_room.day AS date)
+                              ELSE lease.day >= CAST(balance.period || '-01' AS date)
+                               AND lease.day < CAST(balance.period || '-01' AS date) + interval '1 month'
+                              END
+                    ) AS use ON v_refused
+                    WHERE balance.scope = ANY (scopes) AND balance.period IN (day, left(day, 7))
+                      AND balance.cap IS NOT NULL
+                )
+            );
+        END
+    """,
+    # Sets what an owner has given back of its leases, cumulative: said twice or late it changes nothing. Returns the
+    # owner's beat, or null where it has ended.
+    """give_back(owner text, scopes text[], units text[], days text[], returns bigint[], moment timestamptz)
+    RETURNS bigint LANGUAGE plpgsql""": """
+        DECLARE
+            v_beat bigint;
+            v_scopes text[];
+            v_units text[];
+            v_days text[];
+            v_amounts bigint[];
+        BEGIN
+            UPDATE owners SET beat = owners.beat + 1, seen_at = coalesce(moment, clock_timestamp())
+            WHERE owners.id = owner AND ended_at IS NULL
+            RETURNING owners.beat INTO v_beat;
+            IF v_beat IS NULL THEN
+                RETURN NULL;
+            END IF;
+            WITH said AS (
+                SELECT lease.scope, lease.unit, lease.day, lease.returned AS before,
+                       least(greatest(lease.returned, room.returned), lease.granted - lease.spent) AS after
+                FROM unnest(scopes, units, days, returns) AS room (scope, unit, day, returned)
+                JOIN leases AS lease ON lease.owner = give_back.owner AND lease.scope = room.scope
+                                    AND lease.unit = room.unit AND lease.day = CAST(room.day AS date)
+                ORDER BY lease.scope, lease.unit, lease.day
+                FOR NO KEY UPDATE OF lease
+            ), changed AS (
+                UPDATE leases AS lease SET returned = said.after FROM said
+                WHERE lease.owner = give_back.owner AND lease.scope = said.scope AND lease.unit = said.unit
+                  AND lease.day = said.day AND said.after > said.before
+                RETURNING lease.scope, lease.unit, to_char(lease.day, 'YYYY-MM-DD') AS day, said.before - said.after AS amount
+            )
+            SELECT array_agg(scope), array_agg(unit), array_agg(day), array_agg(amount)
+            INTO v_scopes, v_units, v_days, v_amounts FROM changed;
+            IF v_scopes IS NOT NULL THEN
+                PERFORM draw(v_scopes, v_units, v_days, v_amounts);
+            END IF;
+            RETURN v_beat;
+        END
+    """,
+    # Books what new rows of the ledger have spent on the leases of the owners that they name, in the transaction that
+    # inserts the rows. Beyond a lease it is a forced grant: a row is never refused for want of room. ``flusher`` is the
+    # owner that says so, whose beat is returned; null where it is none, or has ended.
+    """book_spent(flusher text, owners text[], scopes text[], units text[], days text[], amounts bigint[])
+    RETURNS bigint LANGUAGE plpgsql""": """
+        DECLARE
+            v_beat bigint;
+            v_scopes text[];
+            v_units text[];
+            v_days text[];
+            v_amounts bigint[];
+        BEGIN
+            UPDATE owners SET beat = owners.beat + 1 WHERE owners.id = flusher AND ended_at IS NULL
+            RETURNING owners.beat INTO v_beat;
+            INSERT INTO leases (owner, scope, unit, day)
+            SELECT room.owner, room.scope, room.unit, CAST(room.day AS date)
+            FROM unnest(owners, scopes, units, days) AS room (owner, scope, unit, day)
+            ORDER BY room.owner COLLATE "C", room.scope COLLATE "C", room.unit COLLATE "C", room.day
+            ON CONFLICT DO NOTHING;
+            PERFORM FROM leases AS lease
+            JOIN unnest(owners, scopes, units, days) AS room (owner, scope, unit, day)
+              ON lease.owner = room.owner AND lease.scope = room.scope AND lease.unit = room.unit
+             AND lease.day = CAST(room.day AS date)
+            ORDER BY lease.owner, lease.scope, lease.unit, lease.day
+            FOR NO KEY UPDATE OF lease;
+            WITH booked AS (
+                SELECT lease.owner, lease.scope, lease.unit, lease.day, room.amount,
+                       greatest(0, lease.returned + lease.spent + room.amount - lease.granted) AS over
+                FROM unnest(owners, scopes, units, days, amounts) AS room (owner, scope, unit, day, amount)
+                JOIN leases AS lease ON lease.owner = room.owner AND lease.scope = room.scope
+                                    AND lease.unit = room.unit AND lease.day = CAST(room.day AS date)
+            ), changed AS (
+                UPDATE leases AS lease
+                SET spent = lease.spent + booked.amount, granted = lease.granted + booked.over,
+                    overdrawn = lease.overdrawn + booked.over
+                FROM booked
+                WHERE lease.owner = booked.owner AND lease.scope = booked.scope AND lease.unit = booked.unit
+                  AND lease.day = booked.day
+                RETURNING lease.scope, lease.unit, to_char(lease.day, 'YYYY-MM-DD') AS day, booked.over
+            )
+            SELECT array_agg(scope), array_agg(unit), array_agg(day), array_agg(over)
+            INTO v_scopes, v_units, v_days, v_amounts FROM changed WHERE over > 0;
+            IF v_scopes IS NOT NULL THEN
+                PERFORM make_balances(v_scopes, v_units, v_days);
+                PERFORM draw(v_scopes, v_units, v_days, v_amounts);
+            END IF;
+            RETURN v_beat;
+        END
+    """,
+    # Sets an owner's leases again after the database forgot something: cumulative, so never below what is there.
+    """set_again(
+        owner text, scopes text[], units text[], days text[], grants bigint[], returns bigint[], moment timestamptz
+    ) RETURNS bigint LANGUAGE plpgsql""": """
+        DECLARE
+            v_beat bigint;
+            v_scopes text[];
+            v_units text[];
+            v_days text[];
+            v_amounts bigint[];
+            v_now timestamptz := coalesce(moment, clock_timestamp());
+        BEGIN
+            UPDATE owners SET beat = owners.beat + 1, seen_at = v_now, set_again_at = v_now
+            WHERE owners.id = owner AND ended_at IS NULL
+            RETURNING owners.beat INTO v_beat;
+            IF v_beat IS NULL THEN
+                RETURN NULL;
+            END IF;
+            INSERT INTO leases (owner, scope, unit, day)
+            SELECT set_again.owner, room.scope, room.unit, CAST(room.day AS date)
+            FROM unnest(scopes, units, days) AS room (scope, unit, day)
+            ORDER BY room.scope COLLATE "C", room.unit COLLATE "C", room.day
+            ON CONFLICT DO NOTHING;
+            WITH said AS (
+                SELECT lease.scope, lease.unit, lease.day, lease.granted - lease.returned AS before,
+                       greatest(lease.granted, room.granted) AS granted,
+                       greatest(lease.returned, room.returned) AS returned
+                FROM unnest(scopes, units, days, grants, returns) AS room (scope, unit, day, granted, returned)
+                JOIN leases AS lease ON lease.owner = set_again.owner AND lease.scope = room.scope
+                                    AND lease.unit = room.unit AND lease.day = CAST(room.day AS date)
+                ORDER BY lease.scope, lease.unit, lease.day
+                FOR NO KEY UPDATE OF lease
+            ), changed AS (
+                UPDATE leases AS lease SET granted = said.granted, returned = said.returned FROM said
+                WHERE lease.owner = set_again.owner AND lease.scope = said.scope AND lease.unit = said.unit
+                  AND lease.day = said.day
+                RETURNING lease.scope, lease.unit, to_char(lease.day, 'YYYY-MM-DD') AS day,
+                          lease.granted - lease.returned - said.before AS amount
+            )
+            SELECT array_agg(scope), array_agg(unit), array_agg(day), array_agg(amount)
+            INTO v_scopes, v_units, v_days, v_amounts FROM changed;
+            IF v_scopes IS NOT NULL THEN
+                PERFORM make_balances(v_scopes, v_units, v_days);
+                PERFORM draw(v_scopes, v_units, v_days, v_amounts);
+            END IF;
+            RETURN v_beat;
+        END
+    """,
+    # Ends an owner whose last segment has been carried to the ledger: what it has not spent goes back. Returns whether
+    # it was there and had not ended.
+    "end_owner(owner text, moment timestamptz) RETURNS boolean LANGUAGE plpgsql": """
+        DECLARE
+            v_scopes text[];
+            v_units text[];
+            v_days text[];
+            v_amounts bigint[];
+        BEGIN
+            UPDATE owners SET ended_at = coalesce(moment, clock_timestamp())
+            WHERE owners.id = owner AND ended_at IS NULL;
+            IF NOT FOUND THEN
+                RETURN false;
+            END IF;
+            WITH idle AS (
+                SELECT lease.scope, lease.unit, lease.day, lease.granted - lease.returned - lease.spent AS amount
+                FROM leases AS lease
+                WHERE lease.owner = end_owner.owner AND lease.granted > lease.returned + lease.spent
+                ORDER BY lease.scope, lease.unit, lease.day
+                FOR NO KEY UPDATE
+            ), changed AS (
+                UPDATE leases AS lease SET returned = lease.granted - lease.spent FROM idle
+                WHERE lease.owner = end_owner.owner AND lease.scope = idle.scope AND lease.unit = idle.unit
+                  AND lease.day = idle.day
+                RETURNING lease.scope, lease.unit, to_char(lease.day, 'YYYY-MM-DD') AS day, -idle.amount AS amount
+            )
+            SELECT array_agg(scope), array_agg(unit), array_agg(day), array_agg(amount)
+            INTO v_scopes, v_units, v_days, v_amounts FROM changed;
+            IF v_scopes IS NOT NULL THEN
+                PERFORM draw(v_scopes, v_units, v_days, v_amounts);
+            END IF;
+            RETURN true;
+        END
+    """,
+    # Adds a signed correction to the balances of its day and month, even past a cap.
+    """correct_balances(scopes text[], day text, tokens bigint, nanousd bigint) RETURNS void LANGUAGE plpgsql""": """
+        BEGIN
+            PERFORM make_balances(
+                scopes || scopes,
+                array_fill('tokens'::text, ARRAY[cardinality(scopes)])
+                    || array_fill('nanousd'::text, ARRAY[cardinality(scopes)]),
+                array_fill(day, ARRAY[2 * cardinality(scopes)])
+            );
+            PERFORM FROM balances AS balance
+            WHERE balance.scope = ANY (scopes) AND balance.period IN (day, left(day, 7))
+            ORDER BY balance.scope, balance.unit, balance.period
+            FOR NO KEY UPDATE;
+            UPDATE balances AS balance
+            SET corrected = balance.corrected + CASE balance.unit WHEN 'tokens' THEN tokens ELSE nanousd END
+            WHERE balance.scope = ANY (scopes) AND balance.period IN (day, left(day, 7));
+        END
+    """,
+    # Sets the caps of a scope's open balances to what its row says, in the transaction that changed it.
+    "follow_limits(of text) RETURNS void LANGUAGE plpgsql": """
+        BEGIN
+            PERFORM FROM balances AS balance WHERE balance.scope = of
+            ORDER BY balance.scope, balance.unit, balance.period
+            FOR NO KEY UPDATE;
+            UPDATE balances AS balance SET cap = cap_of(balance.scope, balance.unit, balance.period)
+            WHERE balance.scope = of;
+        END
+    """,
+}
+
+
+def upgrade() -> None:
+    """Go forward: balances and leases begin from the sums of the ledger."""
+    op.create_table(
+        "owners",
+        sa.Column("id", sa.Text, nullable=False),
+        sa.Column("beat", sa.BigInteger, nullable=False, server_default=ZERO),
+        sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("ended_at", sa.DateTime(timezone=True)),
+        sa.Column("lost_at", sa.DateTime(timezone=True)),
+        sa.Column("set_again_at", sa.DateTime(timezone=True)),
+        sa.Column("watermark", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("backlog", sa.Integer, nullable=False, server_default=ZERO),
+        sa.Column("version", sa.Text, nullable=False, server_default=""),
+        sa.PrimaryKeyConstraint("id", name="owners_pkey"),
+        postgresql_with={"fillfactor": "50"},
+    )
+    op.create_table(
+        "failovers",
+        sa.Column("id", sa.SmallInteger, nullable=False, server_default=sa.text("1")),
+        sa.Column("found_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="failovers_pkey"),
+        sa.CheckConstraint("id = 1", name="failovers_one_row_check"),
+    )
+    op.create_table(
+        "balances",
+        sa.Column("scope", sa.Text(collation="C"), nullable=False),
+        sa.Column("unit", sa.Text(collation="C"), nullable=False),
+        sa.Column("period", sa.Text(collation="C"), nullable=False),
+        sa.Column("cap", sa.BigInteger),
+        sa.Column("drawn", sa.BigInteger, nullable=False, server_default=ZERO),
+        sa.Column("corrected", sa.BigInteger, nullable=False, server_default=ZERO),
+        sa.Column("tight_since", sa.DateTime(timezone=True)),
+        sa.PrimaryKeyConstraint("scope", "unit", "period", name="balances_pkey"),
+        postgresql_with={"fillfactor": "50"},
+    )
+    op.create_table(
+        "leases",
+        sa.Column("owner", sa.Text(collation="C"), nullable=False),
+        sa.Column("scope", sa.Text(collation="C"), nullable=False),
+        sa.Column("unit", sa.Text(collation="C"), nullable=False),
+        sa.Column("day", sa.Date, nullable=False),
+        sa.Column("granted", sa.BigInteger, nullable=False, server_default=ZERO),
+        sa.Column("returned", sa.BigInteger, nullable=False, server_default=ZERO),
+        sa.Column("spent", sa.BigInteger, nullable=False, server_default=ZERO),
+        sa.Column("overdrawn", sa.BigInteger, nullable=False, server_default=ZERO),
+        sa.PrimaryKeyConstraint("owner", "scope", "unit", "day", name="leases_pkey"),
+        postgresql_with={"fillfactor": "50"},
+    )
+    op.create_index(
+        "balances_tight_since_idx", "balances", ["tight_since"], postgresql_where=sa.text("tight_since IS NOT NULL")
+    )
+    op.create_index("leases_scope_unit_day_idx", "leases", ["scope", "unit", "day"])
+    for name in ("owner", "price"):
+        op.add_column("usage_records", sa.Column(name, sa.Text, nullable=False, server_default=""))
+    for name in ("held_tokens", "held_nanousd"):
+        op.add_column("usage_records", sa.Column(name, sa.BigInteger, nullable=False, server_default=ZERO))
+    op.drop_table("flushers")
+    for declared, body in FUNCTIONS.items():
+        head, _, language = declared.partition(" LANGUAGE ")
+        conflicts = "#variable_conflict use_column\n" if language == "plpgsql" else ""
+        op.execute(f"CREATE FUNCTION {head} LANGUAGE {language} AS $${conflicts}{body}$$")
+    op.execute(BEGIN_LEASES)
+    op.execute(BEGIN_BALANCES)
+
+
+def downgrade() -> None:
+    """Go back."""
+    for declared in FUNCTIONS:
+        op.execute(f"DROP FUNCTION {declared.partition('(')[0].strip()}")
+    for name in ("owner", "price", "held_tokens", "held_nanousd"):
+        op.drop_column("usage_records", name)
+    for table in ("leases", "balances", "failovers", "owners"):
+        op.drop_table(table)
+    op.create_table(
+        "flushers",
+        sa.Column("id", sa.Text, nullable=False),
+        sa.Column("watermark", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("backlog", sa.Integer, nullable=False, server_default=ZERO),
+        sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("unsettled", sa.Integer, nullable=False, server_default=ZERO),
+        sa.PrimaryKeyConstraint("id", name="flushers_pkey"),
+    )
+
+
+# What calls of this month have used counts as a lease of no owner, spent to the last.
+BEGIN_LEASES = """
+    INSERT INTO leases (owner, scope, unit, day, granted, spent)
+    SELECT '', scope.name, unit.name, day, sum(unit.amount), sum(unit.amount)
+    FROM usage_daily,
+         LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
+         LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd)) AS unit (name, amount)
+    WHERE day >= date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC')
+      AND status IN ('answered', 'interrupted', 'blocked')
+    GROUP BY scope.name, unit.name, day
+    HAVING sum(unit.amount) > 0
+"""
+
+BEGIN_BALANCES = """
+    INSERT INTO balances (scope, unit, period, cap, drawn, corrected)
+    SELECT scope, unit, period, cap_of(scope, unit, period), sum(drawn), sum(corrected)
+    FROM (
+        SELECT scope, unit, to_char(day, 'YYYY-MM-DD') AS day, granted AS drawn, 0 AS corrected FROM leases
+        UNION ALL
+        SELECT scope.name, unit.name, to_char(day, 'YYYY-MM-DD'), 0, unit.amount
+        FROM corrections,
+             LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
+             LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd)) AS unit (name, amount)
+        WHERE scope.name IS NOT NULL AND day >= date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC')
+    ) AS book, LATERAL (VALUES (day), (left(day, 7))) AS part (period)
+    WHERE unit = 'nanousd' OR period = day
+    GROUP BY scope, unit, period
+"""
