@@ -12,6 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 class Clock(Protocol):
     """Time, as an argument."""
 
+    ahead: float  # seconds; what the database's clock shows more than this machine's
+
     def now(self) -> float:
         """Return unix seconds."""
 
@@ -20,6 +22,9 @@ class Clock(Protocol):
 
     def today(self) -> date:
         """Return the UTC day."""
+
+    def follow(self, ahead: float) -> None:
+        """Show so many seconds more than this machine's own clock: the database's time."""
 
 
 class Database(Protocol):

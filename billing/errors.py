@@ -4,7 +4,7 @@
 #   ├── RateLimited        429  rate_limit_exceeded   wait retry-after, then try again
 #   ├── QuotaExhausted     429  insufficient_quota    what is settled leaves no room: do not retry
 #   ├── ExceedsLimit       429  rate_limit_exceeded   this request alone is too large: ask for less
-#   ├── TooLate            503  overloaded            it came to the call after its ``valid_until``: nothing was run
+#   ├── LimitUnknown       503  overloaded            Postgres is away, and the process has no room of its own left
 #   └── JournalFull        503  overloaded            no room to write the call down
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ExceedsLimit(ServiceError):
     code = "rate_limit_exceeded"
 
 
-class TooLate(ServiceError):
-    """The gateway took so long to come to the call that it may not begin any more."""
+class LimitUnknown(ServiceError):
+    """What a limit has left cannot be told now, so the call may not begin."""
 
     status = 503
     type = "server_error"
@@ -63,16 +63,11 @@ def refusal_error(refused: RefusedHold, fits: int | None = None) -> ServiceError
     ``None`` for a call that has no such limit.
     """
     error = _refusal_error(refused, fits)
-    if not refused.is_late:
-        error.limit = f"{refused.scope.kind}.{refused.limit.value}"
+    error.limit = f"{refused.scope.kind}.{refused.limit.value}"
     return error
 
 
 def _refusal_error(refused: RefusedHold, fits: int | None) -> ServiceError:
-    if refused.is_late:
-        return TooLate(
-            "The gateway came to this request too late. Nothing was run. Try again.", headers={"retry-after": "1"}
-        )
     whose = "this key" if refused.scope.kind == "key" else f"team {refused.scope.id}"
     limit = f"The limit of {_amount(refused, refused.cap)} {_per(refused.limit)} of {whose}"
     wanted = _amount(refused, refused.wanted)
@@ -94,7 +89,7 @@ def _refusal_error(refused: RefusedHold, fits: int | None) -> ServiceError:
         )
     wait = max(1, math.ceil(refused.retry_after or 1))
     if refused.is_unknown:
-        return RateLimited(
+        return LimitUnknown(
             f"{limit} cannot be checked just now: what is used is not known. Try again in {wait} s.",
             headers={"retry-after": str(wait)},
         )

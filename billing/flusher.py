@@ -137,6 +137,12 @@ class Flusher:
         for _ in self._journal.adopt_each():
             await asyncio.sleep(0)  # a segment takes some 100 ms: let calls go on between two
 
+    async def deliver_again(self) -> None:
+        """Write the calls of the last day again, for a database that forgot: it takes those that it lacks."""
+        for records in self._journal.kept():
+            for start in range(0, len(records), BATCH):
+                await self._write(records[start : start + BATCH], set())
+
     async def _sync_for_ever(self) -> None:
         while True:
             await asyncio.sleep(SYNC_EVERY)

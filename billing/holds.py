@@ -43,13 +43,12 @@ class Leg(Struct, frozen=True):
 
 
 class HoldRequest(Struct, frozen=True, kw_only=True):
-    """What a call asks to set aside: the dearest leg. After ``valid_until`` the hold may no longer be opened."""
+    """What a call asks to set aside: the dearest leg."""
 
     request_id: str
     team_id: str
     scopes: tuple[Scope, ...]
     legs: tuple[Leg, ...]
-    valid_until: float  # unix seconds
     is_aside: bool = False  # the house's own: no request of the team, in no minute's rate and beside no other call
 
     @property
@@ -83,12 +82,12 @@ class Remaining(Struct, frozen=True):
 
 
 class Hold(Struct, frozen=True, kw_only=True):
-    """Set aside, until settled or released. Its owner renews the lease while the call runs."""
+    """Set aside, until settled or released."""
 
     request: HoldRequest
+    owner: str = ""  # the process inside whose lease it is
     requests: Remaining | None = None  # the tightest per-minute request limit
     tokens: Remaining | None = None  # the tightest per-minute token limit
-    standalone: bool = False  # opened against this gateway's own share while Redis is away
 
 
 class Headroom(Struct, frozen=True):
@@ -114,8 +113,7 @@ class RefusedHold(Struct, frozen=True, kw_only=True):
     retry_after: float | None
     is_settled: bool
     alone_exceeds: bool
-    is_unknown: bool = False  # neither Redis nor Postgres says what is used: nobody can check the limit now
-    is_late: bool = False  # it came after ``valid_until``: whatever the limits say, nothing is held any more
+    is_unknown: bool = False  # Postgres does not say what is left: the limit cannot be checked now
     headroom: Headroom = Headroom()
     requests: Remaining | None = None
     tokens: Remaining | None = None

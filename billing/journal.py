@@ -23,7 +23,6 @@ from billing.adoption import Progress, close_at, seize_segments, settle_segment
 from billing.edges import Clock
 from billing.errors import JournalFull
 from billing.ids import moment_of
-from billing.owners import dead
 from billing.records import Served, UsageRecord, bounded, bounded_cost, bounded_usage
 from billing.segments import HEAD, SUFFIX, TOO_OLD, UNREADABLE, Fsync, Kind, Segment
 from protocol.usage import Usage
@@ -72,6 +71,13 @@ class Journal:
         """Open this process's journal in ``directory``, which all processes of a machine may share."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         return cls(directory, fsync=fsync, clock=clock, segment_bytes=segment_bytes)
+
+    def begin_again(self) -> None:
+        """Write from now on as another process would; what was written stays where it is."""
+        self.token = f"{os.getpid()}-{secrets.token_hex(4)}"
+        previous, self._current = self._current, None
+        if previous is not None:
+            self._free(previous)
 
     def opened(self, record: UsageRecord) -> None:
         """Write down that a call begins, and set room aside for its close.
@@ -160,10 +166,6 @@ class Journal:
             if settled:
                 self.on_closed()
             yield len(settled)
-
-    def dead_neighbours(self) -> set[str]:
-        """Return the names of those who wrote beside us and live no more, as they are listed among the flushers."""
-        return dead(self.directory)
 
     def take_closed(self, limit: int, most_bytes: int = TAKEN_BYTES) -> list[Closed]:
         """Return closed calls, oldest first: up to ``limit``, and up to ``most_bytes`` of records, but at least one.

@@ -14,6 +14,7 @@ from sqlalchemy import text
 from billing.edges import Clock, Database
 
 TOKENS, NANOUSD = "tokens", "nanousd"  # units
+TIGHT_CHANNEL = "tollgate_leases"  # the name of a scope is told there when one of its balances becomes tight
 ALIVE = 10.0  # seconds since an owner was last seen, after which its share goes to the others
 
 

@@ -163,9 +163,9 @@ class Leases:
         if request_id in self._held:
             self.settle(request_id, 0, 0)
 
-    def held(self, request_id: str) -> Held | None:
-        """Return what a running call holds."""
-        return self._held.get(request_id)
+    def is_held(self, request_id: str) -> bool:
+        """Whether a call holds something that was not settled."""
+        return request_id in self._held
 
     @property
     def running(self) -> int:
@@ -310,7 +310,7 @@ class Leases:
                 refused.append(waiting)
         for waiting in refused:
             why, may_come = self._refusal(waiting.request, taken)
-            if why is None and has_grown or may_come and waiting.until > is_last:
+            if (why is None and has_grown) or (may_come and waiting.until > is_last):
                 continue
             waiting.answer.set_result(why or _unknown(waiting.request))
         for waiting in asked:

@@ -104,8 +104,8 @@ BEGIN = text(
 )
 # In the order of their keys, by bytes: two writers with rows in common wait for each other instead of locking up. What
 # the new rows have spent is booked on the leases of the owners that they name, last: an owner's row is locked there.
-# OFFSET 0 makes Postgres compute a row's day once, and not again wherever it is used. ``new`` is null where all rows were
-# new, which is the rule, else the ids of those that were.
+# OFFSET 0 makes Postgres compute a row's day once, and not again wherever it is used. ``new`` is null where all rows
+# were new, which is the rule, else the ids of those that were.
 INSERT = text(f"""
     WITH new AS (
         INSERT INTO usage_records ({", ".join(COLUMNS)})

@@ -1,5 +1,6 @@
 # Who writes into a journal folder: a file per process, locked as long as it lives. A neighbour that finds the lock free
-# and no segment of the dead left knows that all of it is in the ledger, and takes the dead one's row off the flushers.
+# and no segment of the dead left knows that all of it is in the ledger, and ends the dead one: its leases go back. Where
+# a segment of it is damaged they stay reserved, for people to look at.
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from billing.segments import SUFFIX, UNLOCKED
+from billing.segments import SUFFIX, UNLOCKED, UNREADABLE
 
 OWNER = ".owner"
 
@@ -44,7 +45,8 @@ def carried(directory: Path) -> dict[str, Path]:
     for path in directory.glob(f"*{OWNER}"):
         with contextlib.suppress(OSError):
             name = _name_of_dead(path)
-            if name is not None and not any(directory.glob(f"*-{path.stem}-*{SUFFIX}")):
+            left = (any(directory.glob(f"*-{path.stem}-*{suffix}")) for suffix in (SUFFIX, UNREADABLE))
+            if name is not None and not any(left):
                 found[name] = path
     return found
 

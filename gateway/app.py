@@ -59,12 +59,11 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.middleware import Telemetry
 from gateway.telemetry.refusals import Refusals
 from gateway.telemetry.tracing import Tracer
+from gateway.version import VERSION
 from router.complexity import Complexity
 from router.text_bounds import shared_by_vocabularies
 
 log = structlog.get_logger()
-
-VERSION = "0.1.0"
 
 
 def create_app(
@@ -166,7 +165,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             quotas=books.quotas,
             journal=books.journal,
             flusher=books.flusher,
-            restorer=books.restorer,
+            owner=books.owner,
             client=client,
             providers=registry,
             breakers=breakers,
@@ -199,12 +198,26 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             readiness=Readiness(database, redis, books.journal, clock),
             started_at=clock.now(),
         )
-        metrics.books.follow(books.quotas, books.restorer, books.sweeper, books.flusher, books.auditor)
+        metrics.books.follow(books)
         metrics.targets.follow(breakers, budgets, gate.rooms)
         metrics.config_loaded.set(clock.now())
         watcher, engines = InstanceWatcher(services), EngineWatch(services)
-        kept = (books.flusher, books.sweeper, books.auditor, services.auth, idempotency, services.keeper, breakers)
-        for one in (*kept, outcomes, abuse, recalibrations, metrics, refusals, watcher, engines):
+        services.auth.on_tight = lambda scope: books.quotas.leases.recall([scope])
+        kept = (books.owner, books.quotas.rates, books.flusher, books.sweeper, books.auditor)
+        for one in (
+            *kept,
+            services.auth,
+            idempotency,
+            services.keeper,
+            breakers,
+            outcomes,
+            abuse,
+            recalibrations,
+            metrics,
+            refusals,
+            watcher,
+            engines,
+        ):
             task = asyncio.create_task(_keep_going(one.run))
             stack.push_async_callback(stop_all, [task])
         yield services

@@ -8,7 +8,7 @@ import hmac
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ import structlog
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
+from billing.lease_store import TIGHT_CHANNEL
 from billing.store_errors import POSTGRES_AWAY
 from gateway.access import ACCESS_CHANNEL, Admin, Caller
 from gateway.clients import client_of
@@ -74,6 +75,7 @@ class Authenticator:
         self._heard = clock.monotonic()  # when Postgres last answered
         self._away_until = 0.0  # monotonic seconds: whom we know is not asked for while Postgres is away
         self.is_listening = asyncio.Event()  # set while changes are heard of
+        self.on_tight: Callable[[str], None] = lambda _: None  # is told the scope of a balance that has become tight
 
     async def identify(self, key: str | None, address: str) -> Caller | Admin:
         """Return whose key this is.
@@ -110,6 +112,7 @@ class Authenticator:
         connection = await asyncpg.connect(self._database.url, timeout=LOOKUP_WITHIN)
         try:
             await connection.add_listener(ACCESS_CHANNEL, lambda *_: self.forget())
+            await connection.add_listener(TIGHT_CHANNEL, lambda *said: self.on_tight(str(said[-1])))
             self.forget()
             self.is_listening.set()
             while True:

@@ -1,4 +1,4 @@
-# Who keeps the house's books in one process, wired together: quotas, journal, flusher, restorer, sweeper, auditor.
+# Who keeps the house's books in one process, wired together: quotas, journal, flusher, owner, sweeper, auditor.
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from redis.asyncio import Redis
 from billing.auditor import Auditor
 from billing.flusher import Flusher
 from billing.journal import Journal
+from billing.lease_store import PostgresLeases
+from billing.leases import Leases
+from billing.owner import Owner, owner_id
 from billing.quotas import Quotas
-from billing.rebuild_store import PostgresStore
-from billing.restore import Restorer
+from billing.rates import Rates
 from billing.sweep import Sweeper
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.settings import Settings
+from gateway.version import VERSION
 
 
 class Books(Struct, frozen=True, kw_only=True):
-    """The keepers of the books. Flusher, sweeper and auditor keep them once somebody runs them."""
+    """The keepers of the books. Owner, rates, flusher, sweeper and auditor keep them once somebody runs them."""
 
     quotas: Quotas
     journal: Journal
     flusher: Flusher
-    restorer: Restorer
+    owner: Owner
     sweeper: Sweeper
     auditor: Auditor
 
@@ -38,21 +41,23 @@ class Books(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def open_books(settings: Settings, clock: Clock, database: Database, redis: Redis) -> AsyncIterator[Books]:
-    """Open the books, and wait a moment until they count in Redis, before anything is adopted, flushed or held."""
+    """Open the books, and wait a moment for the database, before anything is flushed or held."""
     async with AsyncExitStack() as stack:
         journal = Journal.open(settings.data_dir / "journal", fsync=settings.journal_fsync, clock=clock)
         stack.callback(journal.close)
-        quotas = Quotas(redis, clock, standalone_share=settings.quotas.standalone_share)
-        stack.push_async_callback(quotas.disconnect)
-        flusher = Flusher(journal, database, clock, book_adopted=quotas.book_adopted)
-        restorer = Restorer(quotas, journal, flusher, PostgresStore(database, clock), redis, clock)
-        stack.push_async_callback(restorer.stop)
-        await restorer.start()
+        store = PostgresLeases(database, clock)
+        leases = Leases(store, clock, owner_id(journal), share=settings.quotas.standalone_share)
+        rates = Rates(redis, clock, owner=leases.owner)
+        stack.push_async_callback(rates.close)
+        flusher = Flusher(journal, database, clock, leases)
+        owner = Owner(leases, flusher, journal, store, clock, version=VERSION)
+        stack.push_async_callback(owner.stop)
+        await owner.start()
         yield Books(
-            quotas=quotas,
+            quotas=Quotas(leases, rates),
             journal=journal,
             flusher=flusher,
-            restorer=restorer,
-            sweeper=Sweeper(quotas, database, clock, keep_rows=settings.retention.usage),
-            auditor=Auditor(database, redis, quotas, clock),
+            owner=owner,
+            sweeper=Sweeper(database, clock, keep_rows=settings.retention.usage),
+            auditor=Auditor(database, clock),
         )

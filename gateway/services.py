@@ -9,8 +9,8 @@ from redis.asyncio import Redis
 
 from billing.flusher import Flusher
 from billing.journal import Journal
+from billing.owner import Owner
 from billing.quotas import Quotas
-from billing.restore import Restorer
 from gateway.answering.early_leaves import EarlyLeaves
 from gateway.answering.hooks import HookMaker
 from gateway.answering.image_urls import ImageUrls
@@ -55,7 +55,7 @@ class Services:
     quotas: Quotas
     journal: Journal
     flusher: Flusher
-    restorer: Restorer
+    owner: Owner
     client: UpstreamClient
     providers: ProviderRegistry
     breakers: Breakers

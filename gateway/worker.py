@@ -85,7 +85,7 @@ async def _work(
         await stack.enter_async_context(
             work_metrics(metrics_at, services, lambda: batches.running, lambda: budgets.used)
         )
-        log.info("worker_started", owner=services.flusher.id)
+        log.info("worker_started", owner=services.owner.id)
         if settings.other_key_peppers:
             await _reseal(database, sealer)
         reloader = Reloader(read)

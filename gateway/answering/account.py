@@ -32,7 +32,6 @@ class Account:
         self._noted: tuple[Settlement, Served | None] = NOTHING, None
         self._is_opened = False
         self._is_left = False
-        self._epoch: str | None = None  # in which the call counts, once closed
 
     @property
     def is_closed(self) -> bool:
@@ -53,16 +52,10 @@ class Account:
             self._journal.progress(self.hold.request.request_id, used.usage, used.cost_nanousd, served)
             self._noted = used, served
 
-    async def renew(self) -> None:
-        """Renew the lease of the hold and tell it what was used so far."""
-        if not self.is_closed:
-            await self._quotas.renew(self.hold, self.count())
-
     def close(self, record: UsageRecord) -> None:
         """Enter how the call ended. Only after this may its last bytes leave."""
         if self.is_closed:
             return
-        self._epoch = self._quotas.close(self.hold)  # in one moment with the journal: a rebuild sees either or neither
         if self._is_opened:
             self._journal.closed(record)
         self.record = record
@@ -71,7 +64,7 @@ class Account:
     def leave(self) -> None:
         """Leave the books as they are, as a process that dies: this one ends and cannot know what became of the call.
 
-        Whoever adopts the journal finds out from the ledger, and so do the counters, once the hold is freed.
+        Whoever adopts the journal finds out from the ledger; until then the hold stays.
         """
         self._is_left = True
         self._let_go()
@@ -80,15 +73,15 @@ class Account:
         """Ask nobody any more: a reply may go before its books are settled."""
         self.count, self.served = lambda: NOTHING, lambda: None
 
-    async def settle(self) -> None:
+    def settle(self) -> None:
         """Put what was used in place of the hold, or give the hold back when nothing is owed."""
         if self._is_left:
             return
         record = self.record
         if record is None or not self._is_opened or record.status not in CHARGED:
-            await self._quotas.release(self.hold, self._epoch)
+            self._quotas.release(self.hold)
         else:
-            await self._quotas.settle(self.hold, Settlement(_usage_of(record), record.cost_nanousd), self._epoch)
+            self._quotas.settle(self.hold, Settlement(_usage_of(record), record.cost_nanousd))
 
 
 def _usage_of(record: UsageRecord) -> Usage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,7 +24,6 @@ from router.bounds import COMPLETION_LIMIT, limit_within, usage_most, with_outpu
 from router.prompt_bounds import PromptBound, bound_prompt
 from router.targets import Route, Tier
 
-OPEN_WITHIN = 5.0  # seconds; a hold that reaches Redis later than this is refused there
 FITTINGS = 3  # times that a call is made to fit: others may take the room between
 
 
@@ -41,21 +39,20 @@ async def admit(services: Services, call: Call, route: Route) -> tuple[Call, Acc
         team_id=call.caller.team.id,
         scopes=call.scopes,
         legs=legs,
-        valid_until=services.clock.now() + OPEN_WITHIN,
         is_aside=call.is_aside,
     )
-    hold = await _open(services, request)
+    hold = await services.quotas.open(request)
     if isinstance(hold, RefusedHold) and not prompt.is_close and hold.limit in TOKEN_LIMITS | DOLLAR_LIMITS:
         prompt = prompt.closely()
         closer = await off_loop(call.size, partial(legs_of, call, route, prompt))
         if closer != legs:
-            hold = await _open(services, replace(request, legs=closer))
+            hold = await services.quotas.open(replace(request, legs=closer))
     for _ in range(FITTINGS):
         if isinstance(hold, Hold) or (fitted := _fitted(call, route, prompt, hold)) is None:
             break
         call = fitted
         legs = await off_loop(call.size, partial(legs_of, call, route, prompt))
-        hold = await _open(services, replace(request, legs=legs))
+        hold = await services.quotas.open(replace(request, legs=legs))
     if isinstance(hold, RefusedHold):
         raise _refusal(services, hold, call.endpoint, _limit_within(call, route, prompt, hold.headroom))
     account = Account(hold, services.journal, services.quotas, owes_parts=call.owes_parts)
@@ -75,27 +72,14 @@ async def counted(services: Services, request_id: str, caller: Caller, endpoint:
         team_id=caller.team.id,
         scopes=scopes_of(caller),
         legs=(),
-        valid_until=services.clock.now() + OPEN_WITHIN,
     )
-    hold = await _open(services, request)
+    hold = await services.quotas.open(request)
     if isinstance(hold, RefusedHold):
         raise _refusal(services, hold, endpoint)
     try:
         yield hold
     finally:
-        services.background.spawn(services.quotas.settle(hold, NOTHING))
-
-
-async def _open(services: Services, request: HoldRequest) -> Hold | RefusedHold:
-    try:
-        hold = await services.quotas.open(request)
-        if isinstance(hold, RefusedHold) and hold.is_late:  # this process stood still, and its client still waits
-            request = replace(request, valid_until=services.clock.now() + OPEN_WITHIN)
-            hold = await services.quotas.open(request)
-    except asyncio.CancelledError:  # the client left; Redis may hold it all the same
-        services.background.spawn(services.quotas.release(Hold(request=request)))
-        raise
-    return hold
+        services.quotas.settle(hold, NOTHING)
 
 
 def _refusal(services: Services, refused: RefusedHold, endpoint: str = "", fits: int | None = None) -> ServiceError:
@@ -132,7 +116,7 @@ def _fitted(call: Call, route: Route, prompt: PromptBound, refused: RefusedHold)
     if isinstance(request, EmbeddingRequest) or request.output_limit not in (None, call.fitted_output):
         return None
     may_wait = (call.is_batch_item or call.is_aside) and not (refused.is_settled or refused.alone_exceeds)
-    if may_wait or refused.is_late or refused.limit not in TOKEN_LIMITS | DOLLAR_LIMITS:
+    if may_wait or refused.limit not in TOKEN_LIMITS | DOLLAR_LIMITS:
         return None
     limit = _limit_within(call, route, prompt, refused.headroom)
     assert limit is not None

@@ -101,7 +101,7 @@ async def _answer_checked(
 
     try:
         lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
-        account.open(record_for(call, route, route.targets[0], lost))
+        account.open(record_for(call, account.hold, route, route.targets[0], lost))
         answered = await (send() if check is None else check.beside(send))
         try:
             reply = Reply(services, call, route, account, answered, log, services.hooks)
@@ -157,7 +157,9 @@ def _close_unanswered(
     target = tried[log.attempts[-1].target] if log.attempts else route.targets[0]
     spent = round((services.clock.monotonic() - call.started) * 1000, 3)
     attempts = tuple(log.attempts)
-    record = record_for(call, route, target, status, queue_ms=log.queue_ms, total_ms=spent, attempts=attempts)
+    record = record_for(
+        call, account.hold, route, target, status, queue_ms=log.queue_ms, total_ms=spent, attempts=attempts
+    )
     if status is Status.INTERRUPTED:
         record = _with_prompt(services, call, target, record, log, account.prompt)
     account.close(record)
@@ -165,4 +167,4 @@ def _close_unanswered(
         services.metrics.close(record)
         if services.tracer is not None:
             services.tracer.note(call, record)
-    services.background.spawn(settle(services, account))
+    settle(services, account)

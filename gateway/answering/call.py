@@ -8,7 +8,7 @@ from zlib import crc32
 
 from msgspec import Struct
 
-from billing.holds import Scope
+from billing.holds import Hold, Scope
 from billing.records import Served, Status, UsageRecord
 from gateway.access import Caller
 from gateway.providers.base import Request
@@ -106,7 +106,7 @@ def scopes_of(caller: Caller) -> tuple[Scope, ...]:
     return (Scope("team", caller.team.id, caller.team.limits), Scope("key", caller.key_id, caller.key_limits))
 
 
-def record_for(call: Call, route: Route, target: Target, status: Status, **known: Any) -> UsageRecord:
+def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Status, **known: Any) -> UsageRecord:
     """Return the usage record of a call at one target of its route, with whatever else is known."""
     served = served_by(target)
     return UsageRecord(
@@ -127,6 +127,9 @@ def record_for(call: Call, route: Route, target: Target, status: Status, **known
         user_tag=call.request.user,
         metadata=getattr(call.request, "metadata", None),
         created_at=call.created_at,
+        owner=hold.owner,
+        held_tokens=hold.request.tokens,
+        held_nanousd=hold.request.cost_nanousd,
         **known,
     )
 

@@ -164,8 +164,7 @@ async def _run_to_the_end(services: Services, call: Call, claim: Claim, run: Run
 
     async def keep(answer: StoredAnswer, record: UsageRecord) -> None:
         nonlocal is_stored
-        async with services.flusher.writing():  # the books close right after
-            is_stored = await _store(services, claim, answer, record, tape)
+        is_stored = await _store(services, claim, answer, record, tape)
         if not is_stored:
             log.warning("idempotent_call_taken_over", request_id=call.request_id)
             _count(services, "taken_over")

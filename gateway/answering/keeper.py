@@ -1,5 +1,5 @@
-# Keeps running calls alive in the books: progress to the journal every second, leases of holds every five. Each call
-# has its moment within these, so that a thousand books never keep one token waiting.
+# Keeps running calls in the journal: their progress, every second. Each call has its moment within it, so that a
+# thousand books never keep one token waiting.
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ log = structlog.get_logger()
 
 SLICE = 0.1  # seconds
 PROGRESS_EVERY = 10  # slices
-RENEW_EVERY = 50  # slices
 
 
 class Keeper:
-    """Every open account of this process, and the loops that look after them."""
+    """Every open account of this process, and the loop that looks after them."""
 
     def __init__(self) -> None:
         self._accounts: dict[Account, int] = {}  # and which slice is theirs
@@ -37,23 +36,13 @@ class Keeper:
         self._accounts.pop(account, None)
 
     async def run(self) -> None:
-        """Note progress and renew leases until cancelled."""
-        async with asyncio.TaskGroup() as both:
-            both.create_task(self._note_progress())
-            both.create_task(self._renew_leases())
-
-    async def _note_progress(self) -> None:
+        """Note progress until cancelled."""
         async for accounts in self._slices(PROGRESS_EVERY):
             for account in accounts:
                 try:
                     account.note_progress()
                 except Exception:  # one call's books must not stop the others'
                     log.exception("progress_not_noted", request_id=account.hold.request.request_id)
-
-    async def _renew_leases(self) -> None:
-        async for accounts in self._slices(RENEW_EVERY):
-            # Together: the quotas share a trip among calls that come together.
-            await asyncio.gather(*(account.renew() for account in accounts), return_exceptions=True)
 
     async def _slices(self, every: int) -> AsyncIterator[list[Account]]:
         """Yield, slice by slice, the accounts whose turn it is: each once in ``every`` slices."""

@@ -154,7 +154,8 @@ class Reply:
             if not self.account.is_closed:
                 self._end(self._broken)
         finally:
-            self._services.background.spawn(self._let_go())
+            settle(self._services, self.account)
+            self._services.background.spawn(self._source.close())
 
     def abandon(self) -> None:
         """The client left by itself: it owes what was produced for it until now, sent or not. Then ``close()``."""
@@ -171,10 +172,6 @@ class Reply:
     def _served(self) -> Served | None:
         """Return the target that answers, unless it is the one that the call was opened with."""
         return None if self.target is self.route.targets[0] else served_by(self.target)
-
-    async def _let_go(self) -> None:
-        await self._source.close()
-        await settle(self._services, self.account)
 
     def _pass_on(self, fresh: list[Event], held: list[Event]) -> tuple[list[Event], bool]:
         """Sort events into those that may go out now and those that wait for the journal; tell whether the end came."""
@@ -289,6 +286,7 @@ def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: fl
     gpu_hour = reply.target.model.gpu_hour_nanousd or 0
     return record_for(
         reply.call,
+        reply.account.hold,
         reply.route,
         reply.target,
         status,
@@ -308,9 +306,7 @@ def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: fl
     )
 
 
-async def settle(services: Services, account: Account) -> None:
+def settle(services: Services, account: Account) -> None:
     """Settle the hold of a call whose books are closed, and stop looking after it."""
-    try:
-        await account.settle()
-    finally:
-        services.keeper.remove(account)
+    account.settle()
+    services.keeper.remove(account)

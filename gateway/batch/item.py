@@ -129,8 +129,7 @@ async def _answer(services: Services, call: Call, dialect: Dialect, claim: Claim
             output_tokens=record.output_tokens,
             cost_nanousd=record.cost_nanousd,
         )
-        async with services.flusher.writing():  # the books close right after
-            is_stored = await store(ended)
+        is_stored = await store(ended)
         if not is_stored:
             raise CallTakenOver("Another worker runs this request now.")
 

@@ -1,13 +1,13 @@
-# What those who keep the books count themselves: quotas, journal, sweeper, rebuilds and the audit.
+# What those who keep the books count themselves: quotas, journal, sweeper, failovers and the audit.
 
 from __future__ import annotations
 
-from billing.auditor import Auditor
-from billing.flusher import Flusher
-from billing.quotas import Quotas
-from billing.restore import Restorer
-from billing.sweep import Sweeper
+from typing import TYPE_CHECKING
+
 from gateway.telemetry.meters import Meters, Rises
+
+if TYPE_CHECKING:
+    from gateway.books import Books
 
 
 class BookMetrics:
@@ -19,7 +19,7 @@ class BookMetrics:
         )
         self._quotas_standalone = meters.gauge_of_worst(
             "tollgate_quotas_standalone",
-            "1 while Redis is away and limits are this gateway's share of the last remainder",
+            "1 while Postgres or Redis is away and calls go on inside what this process has drawn",
         )
         self._hold_exceeded = meters.counter("tollgate_hold_exceeded_total", "Calls billed above their hold")
         self._books_differ = meters.gauge_of_worst(
@@ -38,25 +38,28 @@ class BookMetrics:
         self._journals_lost = meters.counter(
             "tollgate_journals_lost_total", "Journals not heard of for an hour: days closed without them"
         )
-        self._holds_swept = meters.counter("tollgate_holds_swept_total", "Holds freed because nobody renewed them")
+        self._holds_swept = meters.counter(
+            "tollgate_holds_swept_total", "Dead processes whose holds this one gave back"
+        )
         self._rebuilds = meters.counter(
-            "tollgate_rebuilds_total", "Times that this process built Redis's counters anew"
+            "tollgate_rebuilds_total", "Times that Postgres had forgotten something, and was told again"
         )
         self._redis_refusals = meters.counter(
-            "tollgate_redis_refusals_total", "Quota commands that Redis refused: its counters lack them"
+            "tollgate_redis_refusals_total", "Commands about rates that Redis refused"
         )
         self._rises = Rises()
-        self._followed: tuple[Quotas, Restorer, Sweeper, Flusher, Auditor] | None = None
+        self._books: Books | None = None
 
-    def follow(self, quotas: Quotas, restorer: Restorer, sweeper: Sweeper, flusher: Flusher, auditor: Auditor) -> None:
+    def follow(self, books: Books) -> None:
         """Show from now on what these count."""
-        self._followed = quotas, restorer, sweeper, flusher, auditor
+        self._books = books
 
     def refresh(self) -> None:
         """Take over what they have counted by now."""
-        if self._followed is None:
+        books = self._books
+        if books is None:
             return
-        quotas, restorer, sweeper, flusher, auditor = self._followed
+        quotas, flusher, auditor = books.quotas, books.flusher, books.auditor
         self._quotas_standalone.set(quotas.is_standalone)
         self._journal_backlog.set(flusher.backlog)
         self._journal_quarantined.set(flusher.quarantined)
@@ -64,8 +67,8 @@ class BookMetrics:
         self._books_differ.labels("counters").set(auditor.found.counters)
         self._books_audited.set(auditor.found.at)
         self._rises.follow(self._hold_exceeded, quotas.exceeded)
-        self._rises.follow(self._redis_refusals, quotas.refused)
-        self._rises.follow(self._rebuilds, restorer.rebuilt)
-        self._rises.follow(self._holds_swept, sweeper.freed)
-        self._rises.follow(self._journals_lost, sweeper.lost)
+        self._rises.follow(self._redis_refusals, quotas.rates.refused)
+        self._rises.follow(self._rebuilds, books.owner.recovered)
+        self._rises.follow(self._holds_swept, books.owner.buried)
+        self._rises.follow(self._journals_lost, books.sweeper.lost)
         self._rises.follow(self._journals_damaged, flusher.damaged)

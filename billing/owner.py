@@ -1,0 +1,192 @@
+# One process as the database knows it: an owner of leases, from the start to the end of its journal. It says once a
+# second that it lives, whatever the number of teams; it notices when the database has forgotten what it acknowledged;
+# and it ends the dead whose journals it has carried to the ledger.
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+import structlog
+
+from billing.edges import Clock
+from billing.flusher import Flusher
+from billing.journal import Journal
+from billing.lease_store import Beat, LeaseStore
+from billing.leases import Leases
+from billing.owners import carried, claim
+from billing.store_errors import POSTGRES_AWAY
+
+EVERY = 1.0  # seconds between beats
+DEAD_EVERY = 10  # beats between looks for the dead, and reports of how far the journal is carried
+ANSWER_WITHIN = 2.0  # seconds that the database has for a beat
+START_WITHIN = 2.0  # seconds that a starting process waits for its first beat
+LEAVE_WITHIN = 2.0  # seconds that an ending one waits until its leases are back
+ASTRAY = 2.0  # seconds by which two clocks may differ
+
+log = structlog.get_logger(__name__)
+
+
+class Owner:
+    """The owner of one process's leases. ``start`` before anything is adopted, flushed or held."""
+
+    def __init__(
+        self, leases: Leases, flusher: Flusher, journal: Journal, store: LeaseStore, clock: Clock, *, version: str = ""
+    ) -> None:
+        self.buried = 0  # dead owners that we ended
+        self.recovered = 0  # times that the database was found to have forgotten something
+        self.is_astray = False  # our clock and the database's differ: no new day is opened
+        self._leases = leases
+        self._flusher = flusher
+        self._journal = journal
+        self._store = store
+        self._clock = clock
+        self._version = version
+        self._claim: int | None = None  # our file in the journal folder, locked
+        self._is_listed = False
+        self._has_forgotten = False
+        self._set_again_for: float | None = None  # the last failover that we have told our leases after
+        self._synced: tuple[float, float] | None = None  # the database's time, and ours (monotonic) when it was told
+        self._beats = 0
+        self._wake = asyncio.Event()
+        self._leases.on_beat = self._acknowledged
+
+    @property
+    def id(self) -> str:
+        """How the database knows us."""
+        return self._leases.owner
+
+    async def start(self) -> None:
+        """Claim our place in the journal folder, take over what the dead left there, and beat for the first time."""
+        self._leases.may_ask = False
+        await self._flusher.adopt()
+        try:
+            async with asyncio.timeout(START_WITHIN):
+                await self.beat()
+        except (*POSTGRES_AWAY, OSError) as exc:
+            self._leases.is_away = True
+            log.warning("leases_not_ready", error=repr(exc))
+
+    async def run(self) -> None:
+        """Beat once a second until cancelled."""
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_WITHIN):
+                    await self.beat()
+            except POSTGRES_AWAY as exc:
+                if not self._leases.is_away:
+                    log.error("leases_unreachable", error=repr(exc))
+                self._leases.is_away = True
+            now = loop.time()
+            self._leases.turn(max(0.1, now - last))
+            last = now
+            try:
+                async with asyncio.timeout(EVERY):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    async def beat(self) -> None:
+        """Say that we live, and do what follows from the answer. Raises what the database raises."""
+        if self._claim is None:
+            self._claim = claim(self._journal.directory, self._journal.token, self.id)
+        if not self._is_listed:
+            await self._store.begin(self.id, self._version)
+            self._is_listed = True
+        sent, now, oldest = self._leases.acknowledged, self._clock.now(), self._journal.oldest
+        watermark = now if oldest is None else min(now, oldest)
+        beat = await self._store.beat(self.id, watermark, self._journal.backlog)
+        if beat is None:
+            self._begin_again()
+            return
+        self._leases.is_away = False
+        self._follow_time(beat.now)
+        self._leases.living = max(1, beat.living)
+        self._leases.heard(sent, beat.beat)
+        if self._has_forgotten or beat.found_at not in (None, self._set_again_for):
+            await self._recover(beat)
+        self._leases.may_ask = True
+        if beat.tight:
+            self._leases.recall(beat.tight)
+        self._beats += 1
+        if self._beats % DEAD_EVERY == 1:
+            await self.end_dead()
+
+    async def end_dead(self) -> None:
+        """End the owners of this folder that are dead and wholly in the ledger. Raises what the database raises."""
+        for name, path in carried(self._journal.directory).items():
+            self.buried += await self._store.end(name)
+            path.unlink(missing_ok=True)
+
+    async def stop(self) -> None:
+        """Give everything back and end; what is not in the ledger yet keeps us listed until somebody carries it."""
+        self._leases.leave()
+        try:
+            async with asyncio.timeout(LEAVE_WITHIN):
+                await self._leases.tell()
+                if self._journal.oldest is None and not self._leases.running and self._is_listed:
+                    await self._store.end(self.id)
+                    self._forget_claim()
+        except POSTGRES_AWAY as exc:
+            log.warning("owner_not_ended", error=repr(exc))
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
+
+    def _acknowledged(self, sent: int, beat: int) -> None:
+        """Each statement of ours that commits counts one. Who counts less than was acknowledged has forgotten."""
+        if beat <= sent:
+            self._has_forgotten = True
+            self._wake.set()
+
+    async def _recover(self, beat: Beat) -> None:
+        """Tell a database that forgot what we know: our leases, and the calls of the last day again."""
+        if self._has_forgotten:
+            log.error("database_forgot", acknowledged=self._leases.acknowledged, beat=beat.beat)
+            self.recovered += 1
+            self._has_forgotten = False
+            self._leases.acknowledged = beat.beat
+            await self._store.found_failover()
+        said = await self._store.set_again(self.id, self._leases.told())
+        if said is not None:
+            self._leases.acknowledged = max(self._leases.acknowledged, said)
+        self._set_again_for = beat.found_at
+        await self._flusher.deliver_again()
+
+    def _begin_again(self) -> None:
+        """Begin as another owner: the database has ended this one, or a replica has never heard of it."""
+        log.error("owner_ended", owner=self.id)
+        self._forget_claim()
+        self._journal.begin_again()
+        self._leases.owner = owner_id(self._journal)
+        self._leases.forget()
+        self._is_listed = False
+        self._wake.set()
+
+    def _forget_claim(self) -> None:
+        path = self._journal.directory / f"{self._journal.token}.owner"
+        path.unlink(missing_ok=True)
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
+
+    def _follow_time(self, now: float) -> None:
+        """Go by the database's time, unless it jumped and our own clock did not."""
+        monotonic = self._clock.monotonic()
+        ahead = now - self._clock.now()
+        has_jumped = self._synced is not None and abs(now - self._synced[0] - (monotonic - self._synced[1])) > ASTRAY
+        self.is_astray = has_jumped and abs(ahead) > ASTRAY
+        if self.is_astray:
+            log.error("clocks_differ", seconds=round(ahead, 3))
+            return
+        self._synced = now, monotonic
+        self._clock.follow(self._clock.ahead + ahead)
+
+
+def owner_id(journal: Journal) -> str:
+    """Return how the database is to know the process that writes ``journal``."""
+    return f"{socket.gethostname()}:{journal.token}"
