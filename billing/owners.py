@@ -1,6 +1,6 @@
 # Who writes into a journal folder: a file per process, locked as long as it lives. A neighbour that finds the lock free
-# and no segment of the dead left knows that all of it is in the ledger, and ends the dead one: its leases go back. Where
-# a segment of it is damaged they stay reserved, for people to look at.
+# and no segment of the dead left knows that all of it is in the ledger, and ends the dead one: its leases go back.
+# Where a segment of it is damaged they stay reserved, for people to look at.
 
 from __future__ import annotations
 

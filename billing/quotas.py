@@ -1,5 +1,5 @@
-# Every limit of every scope of a call, all or nothing: budgets inside this process's leases (leases.py), rates inside its
-# slices (rates.py). A call waits for a store only where this process has no room for it.
+# Every limit of every scope of a call, all or nothing: budgets inside this process's leases (leases.py), rates inside
+# its slices (rates.py). A call waits for a store only where this process has no room for it.
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ usage_daily = Table(
     Index("usage_daily_day_idx", "day"),
 )
 
-# The processes that hold and book calls, one row a start: how far each has carried its journal (every call that it
-# opened before ``watermark`` is in usage_records), and that it lives. ``beat`` counts what it has been told is committed.
+# The processes that hold and book calls, one row a start: that it lives, and how far it has carried its journal (every
+# call that it opened before ``watermark`` is in usage_records). ``beat`` counts what it was told is committed.
 owners = Table(
     "owners",
     metadata,
