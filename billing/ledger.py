@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import date
-from uuid import UUID
 
 import msgspec
+from msgspec import Struct
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ids import date_of
 from billing.instances import add_gpu_costs
 from billing.partitions import coming_partitions, ensure_partitions
-from billing.records import Status, UsageRecord, bounded
+from billing.records import CHARGED, UsageRecord, bounded
 
 COLUMNS = {
     "day": "date",
@@ -51,6 +51,10 @@ COLUMNS = {
     "metadata": "jsonb",
     "created_at": "timestamptz",
     "booked_on": "date",
+    "owner": "text",
+    "held_tokens": "bigint",
+    "held_nanousd": "bigint",
+    "price": "text",
 }
 # How a key of usage_daily is made of a row.
 ROLLUP_KEY = {
@@ -84,6 +88,10 @@ MADE = {
     "priority": "coalesce(r.priority, 'normal')",
     "route_reason": "coalesce(r.route_reason, '')",
     "total_ms": "coalesce(r.total_ms, 0)",
+    "owner": "coalesce(r.owner, '')",
+    "held_tokens": "coalesce(r.held_tokens, 0)",
+    "held_nanousd": "coalesce(r.held_nanousd, 0)",
+    "price": "coalesce(r.price, '')",
 } | {name: f"coalesce(r.{name}, 0)" for name in SUMS if name != "calls"}
 IN_JSON = {name: kind for name, kind in COLUMNS.items() if name in UsageRecord.__struct_fields__} | {
     "created_at": "double precision"
@@ -94,7 +102,8 @@ BEGIN = text(
     "SELECT pg_advisory_xact_lock_shared(hashtext('closed_days')),"
     " EXISTS (SELECT FROM unnest(CAST(:names AS text[])) AS name WHERE to_regclass(name) IS NULL) AS is_missing"
 )
-# In the order of their keys, by bytes: two writers with rows in common wait for each other instead of locking up.
+# In the order of their keys, by bytes: two writers with rows in common wait for each other instead of locking up. What
+# the new rows have spent is booked on the leases of the owners that they name, last: an owner's row is locked there.
 INSERT = text(f"""
     WITH new AS (
         INSERT INTO usage_records ({", ".join(COLUMNS)})
@@ -115,8 +124,24 @@ INSERT = text(f"""
         ORDER BY {", ".join(f'{made} COLLATE "C"' if "day" not in made else made for made in ROLLUP_KEY.values())}
         ON CONFLICT ({", ".join(ROLLUP_KEY)}) DO UPDATE
         SET {", ".join(f"{name} = usage_daily.{name} + excluded.{name}" for name in SUMS)}
+        RETURNING 1
+    ), spent AS (
+        SELECT owner, scope.name AS scope, unit.name AS unit, to_char(day, 'YYYY-MM-DD') AS day,
+               CAST(sum(unit.amount) AS bigint) AS amount
+        FROM new,
+             LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
+             LATERAL (VALUES ('tokens', CAST(input_tokens AS bigint) + output_tokens),
+                             ('nanousd', cost_nanousd)) AS unit (name, amount)
+        WHERE status IN ({", ".join(f"'{status}'" for status in sorted(CHARGED))}) AND unit.amount > 0
+        GROUP BY owner, scope.name, unit.name, day
     )
-    SELECT CAST(request_id AS text) FROM new
+    SELECT (SELECT count(*) FROM summed) AS lines, (SELECT array_agg(CAST(request_id AS text)) FROM new) AS new,
+           book_spent(:flusher, sums.owners, sums.scopes, sums.units, sums.days, sums.amounts) AS beat
+    FROM (
+        SELECT array_agg(owner) AS owners, array_agg(scope) AS scopes, array_agg(unit) AS units, array_agg(day) AS days,
+               array_agg(amount) AS amounts
+        FROM spent
+    ) AS sums
 """)  # noqa: S608  (columns are ours)
 
 
@@ -129,14 +154,6 @@ FORGET = text("""
 BEGINS = text("SELECT begins FROM ledger_memory")
 
 
-FIND = text("""
-    SELECT request_id, team_id, key_id, endpoint, model_asked, model_used, provider, provider_endpoint, status,
-           input_tokens, output_tokens, cost_nanousd
-    FROM usage_records
-    WHERE day = ANY(CAST(:days AS date[])) AND request_id = ANY(CAST(:ids AS uuid[]))
-""")
-
-
 class TooOld(Exception):
     """Records of days whose rows the ledger has dropped: whether they were booked before, nothing tells any more."""
 
@@ -145,39 +162,44 @@ class TooOld(Exception):
         self.request_ids = request_ids
 
 
+class Inserted(Struct, frozen=True):
+    """The records that were new, and the beat of the owner that wrote them."""
+
+    new: list[UsageRecord]
+    beat: int | None = None
+
+
 async def insert_records(
     connection: AsyncConnection, records: Sequence[UsageRecord], *, today: date
 ) -> list[UsageRecord]:
-    """Write records into the ledger and the daily sums, and return those that were new.
+    """Write records into the ledger as ``write_records`` does, and return those that were new."""
+    return (await write_records(connection, records, today=today)).new
 
-    A record whose id is there already changes nothing. Rows for a day that is closed are booked on ``today``. Raises
-    TooOld, and nothing may be committed, where a record is of a day that the ledger has forgotten.
+
+async def write_records(
+    connection: AsyncConnection, records: Sequence[UsageRecord], *, today: date, flusher: str = ""
+) -> Inserted:
+    """Write records into the ledger, the daily sums and the leases that they have spent; tell those that were new.
+
+    A record whose id is there already changes nothing. Rows for a day that is closed are booked on ``today``.
+    ``flusher``: the owner whose beat counts this. Raises TooOld, and nothing may be committed, where a record is of a
+    day that the ledger has forgotten.
     """
     if not records:
-        return []
+        return Inserted([])
     begun = (await connection.execute(BEGIN, {"names": list(coming_partitions(today))})).one()
     if begun.is_missing:
         await ensure_partitions(connection, today)
     by_id = {record.request_id: bounded(record) for record in records}
-    rows = {"records": _to_json(list(by_id.values())), "today": today}
-    new = [by_id[request_id] for request_id in (await connection.execute(INSERT, rows)).scalars()]
+    rows = {"records": _to_json(list(by_id.values())), "today": today, "flusher": flusher}
+    said = (await connection.execute(INSERT, rows)).one()
+    new = [by_id[request_id] for request_id in said.new or ()]
     if len(new) < len(by_id):
         begins = await memory_begins(connection)
         if begins is not None and (too_old := [which for which in by_id if date_of(which) < begins]):
             raise TooOld(begins, too_old)
     await add_gpu_costs(connection, [_cost_row(record) for record in new if record.gpu_cost_nanousd])
-    return new
-
-
-async def find_records(connection: AsyncConnection, request_ids: Collection[str]) -> list[UsageRecord]:
-    """Return what the ledger says of these calls, as far as the quotas need it; nothing of those that it lacks."""
-    days = sorted(set(map(date_of, request_ids)))
-    query = {"days": days, "ids": [UUID(request_id) for request_id in request_ids]}
-    rows = (await connection.execute(FIND, query)).mappings()
-    return [
-        UsageRecord(**dict(row) | {"request_id": str(row["request_id"]), "status": Status(row["status"])})
-        for row in rows
-    ]
+    return Inserted(new, said.beat)
 
 
 async def memory_begins(connection: AsyncConnection) -> date | None:

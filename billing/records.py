@@ -72,6 +72,10 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     user_tag: str | None = None
     metadata: dict[str, str] | None = None
     created_at: float = 0.0
+    owner: str = ""  # the process that held the call: whose lease its row spends
+    held_tokens: int = 0
+    held_nanousd: int = 0
+    price: str = ""  # the edition of the price that the cost was reckoned by
 
 
 class Served(Struct, frozen=True, array_like=True):
