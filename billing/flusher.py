@@ -16,6 +16,7 @@ from billing.ledger import TooOld, write_records
 from billing.records import UsageRecord
 from billing.store_errors import POSTGRES_AWAY, is_about_a_value
 
+KEPT_FOR = 86_400.0  # seconds that flushed segments are kept, for a database that forgets
 BATCH = 2000  # rows in one transaction, at most
 LEAST_BATCH = 20  # rows, while Postgres is too slow for more in the time that a statement has
 GATHER = 0.05  # seconds to wait for more, once something closed
@@ -139,7 +140,8 @@ class Flusher:
 
     async def deliver_again(self) -> None:
         """Write the calls of the last day again, for a database that forgot: it takes those that it lacks."""
-        for records in self._journal.kept():
+        for segment in self._journal.kept(self._clock.now() - KEPT_FOR):
+            records = list(segment)
             for start in range(0, len(records), BATCH):
                 await self._write(records[start : start + BATCH], set())
 

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from billing.holds import Hold, HoldRequest, RefusedHold, Settlement
 from billing.leases import Leases
-from billing.rates import Rates, RefusedRate
+from billing.rate_words import RefusedRate
+from billing.rates import Rates
 from billing.records import bounded_cost, bounded_usage
 
 

@@ -59,5 +59,5 @@ async def open_books(settings: Settings, clock: Clock, database: Database, redis
             flusher=flusher,
             owner=owner,
             sweeper=Sweeper(database, clock, keep_rows=settings.retention.usage),
-            auditor=Auditor(database, clock),
+            auditor=Auditor(database, clock, record=_note_healed),
         )

@@ -38,9 +38,7 @@ class BookMetrics:
         self._journals_lost = meters.counter(
             "tollgate_journals_lost_total", "Journals not heard of for an hour: days closed without them"
         )
-        self._holds_swept = meters.counter(
-            "tollgate_holds_swept_total", "Dead processes whose holds went back"
-        )
+        self._holds_swept = meters.counter("tollgate_holds_swept_total", "Dead processes whose holds went back")
         self._rebuilds = meters.counter(
             "tollgate_rebuilds_total", "Times that Postgres had forgotten something, and was told again"
         )
