@@ -127,7 +127,8 @@ SOURCES_AND_BALANCES = text("""
                sum(unit.amount) AS corrected
         FROM corrections,
              LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
-             LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd)) AS unit (name, amount),
+             LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd))
+                 AS unit (name, amount),
              LATERAL (VALUES (to_char(day, 'YYYY-MM-DD')), (to_char(day, 'YYYY-MM'))) AS part (period)
         WHERE day >= :first AND day < CAST(:first AS date) + interval '1 month' AND scope.name IS NOT NULL
           AND (part.period = :period OR part.period = :month AND unit.name = 'nanousd')

@@ -94,7 +94,8 @@ DELETE_OWNERS = text("""
     WITH gone AS (
         DELETE FROM owners WHERE id IN (
             SELECT id FROM owners
-            WHERE coalesce(ended_at, seen_at) < :before AND NOT EXISTS (SELECT FROM leases WHERE leases.owner = owners.id)
+            WHERE coalesce(ended_at, seen_at) < :before
+              AND NOT EXISTS (SELECT FROM leases WHERE leases.owner = owners.id)
             ORDER BY id LIMIT :most
         ) RETURNING 1
     )

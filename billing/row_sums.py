@@ -1,4 +1,4 @@
-# Rows of a day against its daily sums, at any number of rows. Lines are put into drawers by a salted hash of their keys;
+# Rows of a day against its daily sums, at any number of rows. Lines go into drawers by a salted hash of their keys, and
 # rows are added up drawer by drawer, a page of the day at a time; only drawers whose sums differ are opened. What one
 # page returns is small, however many rows it had, and two errors that cancel out within a drawer lie in different ones
 # under the next audit's salt.
@@ -63,9 +63,7 @@ async def compare_lines(connection: AsyncConnection, day: date) -> tuple[int, li
     ]
 
 
-async def _add_up_rows(
-    connection: AsyncConnection, query: TextClause, day: date, values: Mapping[str, Any]
-) -> Sums:
+async def _add_up_rows(connection: AsyncConnection, query: TextClause, day: date, values: Mapping[str, Any]) -> Sums:
     """Add up a day's rows, a page after the other; pages grow and shrink with the time that they take."""
     sums: Sums = {}
     begins = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
@@ -75,7 +73,7 @@ async def _add_up_rows(
         until = min(DAY, done + page)
         bounds = {"day": day, "from": least_id(begins + done), "until": least_id(begins + until)}
         began = time.monotonic()
-        _sums((await connection.execute(query, bounds | values)).all(), width, sums)
+        _sums((await connection.execute(query, {**bounds, **values})).all(), width, sums)
         done, page = until, page * min(4.0, max(0.1, PAGE_TAKES / max(1e-6, time.monotonic() - began)))
     return sums
 
@@ -108,13 +106,13 @@ _FROM_ROWS = "FROM usage_records WHERE day = :day AND request_id >= :from AND re
 _FROM_DAILY = "FROM usage_daily WHERE day = :day"
 _OPENED = "= ANY(CAST(:opened AS integer[]))"
 
-ROW_DRAWERS = text(f"SELECT {_drawer(_MADE)}, {_OF_ROWS} {_FROM_ROWS} GROUP BY 1")  # noqa: S608  (columns are ours)
-DAILY_DRAWERS = text(f"SELECT {_drawer(_KEY)}, {_OF_DAILY} {_FROM_DAILY} GROUP BY 1")  # noqa: S608
+ROW_DRAWERS = text(f"SELECT {_drawer(_MADE)}, {_OF_ROWS} {_FROM_ROWS} GROUP BY 1")
+DAILY_DRAWERS = text(f"SELECT {_drawer(_KEY)}, {_OF_DAILY} {_FROM_DAILY} GROUP BY 1")
 ROW_LINES = text(
-    f"SELECT {', '.join(_MADE)}, {_OF_ROWS} {_FROM_ROWS} AND {_drawer(_MADE)} {_OPENED} GROUP BY {', '.join(_MADE)}"  # noqa: S608
+    f"SELECT {', '.join(_MADE)}, {_OF_ROWS} {_FROM_ROWS} AND {_drawer(_MADE)} {_OPENED} GROUP BY {', '.join(_MADE)}"
 )
 DAILY_LINES = text(
-    f"SELECT {', '.join(_KEY)}, {_OF_DAILY} {_FROM_DAILY} AND {_drawer(_KEY)} {_OPENED} GROUP BY {', '.join(_KEY)}"  # noqa: S608
+    f"SELECT {', '.join(_KEY)}, {_OF_DAILY} {_FROM_DAILY} AND {_drawer(_KEY)} {_OPENED} GROUP BY {', '.join(_KEY)}"
 )
 COUNT = text("SELECT count(*) FROM usage_daily WHERE day = :day")
 IS_DROPPED = text("""

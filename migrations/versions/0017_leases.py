@@ -563,7 +563,8 @@ BEGIN_BALANCES = """
         FROM corrections,
              LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
              LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd)) AS unit (name, amount)
-        WHERE scope.name IS NOT NULL AND day >= date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC') - interval '1 month'
+        WHERE scope.name IS NOT NULL
+          AND day >= date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC') - interval '1 month'
     ) AS book, LATERAL (VALUES (day), (left(day, 7))) AS part (period)
     WHERE unit = 'nanousd' OR period = day
     GROUP BY scope, unit, period

@@ -123,8 +123,8 @@ async def test_a_late_row_of_a_folded_lease_is_counted(sweeper: Sweeper, databas
     assert (await audit(database, TODAY, today=clock.today())).differences == []
     await sweeper.do_chores()
 
-    expected = [("", 800_000, 800_000, 400_000)] * 2
-    assert await rows(database, "SELECT owner, granted, spent, overdrawn FROM leases WHERE unit = 'nanousd'") == expected
+    folded = "SELECT owner, granted, spent, overdrawn FROM leases WHERE unit = 'nanousd'"
+    assert await rows(database, folded) == [("", 800_000, 800_000, 400_000)] * 2
     assert (await audit(database, TODAY, today=clock.today())).differences == []
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from datetime import date
 
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from msgspec.structs import replace
 
 from billing.edges import Clock, Database
-from billing.ids import date_of
 from billing.lease_store import NANOUSD, TOKENS, Need, PostgresLeases
 from billing.ledger import insert_records
-from billing.records import CHARGED, UsageRecord
-
-Room = tuple[str, str]  # scope and unit
+from billing.records import UsageRecord
 
 
 class Lessee:
@@ -46,37 +40,11 @@ class Lessee:
         return bool(taken.leases) and taken.refused is None
 
     async def book(self, *records: UsageRecord, today: date | None = None) -> list[UsageRecord]:
-        """Write rows into the ledger in one transaction; return those that were new."""
+        """Write rows that name it into the ledger, in one transaction; return those that were new."""
         async with self.database.begin() as connection:
-            return await book_rows(connection, records, self.id, today or self.clock.today())
+            named = [replace(record, owner=self.id) for record in records]
+            return await insert_records(connection, named, today=today or self.clock.today())
 
     async def end(self) -> bool:
         """End, with everything in the ledger."""
         return await self.store.end(self.id)
-
-
-async def book_rows(
-    connection: AsyncConnection, records: Sequence[UsageRecord], owner: str, today: date
-) -> list[UsageRecord]:
-    """Write rows that name an owner, with what they spend of its leases."""
-    new = await insert_records(connection, records, today=today)
-    spent: Counter[tuple[str, str, str]] = Counter()
-    for record in new:
-        if record.status in CHARGED:
-            day = date_of(record.request_id).isoformat()
-            for scope in (f"team:{record.team_id}", f"key:{record.key_id}"):
-                spent[scope, TOKENS, day] += record.input_tokens + record.output_tokens
-                spent[scope, NANOUSD, day] += record.cost_nanousd
-    rooms = list(spent)
-    values = {"owner": owner, "owners": [owner] * len(rooms), "scopes": [one[0] for one in rooms],
-              "units": [one[1] for one in rooms], "days": [one[2] for one in rooms],
-              "amounts": list(spent.values())}  # fmt: skip
-    if rooms:
-        await connection.execute(BOOK, values)
-    return new
-
-
-BOOK = text("""
-    SELECT book_spent(:owner, CAST(:owners AS text[]), CAST(:scopes AS text[]), CAST(:units AS text[]),
-                      CAST(:days AS text[]), CAST(:amounts AS bigint[]))
-""")
