@@ -1,217 +1,162 @@
-# The audit: ledger, statements and counters say the same, to the nano-dollar, or somebody hears of it.
+# The audit: ledger, daily sums, leases and balances say the same, to the nano-dollar. All are read in one snapshot, and
+# each is written in the transaction that writes its source, so whatever differs is wrong: nothing is on its way.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
+from typing import Any
 
 from msgspec import Struct
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.cut_off import owners_cut_off, wait_for_reports
 from billing.edges import Database
-from billing.holds import Sums
-from billing.ids import day_number
-from billing.ledger import ROLLUP_KEY, SUMS
-from billing.owed import Book, owed_by
-from billing.partitions import partition_of
-from billing.quotas import Quotas
-from billing.sweep import LOST_AFTER
+from billing.fold import first_month
+from billing.records import CHARGED
+from billing.row_sums import compare_lines
 
-TRIES = 4  # calls close, flush and settle while we look: only what stays different counts
-PAUSE = 0.5  # seconds between tries
-SLACK = 60.0  # seconds below the watermark within which what is closed may still have to be settled
-BEFORE = " before "  # in ``Difference.where``, and then the moment, where calls of a moving team were compared
+STATEMENTS, LEASES, BALANCES = "statements", "leases", "balances"
+MOST_TOLD = 1000  # differences of one book
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """One quantity that two books disagree on."""
+    """One quantity that a book does not share with what it is made of."""
 
+    book: str  # "statements" differ from the rows, "leases" from the statements, "balances" from leases and corrections
     day: date
-    team_id: str
-    where: str  # the line within the day: "key_a gpt-4o interactive answered", or "day", or "month"
+    where: str  # "team_a 2026-04-05 key_a gpt-4o interactive answered", "team:team_a", "key:key_a 2026-04"
     quantity: str
-    ledger: int
-    statements: int | None = None
-    counters: int | None = None
+    expected: int | None  # by what the book is made of; a cap may be none
+    found: int | None
 
 
-class Pair(Struct, frozen=True):
-    """The same sums in two books."""
+class Report(Struct, frozen=True):
+    """What one audit compared: so many lines, leases and balances; and where they differ."""
 
-    ledger: Sums
-    counters: Sums
-
-    @property
-    def agrees(self) -> bool:
-        """Whether both say the same."""
-        return self.ledger == self.counters
+    books: int
+    differences: list[Difference]
 
 
-class View(Struct, frozen=True):
-    """What one look at a team shows. ``is_busy``: it has calls that run."""
+async def audit(database: Database, day: date, *, today: date | None = None) -> Report:
+    """Compare all books of one day and its month. ``today`` is Postgres's to say, where it is not given.
 
-    pair: Pair
-    is_busy: bool
-
-
-Look = Callable[[Sequence[Book] | None], Awaitable[Mapping[Book, View]]]
-
-
-async def audit(database: Database, quotas: Quotas, day: date) -> list[Difference]:
-    """Compare all books of one day, and return where they differ even after a moment's patience.
-
-    Ledger and statements are read in one snapshot. A team or key whose figures stand still is compared with its
-    counters whole; a team whose figures move is compared at the flushed watermark: calls from before it are all in the
-    ledger and settled. So is every team while an owner is cut off; while one has calls to settle, counters are not
-    compared at all. Counters that Redis no longer has, lost while we looked, or began after the watermark, are left
-    out.
+    Rows are added up a page at a time, so that no statement takes long; nothing is locked, and nothing of it waits.
+    Leases and balances are kept of this month and the last. Raises POSTGRES_AWAY.
     """
     async with database.begin() as connection:
-        differences = await compare_statements(connection, day)
-    views = await _lasting(lambda books: _look_whole(database, quotas, day, books))
-    if any(map(_stands_still, views.values())):
-        cut_off, differing = await wait_for_reports(database), list(views)
-        views = await _lasting(lambda books: _look_whole(database, quotas, day, books or differing))
-    else:
-        cut_off = await owners_cut_off(database)
-    moving = [book for book, seen in views.items() if cut_off or not _stands_still(seen)]
-    still = {book: seen[-1].pair for book, seen in views.items() if book not in moving}
-    differences += _differences_in(day, still)
-    teams = [book for book in moving if book[1] is None]
-    may_compare = teams and not any(owner.unsettled for owner in cut_off)
-    before = await flushed_before(database) if may_compare else None
-    if before is not None:
-        views = await _lasting(lambda books: _look_before(database, quotas, day, before, books or teams))
-        seen_before = {book: seen[-1].pair for book, seen in views.items()}
-        differences += _differences_in(day, seen_before, f"{BEFORE}{datetime.fromtimestamp(before, UTC):%H:%M}")
-    return differences
+        await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+        books, lines = await compare_lines(connection, day)
+        differences = [
+            Difference(book=STATEMENTS, day=day, where=one.line, quantity=one.name, expected=one.rows, found=one.daily)
+            for one in lines
+        ]
+        moment = await database_moment(connection) if today is None else datetime(*today.timetuple()[:3], tzinfo=UTC)
+        if day >= first_month(moment).date():
+            for compare in (_compare_leases, _compare_balances):
+                count, found = await compare(connection, day)
+                books += count
+                differences += found
+    return Report(books, differences)
 
 
-def _stands_still(seen: Sequence[View]) -> bool:
-    """Whether the figures of a book were the same at each look, and none of its calls ran."""
-    return len(set(seen)) == 1 and not seen[-1].is_busy
+async def database_moment(connection: AsyncConnection) -> datetime:
+    """Return Postgres's time."""
+    moment = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+    assert isinstance(moment, datetime)
+    return moment.astimezone(UTC)
 
 
-async def flushed_before(database: Database) -> float | None:
-    """Return the moment before which every call is in the ledger and settled: a whole minute in unix seconds.
-
-    ``None`` when no flusher has reported.
-    """
-    async with database.begin() as connection:
-        least = (await connection.execute(WATERMARK, {"listed": timedelta(seconds=LOST_AFTER)})).scalar_one()
-    return None if least is None else (float(least) - SLACK) // 60 * 60
+async def _compare_leases(connection: AsyncConnection, day: date) -> tuple[int, list[Difference]]:
+    """Compare what charged calls used of a day, by scope and unit, with what its leases say is spent."""
+    values = {"day": day, "charged": list(CHARGED), "most": MOST_TOLD}
+    return _read(LEASES, day, (await connection.execute(STATEMENTS_AND_LEASES, values)).mappings().all())
 
 
-async def _lasting(look: Look) -> dict[Book, list[View]]:
-    """Look several times, and return what was seen of the books that differed each time."""
-    seen = {book: [view] for book, view in (await look(None)).items() if not view.pair.agrees}
-    for _ in range(TRIES - 1):
-        if not seen:
-            break
-        await asyncio.sleep(PAUSE)
-        again = await look(list(seen))  # without the books that cannot be compared any more
-        seen = {book: [*seen[book], view] for book, view in again.items() if not view.pair.agrees}
-    return seen
+async def _compare_balances(connection: AsyncConnection, day: date) -> tuple[int, list[Difference]]:
+    """Compare the balances of a day and its month with leases, corrections and limits."""
+    values = {"day": day, "first": day.replace(day=1), "period": f"{day}", "month": f"{day:%Y-%m}", "most": MOST_TOLD}
+    return _read(BALANCES, day, (await connection.execute(SOURCES_AND_BALANCES, values)).mappings().all())
 
 
-async def _look_whole(database: Database, quotas: Quotas, day: date, books: Sequence[Book] | None) -> dict[Book, View]:
-    """Compare everything that the ledger and the counters have, of ``books`` or of all."""
-    async with database.begin() as connection:
-        owed = await owed_by(connection, day)
-    views = {}
-    for book in owed if books is None else books:
-        team_id, key_id = book
-        state = await quotas.usage(team_id, day=day_number(day), key_id=key_id)
-        if state.knows_day:
-            counted = Sums(state.day_tokens, state.day_nanousd, state.month_nanousd)
-            views[book] = View(Pair(owed.get(book, Sums()), counted), state.live > 0)
-    return views
+def _read(book: str, day: date, rows: Any) -> tuple[int, list[Difference]]:
+    """Return how many were compared, which the first row says, and the differences of the others."""
+    differences = [
+        Difference(
+            book=book,
+            day=day,
+            where=row["place"],
+            quantity=row["quantity"],
+            expected=None if row["expected"] is None else int(row["expected"]),
+            found=None if row["found"] is None else int(row["found"]),
+        )
+        for row in rows[1:]
+    ]
+    return int(rows[0]["expected"]), differences
 
 
-async def _look_before(
-    database: Database, quotas: Quotas, day: date, before: float, teams: Iterable[Book]
-) -> dict[Book, View]:
-    """Compare what the books of teams have of calls, and of corrections, from before a moment."""
-    async with database.begin() as connection:
-        owed = await owed_by(connection, day, before)
-    views = {}
-    for book in teams:
-        settled = await quotas.settled_before(book[0], day_number(day), before)
-        if settled is not None:
-            views[book] = View(Pair(owed.get(book, Sums()), settled), is_busy=False)
-    return views
-
-
-def _differences_in(day: date, pairs: Mapping[Book, Pair], when: str = "") -> list[Difference]:
-    """Return a difference for each figure that two books disagree on."""
-    differences = []
-    for (team_id, key_id), pair in sorted(pairs.items(), key=lambda item: (item[0][0], item[0][1] or "")):
-        whose = "" if key_id is None else f" of {key_id}"
-        for name in Sums.__struct_fields__:
-            where, quantity = name.split("_")
-            ledger, counters = getattr(pair.ledger, name), getattr(pair.counters, name)
-            if ledger != counters:
-                differences.append(
-                    Difference(
-                        day=day,
-                        team_id=team_id,
-                        where=where + whose + when,
-                        quantity="cost_nanousd" if quantity == "nanousd" else quantity,
-                        ledger=ledger,
-                        counters=counters,
-                    )
-                )
-    return differences
-
-
-async def compare_statements(connection: AsyncConnection, day: date) -> list[Difference]:
-    """Compare the ledger's rows of a day with its daily sums, line by line; not where retention dropped the rows."""
-    differences: list[Difference] = []
-    if (await connection.execute(IS_DROPPED, {"day": day, "name": partition_of(day)})).scalar_one():
-        return differences
-    for row in (await connection.execute(LEDGER_AND_STATEMENTS, {"day": day})).mappings():
-        where = " ".join(str(row[name]) for name in ROLLUP_KEY if name not in ("team_id", "day"))
-        for name in SUMS:
-            ledger, statements = int(row[f"ledger_{name}"] or 0), int(row[f"statements_{name}"] or 0)
-            if ledger != statements:
-                differences.append(
-                    Difference(
-                        day=day,
-                        team_id=row["team_id"],
-                        where=where,
-                        quantity=name,
-                        ledger=ledger,
-                        statements=statements,
-                    )
-                )
-    return differences
-
-
-def _sums(book: str, sums: Sequence[str]) -> str:
-    return ", ".join(f"{book}.{name} AS {book}_{name}" for name in sums)
-
-
-_KEY = ", ".join(ROLLUP_KEY)
-_LEDGER_KEY = ", ".join(f"{made} AS {name}" for name, made in ROLLUP_KEY.items())
-_LEDGER_SUMS = ", ".join("count(*) AS calls" if name == "calls" else f"sum({name}) AS {name}" for name in SUMS)
-
-LEDGER_AND_STATEMENTS = text(f"""
-    SELECT {_KEY}, {_sums("ledger", SUMS)}, {_sums("statements", SUMS)}
-    FROM (SELECT {_LEDGER_KEY}, {_LEDGER_SUMS} FROM usage_records WHERE day = :day
-          GROUP BY {", ".join(ROLLUP_KEY.values())}) AS ledger
-    FULL JOIN (SELECT * FROM usage_daily WHERE day = :day) AS statements USING ({_KEY})
-    ORDER BY {_KEY}
-""")  # noqa: S608  (columns are ours)
-
-IS_DROPPED = text("""
-    SELECT to_regclass(:name) IS NULL AND NOT EXISTS (SELECT FROM usage_records WHERE day = :day)
-       AND :day < (SELECT min(day) FROM usage_records)
+STATEMENTS_AND_LEASES = text("""
+    WITH used AS (
+        SELECT scope.name COLLATE "C" AS scope, unit.name COLLATE "C" AS unit, sum(unit.amount) AS spent
+        FROM usage_daily,
+             LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
+             LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd)) AS unit (name, amount)
+        WHERE day = :day AND status = ANY(CAST(:charged AS text[]))
+        GROUP BY 1, 2
+    ), leased AS (
+        SELECT scope, unit, sum(spent) AS spent FROM leases WHERE day = :day GROUP BY scope, unit
+    ), book AS MATERIALIZED (
+        SELECT scope, unit, coalesce(used.spent, 0) AS expected, coalesce(leased.spent, 0) AS found
+        FROM used FULL JOIN leased USING (scope, unit)
+    )
+    SELECT '' AS place, '' AS quantity, count(*) AS expected, 0 AS found FROM book
+    UNION ALL
+    (SELECT scope, unit, expected, found FROM book WHERE expected <> found ORDER BY scope, unit LIMIT :most)
 """)
 
-WATERMARK = text("""
-    SELECT extract(epoch FROM min(watermark)) FROM flushers
-    WHERE seen_at >= clock_timestamp() - CAST(:listed AS interval)
+# A balance is also due where there are only leases or corrections.
+SOURCES_AND_BALANCES = text("""
+    WITH lent AS (
+        SELECT scope, unit, :period AS period, sum(granted - returned) AS drawn FROM leases
+        WHERE day = :day GROUP BY scope, unit
+        UNION ALL
+        SELECT scope, unit, :month, sum(granted - returned) FROM leases
+        WHERE unit = 'nanousd' AND day >= :first AND day < CAST(:first AS date) + interval '1 month'
+        GROUP BY scope, unit
+    ), entry AS (
+        SELECT scope.name COLLATE "C" AS scope, unit.name COLLATE "C" AS unit, part.period,
+               sum(unit.amount) AS corrected
+        FROM corrections,
+             LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
+             LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd))
+                 AS unit (name, amount),
+             LATERAL (VALUES (to_char(day, 'YYYY-MM-DD')), (to_char(day, 'YYYY-MM'))) AS part (period)
+        WHERE day >= :first AND day < CAST(:first AS date) + interval '1 month' AND scope.name IS NOT NULL
+          AND (part.period = :period OR part.period = :month AND unit.name = 'nanousd')
+        GROUP BY 1, 2, 3
+    ), book AS MATERIALIZED (
+        SELECT scope, unit, period COLLATE "C" AS period, balance.scope IS NOT NULL AS is_there,
+               coalesce(lent.drawn, 0) AS drawn, coalesce(balance.drawn, 0) AS drawn_found,
+               coalesce(entry.corrected, 0) AS corrected, coalesce(balance.corrected, 0) AS corrected_found,
+               balance.cap, CAST(coalesce(team.limits, key.limits) ->> (
+                   unit || CASE length(period) WHEN 7 THEN '_per_month' ELSE '_per_day' END
+               ) AS bigint) AS limit_of_row
+        FROM (SELECT * FROM balances WHERE period IN (:period, :month)) AS balance
+        FULL JOIN lent USING (scope, unit, period)
+        FULL JOIN entry USING (scope, unit, period)
+        LEFT JOIN teams AS team ON scope = 'team:' || team.id
+        LEFT JOIN api_keys AS key ON scope = 'key:' || key.id
+    ), figure AS (
+        SELECT scope || ' ' || period AS place, name AS quantity, expected, found
+        FROM book, LATERAL (VALUES
+            (unit || ' drawn', drawn, CAST(drawn_found AS numeric)),
+            (unit || ' corrected', corrected, corrected_found),
+            (unit || ' cap', CASE WHEN is_there THEN limit_of_row END, cap)
+        ) AS quantity (name, expected, found)
+        WHERE expected IS DISTINCT FROM found
+        ORDER BY scope, period, unit
+        LIMIT :most
+    )
+    SELECT '' AS place, '' AS quantity, CAST(count(*) AS numeric) AS expected, 0 AS found FROM book WHERE is_there
+    UNION ALL
+    SELECT place, quantity, expected, found FROM figure
 """)

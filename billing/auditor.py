@@ -1,80 +1,109 @@
-# The audit in the background: one process of the house at a time compares the books, all of them show what it found.
+# The audit in the background: one process at a time compares the books of today and yesterday, all of them show what
+# it found. Balances that differ are healed; for all else people look.
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import msgspec
 import structlog
 from msgspec import Struct
-from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.audit import BEFORE, Difference, audit
-from billing.cut_off import owners_cut_off
+from billing.audit import BALANCES, STATEMENTS, Difference, audit, database_moment
 from billing.edges import Clock, Database
-from billing.quotas import Quotas
-from billing.store_errors import STORES_AWAY
+from billing.heal import Healed, heal_balance
+from billing.store_errors import POSTGRES_AWAY
+from billing.turns import Turns
 
 EVERY = 900.0  # seconds between audits, all processes together
-CONFIRM_AFTER = 90.0  # seconds; by then what a dead process left is in the books: holds are freed within 60
-TURN = "tollgate:audit-turn"  # Redis key: whoever sets it audits, the others wait for the next turn
-FOUND = "tollgate:audit-found"  # Redis key: what the last audit found
 LOOK_EVERY = EVERY / 30  # seconds
+TURN = "audit"
 
 log = structlog.get_logger(__name__)
 
 
 class Found(Struct, frozen=True):
-    """What an audit found: figures of the ledger that statements or counters do not share."""
+    """What an audit found: so many books, and figures that one of them does not share with its source."""
 
     at: float = 0.0  # unix seconds; 0: there was none yet
     statements: int = 0
-    counters: int = 0
+    counters: int = 0  # of leases and balances
+    books: int = 0
 
 
 class Auditor:
-    """Audits today and yesterday in turn with the other processes; ``found`` is what whoever came last has found."""
+    """Audits in turn with the other processes; ``found`` is what the last audit of any has found.
 
-    def __init__(self, database: Database, redis: Redis, quotas: Quotas, clock: Clock) -> None:
+    ``record`` writes a healed balance into the audit log, in the transaction that healed it.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        *,
+        record: Callable[[AsyncConnection, Healed], Awaitable[None]],
+        uses_server_time: bool = True,
+    ) -> None:
         self.found = Found()
         self._database = database
-        self._redis = redis
-        self._quotas = quotas
         self._clock = clock
+        self._record = record
+        self._uses_server_time = uses_server_time
+        self._turns = Turns(database, clock, uses_server_time=uses_server_time)
 
     async def run(self) -> None:
         """Audit when it is our turn, until cancelled; every difference is logged as an error."""
         while True:
             try:
-                if await self._redis.set(TURN, "taken", nx=True, ex=round(EVERY)):
-                    await self.audit_once()
-                self.found = msgspec.json.decode(await self._redis.get(FOUND) or b"{}", type=Found)
-            except (*STORES_AWAY, msgspec.DecodeError) as exc:
+                await self.look_once()
+            except (*POSTGRES_AWAY, msgspec.DecodeError) as exc:
                 log.warning("audit_failed", error=repr(exc))
             await asyncio.sleep(LOOK_EVERY)
 
-    async def audit_once(self) -> None:
-        """Compare the books, and let every process know how many figures differ, now and after a while still."""
-        differences = await self._compare()
-        if differences:
-            await asyncio.sleep(CONFIRM_AFTER)
-            before = {_figure(one) for one in differences}
-            differences = [one for one in await self._compare() if _figure(one) in before]
-        for owner in await owners_cut_off(self._database):
-            log.warning("books_not_compared", owner=owner.owner, carried=str(owner.carried), seen=str(owner.seen))
-        for one in differences:
-            log.error("books_differ", **{name: str(getattr(one, name)) for name in one.__struct_fields__})
-        counters = sum(one.counters is not None for one in differences)
-        self.found = Found(self._clock.now(), len(differences) - counters, counters)
-        await self._redis.set(FOUND, msgspec.json.encode(self.found), ex=round(100 * EVERY))
+    async def look_once(self) -> None:
+        """Audit if it is our turn, and learn what was found last. Raises POSTGRES_AWAY."""
+        if await self._turns.take(TURN, EVERY):
+            await self.audit_once()
+        self.found = msgspec.json.decode(await self._turns.told(TURN) or "{}", type=Found)
 
-    async def _compare(self) -> list[Difference]:
+    async def audit_once(self) -> None:
+        """Compare the books, heal balances that differ, and let every process know what was found."""
         today = self._clock.today()
-        days = (today - timedelta(days=1), today)
-        return [one for day in days for one in await audit(self._database, self._quotas, day)]
+        if self._uses_server_time:
+            async with self._database.begin() as connection:
+                today = (await database_moment(connection)).date()
+        reports = [await audit(self._database, day, today=today) for day in (today - timedelta(days=1), today)]
+        differences = {_figure(one): one for report in reports for one in report.differences}  # a month has two days
+        for one in differences.values():
+            log.error("books_differ", **{name: str(getattr(one, name)) for name in one.__struct_fields__})
+        for scope, unit, period in sorted({_balance(one) for one in differences.values() if one.book == BALANCES}):
+            await self._heal(scope, unit, period)
+        of_statements = sum(one.book == STATEMENTS for one in differences.values())
+        books = sum(report.books for report in reports)
+        found = Found(self._clock.now(), of_statements, len(differences) - of_statements, books)
+        await self._turns.tell(TURN, msgspec.json.encode(found).decode())
+        self.found = found
+        log.info("books_compared", books=books, differences=len(differences))
+
+    async def _heal(self, scope: str, unit: str, period: str) -> None:
+        async with self._database.begin() as connection:
+            healed = await heal_balance(connection, scope, unit, period)
+            if healed is not None:
+                await self._record(connection, healed)
+        if healed is not None:
+            log.error("balance_healed", **msgspec.to_builtins(healed))
 
 
 def _figure(one: Difference) -> tuple[str, ...]:
-    """Return which figure differs, whatever moment it was compared at."""
-    return str(one.day), one.team_id, one.where.partition(BEFORE)[0], one.quantity
+    day = "" if one.book == BALANCES else str(one.day)  # its period stands in ``where``
+    return one.book, day, one.where, one.quantity
+
+
+def _balance(one: Difference) -> tuple[str, str, str]:
+    """Return the scope, unit and period of a balance that differs."""
+    scope, _, period = one.where.rpartition(" ")
+    return scope, one.quantity.split(" ")[0], period

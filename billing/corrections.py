@@ -1,18 +1,17 @@
 # Corrections: what people booked beside the calls, with who and why. Entries are only added, never changed: an error is
-# put right by another entry. Statements show them apart; counters and the audit add up their sums.
+# put right by another entry. Statements show them apart; the balances of their day and month take them in, even past a
+# cap, in the transaction that books them.
 
 from __future__ import annotations
 
 from datetime import date, datetime
-from hashlib import sha256
 from uuid import UUID
 
 from msgspec import Struct
-from sqlalchemy import func, literal, select, tuple_
+from sqlalchemy import func, literal, select, text, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.ids import uuid7
 from billing.tables import corrections, usage_daily
 
 
@@ -34,18 +33,15 @@ class Correction(Struct, frozen=True, kw_only=True):
     booked_on: date
     created_at: datetime
 
-    @property
-    def count_id(self) -> str:
-        """The id under which the counters know the entry: a UUIDv7 of the moment of booking, whatever ``id`` is."""
-        digest = int.from_bytes(sha256(self.id.bytes).digest()[:10])
-        return uuid7(round(self.created_at.timestamp() * 1000), digest)
-
     def says_what(self, other: Correction) -> bool:
         """Whether both book the same; who booked it and when does not count."""
         return all(getattr(self, name) == getattr(other, name) for name in BOOKED)
 
 
 BOOKED = [name for name in Correction.__struct_fields__ if name not in ("actor", "booked_on", "created_at")]
+
+
+CORRECT = text("SELECT correct_balances(CAST(:scopes AS text[]), :day, :tokens, :nanousd)")
 
 
 class CorrectionSum(Struct, frozen=True, kw_only=True):
@@ -65,10 +61,15 @@ class CorrectionSum(Struct, frozen=True, kw_only=True):
 
 
 async def add_correction(connection: AsyncConnection, correction: Correction) -> Correction | None:
-    """Book ``correction`` and return None; or return what is booked under its id already, and change nothing."""
+    """Book ``correction``, in the balances too, and return None; or return what is booked under its id already, and
+    change nothing."""
     values = {name: getattr(correction, name) for name in Correction.__struct_fields__}
     query = insert(corrections).values(**values).on_conflict_do_nothing().returning(corrections.c.id)
     if (await connection.execute(query)).scalar_one_or_none() is not None:
+        scopes = [f"team:{correction.team_id}"] + [f"key:{correction.key_id}"] * (correction.key_id is not None)
+        tokens = correction.input_tokens + correction.output_tokens
+        counted = {"tokens": tokens, "nanousd": correction.cost_nanousd}
+        await connection.execute(CORRECT, {"scopes": scopes, "day": correction.day.isoformat(), **counted})
         return None
     booked = select(corrections).where(corrections.c.id == correction.id)
     return Correction(**(await connection.execute(booked)).mappings().one())

@@ -1,12 +1,10 @@
-# The sweeper: what nobody else finishes. Frees the holds of the dead, closes finished days, prepares and drops
-# partitions. Every gateway runs one; doing any of it twice changes nothing.
+# The sweeper: closes finished days, prepares and drops partitions, folds leases that have had their time. Every process
+# has one; for each turn one of them does the work, and doing any of it twice changes nothing.
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 
 import structlog
@@ -14,80 +12,77 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.edges import Clock, Database
-from billing.ledger import find_records, forget_days
+from billing.fold import delete_old_months, delete_owners, fold_leases
+from billing.ledger import forget_days
 from billing.partitions import delete_stragglers, drop_partition, ensure_partitions, old_partitions
-from billing.quotas import Quotas
-from billing.store_errors import STORES_AWAY
+from billing.store_errors import POSTGRES_AWAY
+from billing.turns import Turns
 
-EVERY = 10.0  # seconds between rounds
-CHORES_EVERY = 600.0  # seconds between looks at days and partitions
-STEADY = 60.0  # seconds that Postgres has to answer before anybody is called lost
-LOST_AFTER = 3600.0  # seconds; a flusher not seen for so long holds up no day
+EVERY = 10.0  # seconds between looks
+CHORES_EVERY = 600.0  # seconds between rounds of chores, all processes together
+STEADY = 60.0  # seconds that Postgres has to answer before an owner is called lost
+LOST_AFTER = 3600.0  # seconds; an owner not seen for so long holds up no day
 GRACE = 60.0  # seconds a day stays open after its end, for clocks that differ
 
 log = structlog.get_logger(__name__)
 
 
 class Sweeper:
-    """Does its rounds until cancelled; what fails is tried again in the next."""
+    """Does the chores until cancelled; what fails is tried again in the next round."""
 
     def __init__(
         self,
-        quotas: Quotas,
         database: Database,
         clock: Clock,
         *,
         keep_rows: float = 400 * 86_400.0,
         uses_server_time: bool = True,
     ) -> None:
-        self.freed = 0  # holds freed so far, for the metrics
         self.lost = 0  # journals declared lost
+        self.keep_rows = keep_rows  # seconds
         self._uses_server_time = uses_server_time
-        self._quotas = quotas
         self._database = database
         self._clock = clock
-        self.keep_rows = keep_rows  # seconds
-        self._chores_due = 0.0  # of time.monotonic(), like the next
-        self._answering_since: float | None = None
+        self._turns = Turns(database, clock, uses_server_time=uses_server_time)
+        self._answering_since: float | None = None  # of the clock's monotonic()
+        self._is_prepared = False  # the partitions of coming days are there
 
     async def run(self) -> None:
-        """Make a round every ten seconds."""
+        """Look every ten seconds whether there is something to do."""
         while True:
-            async with _survived("sweep"):
-                await self.sweep_once()
-            async with _survived("chores"):
-                await self._do_due_chores()
+            try:
+                await self.look_once()
+            except POSTGRES_AWAY as exc:
+                log.warning("sweeper_unreachable", error=repr(exc))
             await asyncio.sleep(EVERY)
 
-    async def sweep_once(self) -> list[str]:
-        """Free the expired holds of every team and return their request ids.
+    async def look_once(self) -> bool:
+        """Do the chores if they are due and the turn is ours; return whether it was. Raises POSTGRES_AWAY.
 
-        Redis remembers for an hour what was freed and is not settled. Whichever of these calls is in the ledger by now,
-        because its owner died between the two or a journal brought it, is settled here.
+        Not before Postgres has answered for a minute: after an outage the owners that live report first.
         """
-        epoch = self._quotas.epoch  # rows that came before a later one are in the sums that it began with
-        async with self._database.begin() as connection:
-            teams = (await connection.execute(text("SELECT id FROM teams"))).scalars().all()
-        freed: list[str] = []
-        unsettled: list[str] = []
-        for team_id in teams:
-            expired, waiting = await self._quotas.sweep(team_id)
-            if expired:
-                log.warning("holds_freed", team_id=team_id, request_ids=expired)
-                self.freed += len(expired)
-                freed += expired
-            unsettled += waiting
-        if unsettled:
-            async with self._database.begin() as connection:
-                known = await find_records(connection, unsettled)
-            await self._quotas.book(known, epoch)
-        return freed
+        try:
+            await self._now()
+        except POSTGRES_AWAY:
+            self._answering_since = None
+            raise
+        now = self._clock.monotonic()
+        if self._answering_since is None:
+            self._answering_since = now
+        if not self._is_prepared:
+            await self.prepare_partitions()
+            self._is_prepared = True
+        if now - self._answering_since < STEADY or not await self._turns.take("chores", CHORES_EVERY):
+            return False
+        await self.do_chores()
+        return True
 
     async def do_chores(self) -> None:
-        """Prepare the partitions of the coming days, close finished days, and drop rows past their retention."""
+        """Do all chores once."""
         await self.prepare_partitions()
         await self.close_finished_days()
         await self.drop_old_rows()
+        await self.fold_leases()
 
     async def prepare_partitions(self) -> None:
         """Make the partitions of the coming days."""
@@ -99,7 +94,7 @@ class Sweeper:
         """Declare journals lost that were not heard of for an hour, and close the days that all others have passed."""
         now = await self._now()
         async with self._database.begin() as connection:
-            lost = await take_off_lost(connection, now)
+            lost = await mark_lost(connection, now)
         for each in lost:
             log.error("journal_lost", **each)
         self.lost += len(lost)
@@ -123,23 +118,15 @@ class Sweeper:
             async with self._database.begin() as connection:
                 deleted = await delete_stragglers(connection, keep_from)
 
-    async def _do_due_chores(self) -> None:
-        """Do what is due. Days close once Postgres has answered for a minute: others report first, if they live."""
-        try:
-            await self._now()
-        except STORES_AWAY:
-            self._answering_since = None
-            raise
-        now = time.monotonic()
-        since = self._answering_since = self._answering_since or now
-        if now < self._chores_due:
-            return
-        is_steady = now - since >= STEADY
-        self._chores_due = now + (CHORES_EVERY if is_steady else STEADY)
-        if is_steady:
-            await self.do_chores()
-        else:
-            await self.prepare_partitions()
+    async def fold_leases(self) -> None:
+        """Fold the leases of ended owners for closed days, and delete those of past months; a few at a time."""
+        now = datetime.fromtimestamp(await self._now(), UTC)
+        began = time.monotonic()
+        for chore in (fold_leases, delete_old_months, delete_owners):
+            changed = 1
+            while changed and time.monotonic() - began < CHORES_EVERY / 2:
+                async with self._database.begin() as connection:
+                    changed = await chore(connection, now)
 
     async def _now(self) -> float:
         """Return unix seconds by Postgres's clock: one of ours that is wrong by days closes and drops nothing."""
@@ -148,22 +135,24 @@ class Sweeper:
         return float(server_time) if self._uses_server_time else self._clock.now()
 
 
-async def take_off_lost(connection: AsyncConnection, now: float) -> list[dict[str, str]]:
-    """Take flushers off the list that were not seen for an hour, and return what was last known of their journals.
+async def mark_lost(connection: AsyncConnection, now: float) -> list[dict[str, str]]:
+    """Mark owners as lost that were not seen for an hour, once each, and return what was last known of their journals.
 
-    Should such a journal return, what it brings is booked as corrections of the days that were closed without it.
+    Their leases stay reserved. Should such a journal return, what it brings is booked as corrections of the days that
+    were closed without it.
     """
-    seen = datetime.fromtimestamp(now - LOST_AFTER, UTC)
+    moment = datetime.fromtimestamp(now, UTC)
+    times = {"now": moment, "seen": moment - timedelta(seconds=LOST_AFTER)}
     return [
         {name: str(value) for name, value in row.items()}
-        for row in (await connection.execute(TAKE_OFF_LOST, {"seen": seen})).mappings()
+        for row in (await connection.execute(MARK_LOST, times)).mappings()
     ]
 
 
 async def close_days(connection: AsyncConnection, now: float) -> list[date]:
-    """Close every finished day that all flushers have passed, oldest first, and return them.
+    """Close every finished day that all owners have passed, oldest first, and return them.
 
-    A flusher that has not been seen for an hour is taken as lost: what it brings later is booked as a correction.
+    An owner that has not been seen for an hour is taken as lost: what it brings later is booked as a correction.
     """
     moment = datetime.fromtimestamp(now, UTC)
     times = {"now": moment, "seen": moment - timedelta(seconds=LOST_AFTER), "grace": timedelta(seconds=GRACE)}
@@ -171,15 +160,18 @@ async def close_days(connection: AsyncConnection, now: float) -> list[date]:
     return sorted((await connection.execute(CLOSE_DAYS, times)).scalars())
 
 
-# The counters have yet to hear of what "unsettled" ones left: they stay listed, and hold up nothing.
-TAKE_OFF_LOST = text("""
-    DELETE FROM flushers WHERE seen_at < :seen AND unsettled = 0
-    RETURNING id AS flusher, watermark, backlog, seen_at
+MARK_LOST = text("""
+    UPDATE owners SET lost_at = :now
+    WHERE ended_at IS NULL AND seen_at < :seen AND (lost_at IS NULL OR lost_at < seen_at)
+    RETURNING id AS owner, watermark, backlog, seen_at
 """)
 
 CLOSE_DAYS = text("""
     WITH moment AS (SELECT CAST(:now AS timestamptz) AS now, CAST(:grace AS interval) AS grace),
-         passed AS (SELECT min(watermark) AS until FROM flushers WHERE seen_at >= CAST(:seen AS timestamptz)),
+         passed AS (
+             SELECT min(watermark) AS until FROM owners
+             WHERE ended_at IS NULL AND seen_at >= CAST(:seen AS timestamptz)
+         ),
          first AS (SELECT greatest((SELECT max(day) + 1 FROM closed_days), (SELECT min(day) FROM usage_daily)) AS day)
     INSERT INTO closed_days (day, closed_at)
     SELECT CAST(ended.day AS date), now
@@ -188,11 +180,3 @@ CLOSE_DAYS = text("""
     ON CONFLICT DO NOTHING
     RETURNING closed_days.day
 """)
-
-
-@asynccontextmanager
-async def _survived(chore: str) -> AsyncIterator[None]:
-    try:
-        yield
-    except STORES_AWAY as exc:
-        log.warning("sweeper_unreachable", chore=chore, error=repr(exc))

@@ -74,6 +74,8 @@ usage_records = Table(
     Column("held_tokens", BigInteger, nullable=False, server_default=ZERO),
     Column("held_nanousd", BigInteger, nullable=False, server_default=ZERO),
     Column("price", Text, nullable=False, server_default=""),  # the edition of the price that the cost was reckoned by
+    # The database holds every row to these facts (migrations, 0017): its day is that of its id, its status is known,
+    # nothing is negative, and only a charged call costs.
     Index("usage_records_team_id_created_at_idx", "team_id", "created_at"),
     postgresql_partition_by="RANGE (day)",
 )
@@ -154,6 +156,15 @@ leases = Table(
     Column("spent", BigInteger, nullable=False, server_default=ZERO),  # by rows of the ledger that name the owner
     Column("overdrawn", BigInteger, nullable=False, server_default=ZERO),  # of granted: what rows took beyond the lease
     Index("leases_scope_unit_day_idx", "scope", "unit", "day"),
+)
+
+# Chores that one process does for all: when each was last begun, and what came of it.
+turns = Table(
+    "turns",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("taken_at", DateTime(timezone=True), nullable=False),
+    Column("told", Text, nullable=False, server_default=""),  # JSON
 )
 
 # Days whose books are closed: rows that come later carry ``booked_on``.

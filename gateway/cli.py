@@ -121,17 +121,20 @@ def work(
 @app.command("migrate")
 def migrate(
     config: ConfigOption = None,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a database that is still starting")] = 0.0,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for a database that starts, or processes that end")
+    ] = 0.0,
 ) -> None:
     """Bring the database's schema to this version."""
     settings = _load(find_config(config))
     from gateway.migrating import IsNewer, TableInUse, migrate_when_reachable
+    from migrations.running import StillRunning
 
     try:
         migrate_when_reachable(settings.database_url, wait)
     except IsNewer as exc:
         typer.echo(str(exc))
-    except TableInUse as exc:
+    except (StillRunning, TableInUse) as exc:
         _fail(str(exc))
     except OSError as exc:
         _fail(f"Postgres cannot be reached: {exc}")
@@ -144,7 +147,7 @@ def audit(
         datetime | None, typer.Option(formats=["%Y-%m-%d"], help="A UTC day; else today and yesterday")
     ] = None,
 ) -> None:
-    """Compare ledger, statements and counters; print where they differ and exit 1."""
+    """Compare ledger, daily sums, leases and balances; print where they differ and exit 1."""
     from gateway.audit_cli import run_audit
 
     raise typer.Exit(run_audit(_load(find_config(config)), date.date() if date is not None else None))
@@ -188,11 +191,13 @@ def moderate() -> None:
 def _add_admin_commands() -> None:
     from gateway.batch_cli import batch_app
     from gateway.keys_cli import keys_app
+    from gateway.owners_cli import owners_app
     from gateway.teams_cli import teams_app
     from gateway.usage_cli import usage_command
 
     app.add_typer(teams_app, name="teams")
     app.add_typer(keys_app, name="keys")
+    app.add_typer(owners_app, name="owners")
     app.add_typer(batch_app, name="batch")
     app.command("usage")(usage_command)
 

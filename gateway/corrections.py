@@ -14,10 +14,8 @@ from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.corrections import Correction, add_correction, has_booked
-from billing.ids import day_number
 from billing.lookup import find_row
 from billing.money import NanoDollars, to_nano
-from billing.quotas import Quotas
 from gateway.admin_views import cost_view, moment
 from gateway.audit_log import Act, record_act
 from gateway.clock import Clock
@@ -52,13 +50,13 @@ class NewCorrection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 async def book_correction(
     connection: AsyncConnection, new: NewCorrection, act: Act, clock: Clock, models: Collection[str]
-) -> tuple[Correction, bool]:
-    """Book a correction; return it and True, or, said again under its id, what was booked the first time and False.
+) -> Correction:
+    """Book a correction and return it; said again under its id, what was booked the first time.
 
     ``models``: those of the catalogue. Raises BadRequest, NotFound, and Conflict for an id with another content.
     """
     correction = await _check(connection, new, act, clock, models)
-    booked = await add_correction(connection, correction)
+    booked = await add_correction(connection, correction)  # with its day's and month's balances
     if booked is None:
         view = correction_view(correction)
         details = {name: value for name, value in view.items() if name not in ("object", "id", "who", "team_id")}
@@ -66,23 +64,11 @@ async def book_correction(
         await record_act(
             connection, act, "correction.booked", team_id=correction.team_id, subject=subject, details=details
         )
-        return correction, True
+        return correction
     if booked.says_what(correction):
-        return booked, False
+        return booked
     words = f"There is another correction with the id '{correction.id}'. Leave 'id' out, or choose another."
     raise Conflict(words, param="id", code="correction_exists")
-
-
-async def count_correction(quotas: Quotas, correction: Correction) -> None:
-    """Let the counters follow what was just booked."""
-    await quotas.correct(
-        correction.count_id,
-        correction.team_id,
-        correction.key_id,
-        day_number(correction.day),
-        correction.input_tokens + correction.output_tokens,
-        correction.cost_nanousd,
-    )
 
 
 def correction_view(correction: Correction) -> dict[str, Any]:

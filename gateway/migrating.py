@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 import migrations
 from gateway.schema import NEEDED, find_schema
+from migrations.running import StillRunning
 
 PAUSE = 0.1  # seconds between tries
 FREE_WITHIN = 60.0  # seconds in which the tables must be had for a moment
@@ -27,7 +28,8 @@ class TableInUse(Exception):
 def migrate_when_reachable(database_url: str, wait: float) -> None:
     """Migrate to this version.
 
-    Raises IsNewer; TableInUse; OSError when Postgres does not take connections within ``wait`` seconds.
+    Raises IsNewer; TableInUse; StillRunning when a step needs all processes stopped and some were seen lately, for
+    ``wait`` seconds; OSError when Postgres does not take connections within ``wait`` seconds.
     """
     began = time.monotonic()
     while True:
@@ -39,6 +41,10 @@ def migrate_when_reachable(database_url: str, wait: float) -> None:
                     f"The database has the schema {found}, newer than this version's {NEEDED}: left as it is."
                 ) from exc
             raise
+        except StillRunning:
+            if time.monotonic() - began > wait:
+                raise
+            time.sleep(PAUSE)
         except (OSError, DBAPIError) as exc:
             if isinstance(exc, PermissionError):  # a file of the driver's that we may not read: waiting will not help
                 raise

@@ -92,6 +92,8 @@ async def update_team(
         return _record(before)
     change = update(teams).where(teams.c.id == team_id).values(**changes, updated_at=func.now()).returning(teams)
     row = (await connection.execute(change)).mappings().one()
+    if "limits" in changes:
+        await connection.execute(_FOLLOW_LIMITS, {"scope": f"team:{team_id}"})
     if "webhook_url" in changes and before["webhook_url"] is not None:
         await follow_url(connection, team_id, before["webhook_url"], changes["webhook_url"])
     details = {name: value for name, value in changes.items() if name != "suspended_at"}
@@ -207,6 +209,7 @@ def _safety(stored: Any) -> TeamSafety | None:
     return None if stored is None else msgspec.convert(stored, TeamSafety)
 
 
+_FOLLOW_LIMITS = text("SELECT follow_limits(:scope)")  # the caps of its open balances
 _NOTIFY = text("SELECT pg_notify(:channel, :payload)")
 _FIND_CALLER = (
     select(

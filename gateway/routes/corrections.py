@@ -7,7 +7,7 @@ from litestar import Response, get, post
 from billing.corrections import list_corrections
 from gateway.admin_views import list_view
 from gateway.auth import admin_guard
-from gateway.corrections import NewCorrection, book_correction, correction_view, count_correction, read_uuid
+from gateway.corrections import NewCorrection, book_correction, correction_view, read_uuid
 from gateway.days import read_day
 from gateway.routes.exchange import AnyRequest, act_of, answer, read_query, services_of
 from gateway.teams import get_team
@@ -19,14 +19,8 @@ async def post_correction(request: AnyRequest) -> Response[bytes]:
     """Book tokens and dollars, signed, beside a team's calls of a UTC day. Entries are only added, never changed."""
     services = services_of(request)
     new = decode(await request.body(), NewCorrection)
-    # Nothing is flushed meanwhile: counters that are rebuilt from the books between the two would count it twice.
-    async with services.flusher.paused(), services.restorer.owing():
-        async with services.database.begin() as connection:
-            booked, is_new = await book_correction(
-                connection, new, act_of(request), services.clock, services.catalog.models
-            )
-        if is_new:
-            await count_correction(services.quotas, booked)
+    async with services.database.begin() as connection:
+        booked = await book_correction(connection, new, act_of(request), services.clock, services.catalog.models)
     return answer(correction_view(booked), 201)
 
 

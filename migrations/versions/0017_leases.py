@@ -7,12 +7,28 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from migrations.running import refuse_while_running
+
 revision = "0017"
 down_revision = "0016"
 branch_labels = None
 depends_on = None
 
 ZERO = sa.text("0")
+
+# What is true of every row of the ledger, whoever writes it. Rows from before are not looked at again.
+FACTS = {
+    "day": """
+        day = DATE '1970-01-01' + CAST(CAST(CAST('x' || left(replace(CAST(request_id AS text), '-', ''), 12)
+                                            AS bit(48)) AS bigint) / 86400000 AS integer)
+    """,
+    "status": "status IN ('answered', 'interrupted', 'failed', 'blocked', 'superseded')",
+    "amounts": """
+        least(input_tokens, cached_input_tokens, cache_write_tokens, output_tokens, reasoning_tokens) >= 0
+        AND least(cost_nanousd, gpu_cost_nanousd) >= 0
+    """,
+    "cost": "cost_nanousd = 0 OR status IN ('answered', 'interrupted', 'blocked')",
+}
 
 FUNCTIONS = {
     # What a team or key may use of a day or a month; null: as much as it likes. The row that says so stays as it is
@@ -428,6 +444,7 @@ FUNCTIONS = {
 
 def upgrade() -> None:
     """Go forward: balances and leases begin from the sums of the ledger."""
+    refuse_while_running(op.get_bind(), "flushers")
     op.create_table(
         "owners",
         sa.Column("id", sa.Text, nullable=False),
@@ -475,6 +492,13 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("owner", "scope", "unit", "day", name="leases_pkey"),
         postgresql_with={"fillfactor": "50"},
     )
+    op.create_table(
+        "turns",
+        sa.Column("name", sa.Text, nullable=False),
+        sa.Column("taken_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("told", sa.Text, nullable=False, server_default=""),
+        sa.PrimaryKeyConstraint("name", name="turns_pkey"),
+    )
     op.create_index(
         "balances_tight_since_idx", "balances", ["tight_since"], postgresql_where=sa.text("tight_since IS NOT NULL")
     )
@@ -484,6 +508,8 @@ def upgrade() -> None:
     for name in ("held_tokens", "held_nanousd"):
         op.add_column("usage_records", sa.Column(name, sa.BigInteger, nullable=False, server_default=ZERO))
     op.drop_table("flushers")
+    for name, fact in FACTS.items():
+        op.execute(f"ALTER TABLE usage_records ADD CONSTRAINT usage_records_{name}_check CHECK ({fact}) NOT VALID")
     for declared, body in FUNCTIONS.items():
         head, _, language = declared.partition(" LANGUAGE ")
         conflicts = "#variable_conflict use_column\n" if language == "plpgsql" else ""
@@ -496,9 +522,11 @@ def downgrade() -> None:
     """Go back."""
     for declared in FUNCTIONS:
         op.execute(f"DROP FUNCTION {declared.partition('(')[0].strip()}")
+    for name in FACTS:
+        op.drop_constraint(f"usage_records_{name}_check", "usage_records")
     for name in ("owner", "price", "held_tokens", "held_nanousd"):
         op.drop_column("usage_records", name)
-    for table in ("leases", "balances", "failovers", "owners"):
+    for table in ("turns", "leases", "balances", "failovers", "owners"):
         op.drop_table(table)
     op.create_table(
         "flushers",
@@ -511,14 +539,15 @@ def downgrade() -> None:
     )
 
 
-# What calls of this month have used counts as a lease of no owner, spent to the last.
+# What calls of this month and the last have used counts as a lease of no owner, spent to the last: from then on the
+# leases know these months whole, also on the first of a month.
 BEGIN_LEASES = """
     INSERT INTO leases (owner, scope, unit, day, granted, spent)
     SELECT '', scope.name, unit.name, day, sum(unit.amount), sum(unit.amount)
     FROM usage_daily,
          LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
          LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd)) AS unit (name, amount)
-    WHERE day >= date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC')
+    WHERE day >= date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC') - interval '1 month'
       AND status IN ('answered', 'interrupted', 'blocked')
     GROUP BY scope.name, unit.name, day
     HAVING sum(unit.amount) > 0
@@ -534,7 +563,8 @@ BEGIN_BALANCES = """
         FROM corrections,
              LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
              LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd)) AS unit (name, amount)
-        WHERE scope.name IS NOT NULL AND day >= date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC')
+        WHERE scope.name IS NOT NULL
+          AND day >= date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC') - interval '1 month'
     ) AS book, LATERAL (VALUES (day), (left(day, 7))) AS part (period)
     WHERE unit = 'nanousd' OR period = day
     GROUP BY scope, unit, period

@@ -47,7 +47,7 @@ async def book(database: Database, clock: SetClock | None = None, **said: Any) -
     usual = {"team_id": "team_a", "date": "2026-04-05", "cost_usd": Decimal("-1"), "reason": "double charge"}
     new = NewCorrection(**(usual | said))
     async with database.begin() as connection:
-        booked, _ = await book_correction(connection, new, ACT, clock or SetClock(), MODELS)
+        booked = await book_correction(connection, new, ACT, clock or SetClock(), MODELS)
     return correction_view(booked)
 
 
