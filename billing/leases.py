@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 
 import structlog
 from msgspec import Struct
@@ -29,6 +30,7 @@ GIVE_BACK_AFTER = 0.02  # seconds after which what a settled call left of a tigh
 HORIZON = 3600.0  # seconds of recent spending that a lease is made for
 RECENT = 60.0  # seconds that "recent" looks back
 MOST_RETURNS = 500  # leases told in one statement
+TOMORROW_AT_ONCE = 5  # scopes, each second: what was used in the last hour is done long before midnight
 
 log = structlog.get_logger(__name__)
 
@@ -192,11 +194,33 @@ class Leases:
                 if room.rate * HORIZON < 1:
                     room.rate, room.hold = 0.0, room.hold // 2
                 is_over = day < today
+                if day > today:
+                    continue
                 if room.is_tight or is_over or room.free > 2 * room.size:
                     room.give_back(0 if is_over or room.is_tight else room.size)
             if day < today - 1 and not any(room.held or room.returned > room.told for room in pair):
                 del self._rooms[scope, day]
         self._tell_soon()
+
+    async def take_tomorrow(self, most: int = TOMORROW_AT_ONCE) -> None:
+        """From noon on, draw tomorrow's leases with today's, some each second: a database that is away at midnight then
+        leaves room. Raises what it raises."""
+        now = self._clock.now()
+        today = int(now // 86_400)
+        if now % 86_400 < 43_200 or not self.may_ask:
+            return
+        used = [scope for (scope, day), pair in self._rooms.items() if day == today and any(room.rate for room in pair)]
+        for scope in [scope for scope in used if (scope, today + 1) not in self._rooms][:most]:
+            asks = [
+                Need(scope, room.unit, 0, room.size, room.hold)
+                for room in self._rooms[scope, today]
+                if not room.is_tight
+            ]
+            tomorrow = self._rooms[scope, today + 1] = _rooms_on(scope, today + 1)
+            if asks:
+                async with asyncio.timeout(ASK_WITHIN):
+                    taken = await self._store.take(self.owner, tomorrow[0].day, [asks], self.share / self.living)
+                self._take_in(taken, today + 1)
 
     def leave(self) -> None:
         """Return everything that no running call holds; nothing is held from now on."""
@@ -257,8 +281,7 @@ class Leases:
         except KeyError:
             for scope in request.scopes:
                 if (scope.name, day) not in self._rooms:
-                    of = (EPOCH.fromordinal(EPOCH.toordinal() + day)).isoformat()
-                    self._rooms[scope.name, day] = Room(scope.name, TOKENS, of), Room(scope.name, NANOUSD, of)
+                    self._rooms[scope.name, day] = _rooms_on(scope.name, day)
             return self._rooms_of(request)
 
     async def _ask_for(self, team_id: str) -> None:
@@ -437,6 +460,11 @@ class Leases:
 
     def _today(self) -> int:
         return int(self._clock.now() // 86_400)
+
+
+def _rooms_on(scope: str, day: int) -> tuple[Room, Room]:
+    of = (EPOCH + timedelta(days=day)).isoformat()
+    return Room(scope, TOKENS, of), Room(scope, NANOUSD, of)
 
 
 def _told(room: Room) -> Told:

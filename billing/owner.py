@@ -112,6 +112,7 @@ class Owner:
         self._leases.may_ask = True
         if beat.tight:
             self._leases.recall(beat.tight)
+        await self._leases.take_tomorrow()
         self._beats += 1
         if self._beats % DEAD_EVERY == 1:
             await self.end_dead()

@@ -17,6 +17,7 @@ from billing.owner import Owner, owner_id
 from billing.quotas import Quotas
 from billing.rates import Rates
 from billing.sweep import Sweeper
+from gateway.audit_log import record_healing
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.settings import Settings
@@ -59,5 +60,5 @@ async def open_books(settings: Settings, clock: Clock, database: Database, redis
             flusher=flusher,
             owner=owner,
             sweeper=Sweeper(database, clock, keep_rows=settings.retention.usage),
-            auditor=Auditor(database, clock, record=_note_healed),
+            auditor=Auditor(database, clock, record=record_healing),
         )

@@ -24,7 +24,7 @@ async def ready(request: AnyRequest) -> Response[dict[str, Any]]:
     A gateway that is told to end is not: 503 at once, so that balancers send requests elsewhere.
     """
     services = services_of(request)
-    quotas = "standalone" if services.quotas.is_standalone else "ok"
+    quotas = "standalone" if services.quotas.is_standalone else "clocks differ" if services.owner.is_astray else "ok"
     parts = {**await services.readiness.parts(), "quotas": quotas}
     status = "ok" if set(parts.values()) == {"ok"} else "degraded"
     if services.drain.has_begun:

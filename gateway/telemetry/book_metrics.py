@@ -65,7 +65,7 @@ class BookMetrics:
         self._books_differ.labels("counters").set(auditor.found.counters)
         self._books_audited.set(auditor.found.at)
         self._rises.follow(self._hold_exceeded, quotas.exceeded)
-        self._rises.follow(self._redis_refusals, quotas.rates.refused)
+        self._rises.follow(self._redis_refusals, quotas.rates.refusals)
         self._rises.follow(self._rebuilds, books.owner.recovered)
         self._rises.follow(self._holds_swept, books.owner.buried)
         self._rises.follow(self._journals_lost, books.sweeper.lost)
