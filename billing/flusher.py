@@ -123,6 +123,7 @@ class Flusher:
             try:
                 if time.monotonic() >= chores_due:
                     chores_due = time.monotonic() + REPORT_EVERY
+                    self._journal.prune_kept()
                     for _ in self._journal.adopt_each():
                         await asyncio.sleep(0)  # a segment takes some 100 ms: let calls go on between two
                     await self.report()

@@ -22,7 +22,7 @@ from billing.segments import HEAD, SUFFIX, Fsync, Kind, Segment
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
-from tests.support.journals import adopt
+from tests.support.journals import adopt, left_in
 
 SMALL = 64 * 1024
 
@@ -43,9 +43,9 @@ def test_closed_calls_wait_in_order_until_they_are_flushed(journal: Journal, clo
     journal.mark_flushed(journal.take_closed(150))
     assert (journal.backlog, take(journal)) == (50, records[150:])
     journal.mark_flushed(journal.take_closed(1000))
-    assert len(list(journal.directory.iterdir())) <= 1
+    assert len(left_in(journal.directory)) <= 1
     journal.close()
-    assert list(journal.directory.iterdir()) == []
+    assert left_in(journal.directory) == []
 
 
 def test_a_living_journal_is_not_adopted(journal: Journal, clock: SetClock) -> None:
@@ -99,7 +99,7 @@ def test_the_calls_of_the_dead_come_as_they_ended(journal: Journal, clock: SetCl
         ),
         silent.request_id: replace(silent, status=Status.FAILED, input_tokens=50, cost_nanousd=0),
     }
-    assert list(journal.directory.iterdir()) == []
+    assert left_in(journal.directory) == []
 
 
 def test_progress_is_read_across_versions(journal: Journal, clock: SetClock) -> None:
@@ -133,7 +133,7 @@ def test_a_neighbour_takes_over_and_flushes(journal: Journal, clock: SetClock) -
     assert [each.record.status for each in taken] == [Status.ANSWERED, Status.FAILED]
     assert all(each.is_adopted for each in taken)
     neighbour.mark_flushed(taken)
-    assert list(journal.directory.iterdir()) == []
+    assert left_in(journal.directory) == []
 
 
 def test_a_neighbour_that_dies_too_leaves_it_all_to_the_next(journal: Journal, clock: SetClock) -> None:
@@ -158,7 +158,7 @@ def test_a_tail_cut_anywhere_loses_only_what_was_cut(tmp_path: Path, journal: Jo
         run(journal, record)
         ends.append(size_of(journal))
     journal.close()
-    [segment] = journal.directory.iterdir()
+    [segment] = left_in(journal.directory)
     whole = segment.read_bytes()
 
     for cut in range(ends[-1] + 1):
@@ -188,7 +188,7 @@ def test_what_damage_left_whole_is_found(tmp_path: Path, data: st.DataObject) ->
         journal.closed(record)
         ends.append((begin, size_of(journal)))
     journal.close()
-    [segment] = journal.directory.iterdir()
+    [segment] = left_in(journal.directory)
     whole = segment.read_bytes()
     start = data.draw(st.integers(0, ends[-1][1] - 1), label="start")
     noise = data.draw(st.binary(min_size=1, max_size=1200), label="noise")
@@ -215,7 +215,7 @@ def test_a_damaged_segment_is_kept_for_people(journal: Journal, clock: SetClock)
         run(dead, record)
     middle = dead.take_closed(3)[2].place
     dead.close()
-    [segment] = journal.directory.iterdir()
+    [segment] = left_in(journal.directory)
     assert middle is not None
     with segment.open("r+b") as file:
         file.seek(middle + 40)
@@ -228,7 +228,7 @@ def test_a_damaged_segment_is_kept_for_people(journal: Journal, clock: SetClock)
     assert [record.status for record in found].count(Status.FAILED) == 1  # its open is left
     assert segment.exists()
     journal.mark_flushed(journal.take_closed(10))
-    assert [path.suffix for path in journal.directory.iterdir()] == [".unreadable"]
+    assert [path.suffix for path in left_in(journal.directory)] == [".unreadable"]
     assert sum(journal.adopt_each()) == 0
 
 
@@ -401,7 +401,7 @@ def test_a_damaged_close_holds_up_no_other(journal: Journal, clock: SetClock) ->
     journal.mark_flushed(journal.take_closed(10))
     journal.close()
 
-    assert [path.suffix for path in journal.directory.iterdir()] == [".unreadable"]
+    assert [path.suffix for path in left_in(journal.directory)] == [".unreadable"]
 
 
 def test_a_flush_is_bounded_by_bytes(journal: Journal, clock: SetClock) -> None:
