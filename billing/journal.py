@@ -32,6 +32,7 @@ from protocol.usage import Usage
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 TAKEN_BYTES = 8 * 1024 * 1024  # of records in one flush
+FRESH = 1000  # closes whose records stay in memory until they are flushed
 REJECTED = "rejected.jsonl"  # records that the ledger does not take
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSE_ROOM = 2048  # bytes a close may need beyond what its open took: names, times, attempts
@@ -68,6 +69,7 @@ class Journal:
         self._open: dict[str, Segment] = {}  # calls that run, and where their records go
         self._in_memory: dict[str, Closed] = {}  # closes that the disk did not take
         self._waiting = 0  # closes that wait in segments
+        self._fresh: dict[tuple[Segment, int], Closed] = {}  # of these, some that need not be read again
         self._numbers = count()
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -304,6 +306,9 @@ class Journal:
             unreadable = set()
             try:
                 for place in tuple(segment.waiting.places):
+                    if (fresh := self._fresh.get((segment, place))) is not None:
+                        yield fresh
+                        continue
                     try:
                         record, size = close_at(segment, place)
                     except (OSError, msgspec.DecodeError) as exc:
@@ -320,6 +325,8 @@ class Journal:
     def _forget(self, segment: Segment, places: set[int]) -> None:
         before = len(segment.waiting)
         segment.waiting.forget(places)
+        for place in places:
+            self._fresh.pop((segment, place), None)
         self._waiting -= before - len(segment.waiting)
         self._free(segment)
 
@@ -337,6 +344,8 @@ class Journal:
         segment.calls.pop(record.request_id, None)
         segment.waiting.add(place, moment_of(record.request_id))
         self._waiting += 1
+        if len(self._fresh) < FRESH and len(body) <= CLOSE_ROOM:
+            self._fresh[segment, place] = Closed(record, segment, place, len(body), is_adopted=False)
 
     def _segment_for(self, size: int) -> Segment:
         """Return the current segment if ``size`` more bytes fit, else the next one."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from billing.adoption import Progress
 from billing.errors import JournalFull
-from billing.journal import Journal
+from billing.journal import FRESH, Journal
 from billing.records import MOST_NANOUSD, MOST_TOKENS, Attempt, Served, Status, UsageRecord
 from billing.segments import HEAD, SUFFIX, Fsync, Kind, Segment
 from protocol.usage import Usage
@@ -269,9 +269,10 @@ def test_the_journal_is_forced_to_the_disk_as_often_as_asked(
 
 
 def test_a_waiting_call_takes_few_bytes(tmp_path: Path, clock: SetClock) -> None:
-    """While Postgres is away the closes wait on the disk: what is kept of each in memory is where it lies."""
+    """While Postgres is away the closes wait on the disk: what is kept of each in memory, but for the
+    first, is where it lies."""
     journal = Journal.open(tmp_path / "journal", clock=clock)
-    for _ in range(100):
+    for _ in range(FRESH):
         run(journal, make_record(clock.new_id()))
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -280,7 +281,7 @@ def test_a_waiting_call_takes_few_bytes(tmp_path: Path, clock: SetClock) -> None
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
 
-    assert journal.backlog == 5100
+    assert journal.backlog == 5000 + FRESH
     assert grown / 5000 < 64
 
 
@@ -389,9 +390,12 @@ def test_a_journal_that_cannot_be_written_says_so(
 
 def test_a_damaged_close_holds_up_no_other(journal: Journal, clock: SetClock) -> None:
     """What the disk no longer gives back is left out, the others come, and the file is kept for people."""
+    dead = Journal.open(journal.directory, clock=clock, segment_bytes=SMALL)
     first, damaged, last = (make_record(clock.new_id()) for _ in range(3))
     for record in (first, damaged, last):
-        run(journal, record)
+        run(dead, record)
+    dead.close()
+    sum(journal.adopt_each())
     waiting = journal.take_closed(10)[1]
     assert waiting.segment is not None and waiting.place is not None
     os.pwrite(waiting.segment.fd, b"\xff" * 8, waiting.place + 20)
@@ -402,6 +406,27 @@ def test_a_damaged_close_holds_up_no_other(journal: Journal, clock: SetClock) ->
     journal.close()
 
     assert [path.suffix for path in left_in(journal.directory)] == [".unreadable"]
+
+
+def test_the_first_of_a_long_wait_need_not_be_read_again(journal: Journal, clock: SetClock) -> None:
+    """A flush takes the records of the first closes from memory; later ones, and large ones, from the disk: all of them
+    come as they were closed, in their order."""
+    records = [make_record(clock.new_id(), metadata={"n": str(number)}) for number in range(FRESH + 50)]
+    records[5] = replace(records[5], metadata={"note": "x" * 4000})
+    for record in records:
+        run(journal, record)
+
+    taken = journal.take_closed(10**6)
+    again = journal.take_closed(10**6)
+    assert [closed.record for closed in taken] == records
+    assert [number for number in range(len(taken)) if taken[number] is not again[number]] == [
+        5,
+        *range(FRESH + 1, len(taken)),
+    ]
+    journal.mark_flushed(taken)
+    assert not journal._fresh
+    run(journal, records[0])
+    assert journal.take_closed(1)[0] is journal.take_closed(1)[0]
 
 
 def test_a_flush_is_bounded_by_bytes(journal: Journal, clock: SetClock) -> None:
