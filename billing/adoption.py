@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import msgspec
@@ -69,6 +69,26 @@ def calls_in(path: Path) -> Iterator[UsageRecord]:
         for request_id, body in opened.items():
             if request_id not in closed:
                 yield interrupted(at_progress(_decode_record(body), reached.get(request_id)))
+    finally:
+        segment.close()
+
+
+def closes_in(path: Path, but: Container[int] = ()) -> Iterator[UsageRecord]:
+    """Yield, decoded one by one, the closes of a segment file, but for those at the places ``but``. The file stays as
+    it is; nothing where it is gone, or cannot be read."""
+    try:
+        segment = Segment.look(path)
+    except FileNotFoundError:  # what is kept gives way to others
+        return
+    except OSError as exc:
+        log.error("journal_unreadable", path=str(path), error=str(exc))
+        return
+    try:
+        for place, kind, body in segment.replay():
+            if kind is Kind.CLOSED and place not in but:
+                yield _decode_record(body)
+    except (OSError, msgspec.DecodeError) as exc:
+        log.error("journal_unreadable", path=str(path), error=str(exc))
     finally:
         segment.close()
 

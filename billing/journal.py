@@ -1,8 +1,9 @@
 # The journal: what was promised and what was used, on local disk, before anybody else hears of it.
 #
 # A call is opened before its upstream is asked, makes progress while it streams, and is closed before its last bytes
-# go out. All records of a call lie in one segment, so a segment is whole in itself: it goes when everything in it has
-# been flushed. Records survive the death of the process; ``fsync`` makes them survive the machine.
+# go out. All records of a call lie in one segment, so a segment is whole in itself: when everything in it has been
+# flushed, it is put away, and kept for a day. Records survive the death of the process; ``fsync`` makes them survive
+# the machine.
 
 from __future__ import annotations
 
@@ -13,26 +14,31 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 import structlog
 from msgspec import Struct
 
-from billing.adoption import Progress, close_at, seize_segments, settle_segment
+from billing.adoption import Progress, close_at, closes_in, seize_segments, settle_segment
 from billing.edges import Clock
 from billing.errors import JournalFull
 from billing.ids import moment_of
+from billing.kept import Kept
 from billing.records import Served, UsageRecord, bounded, bounded_cost, bounded_usage
-from billing.segments import HEAD, SUFFIX, TOO_OLD, UNREADABLE, Fsync, Kind, Segment
+from billing.segments import HEAD, KEPT, SUFFIX, TOO_OLD, UNREADABLE, Fsync, Kind, Segment
 from protocol.usage import Usage
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 TAKEN_BYTES = 8 * 1024 * 1024  # of records in one flush
+FRESH = 1000  # closes whose records stay in memory until they are flushed
 REJECTED = "rejected.jsonl"  # records that the ledger does not take
+FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSE_ROOM = 2048  # bytes a close may need beyond what its open took: names, times, attempts
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 
 class Closed(Struct, frozen=True):
@@ -55,12 +61,14 @@ class Journal:
         self.damaged = 0  # segments found with gaps
         self.on_closed: Callable[[], None] = lambda: None  # called whenever something waits to be flushed
         self._clock = clock
+        self._kept = Kept(directory, clock)
         self._segment_bytes = segment_bytes
         self._current: Segment | None = None
         self._segments: dict[Segment, None] = {}  # in the order in which they came
         self._open: dict[str, Segment] = {}  # calls that run, and where their records go
         self._in_memory: dict[str, Closed] = {}  # closes that the disk did not take
         self._waiting = 0  # closes that wait in segments
+        self._fresh: dict[tuple[Segment, int], Closed] = {}  # of these, some that need not be read again
         self._numbers = count()
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -106,7 +114,7 @@ class Journal:
             cause = exc.__cause__
         else:
             return "quarantined" if self.quarantined else "ok"
-        is_full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        is_full = isinstance(cause, OSError) and cause.errno in (*FULL, errno.EFBIG)
         return "full" if is_full else "not writable"
 
     def progress(self, request_id: str, usage: Usage, cost_nanousd: int, served: Served | None = None) -> None:
@@ -118,7 +126,7 @@ class Journal:
         if segment is None:
             return
         body = self._encode(Progress(request_id, bounded_usage(usage), bounded_cost(cost_nanousd), served))
-        if segment.has_room(HEAD.size + len(body)) or segment.grow(HEAD.size + len(body)):
+        if segment.has_room(HEAD.size + len(body)) or self._grow(segment, HEAD.size + len(body)):
             try:
                 segment.append(Kind.PROGRESS, body)
             except OSError as exc:
@@ -146,7 +154,7 @@ class Journal:
                 settled = settle_segment(segment)
             except msgspec.DecodeError as exc:
                 log.error("journal_unreadable", path=str(segment.path), error=str(exc))
-                segment.quarantine(UNREADABLE)
+                segment.put_away(UNREADABLE, self._clock.now())
                 self.damaged += 1
                 continue
             except OSError as exc:
@@ -220,6 +228,22 @@ class Journal:
         self.mark_flushed(gone)
         return len(gone)
 
+    def kept(self, since: float) -> Iterator[Iterator[UsageRecord]]:
+        """Yield again, a segment at a time, every closed call that was flushed at ``since`` (unix seconds) or later;
+        some that were flushed before may be among them. For a ledger that has forgotten: to one that has not, it says
+        nothing new.
+
+        Calls of our own, and of the dead in this folder; living neighbours look after their own. Other things may
+        happen between one call and the next: each segment is read when it is come to, and its records one by one.
+        """
+        own = [segment.path for segment in self._segments]
+        for path in (*self._kept.paths(since, self.token), *own):
+            yield self._flushed_in(path)
+
+    def prune_kept(self) -> None:
+        """Delete kept segments that are older than a day, or too many for the disk; those of neighbours, too."""
+        self._kept.prune()
+
     def put_aside(self, record: UsageRecord) -> Path | None:
         """Keep a record that the ledger will never take where people find it; return the file, or None if the disk
         does not take it."""
@@ -265,11 +289,17 @@ class Journal:
         """Let go of every segment. Unflushed calls stay on disk for the next process."""
         for segment in self._segments:
             if segment.is_done:
-                segment.free()
+                segment.free(self._clock.now())
             else:
                 segment.close()
         self._segments.clear()
         self._current = None
+
+    def _flushed_in(self, path: Path) -> Iterator[UsageRecord]:
+        segment = next((segment for segment in self._segments if segment.path == path), None)
+        waiting = frozenset(segment.waiting.places) if segment is not None else frozenset[int]()
+        names = [path.with_suffix(suffix) for suffix in (path.suffix, KEPT, UNREADABLE, TOO_OLD)]
+        yield from closes_in(next(filter(Path.exists, names), path), waiting)  # it may have been put away meanwhile
 
     def _each_closed(self) -> Iterator[Closed]:
         """Yield what waits, as it lies on the disk; leave out for good what it no longer gives back."""
@@ -278,6 +308,9 @@ class Journal:
             unreadable = set()
             try:
                 for place in tuple(segment.waiting.places):
+                    if (fresh := self._fresh.get((segment, place))) is not None:
+                        yield fresh
+                        continue
                     try:
                         record, size = close_at(segment, place)
                     except (OSError, msgspec.DecodeError) as exc:
@@ -294,6 +327,8 @@ class Journal:
     def _forget(self, segment: Segment, places: set[int]) -> None:
         before = len(segment.waiting)
         segment.waiting.forget(places)
+        for place in places:
+            self._fresh.pop((segment, place), None)
         self._waiting -= before - len(segment.waiting)
         self._free(segment)
 
@@ -305,22 +340,23 @@ class Journal:
         segment.promised -= promise
         if promise:
             segment.calls[record.request_id] = 0
-        if size > promise and not segment.has_room(size) and not segment.grow(size):
+        if size > promise and not segment.has_room(size) and not self._grow(segment, size):
             body = self._encode(msgspec.structs.replace(record, attempts=(), metadata=None))
         place = segment.append(Kind.CLOSED, body)
         segment.calls.pop(record.request_id, None)
         segment.waiting.add(place, moment_of(record.request_id))
         self._waiting += 1
+        if len(self._fresh) < FRESH and len(body) <= CLOSE_ROOM:
+            self._fresh[segment, place] = Closed(record, segment, place, len(body), is_adopted=False)
 
     def _segment_for(self, size: int) -> Segment:
         """Return the current segment if ``size`` more bytes fit, else the next one."""
         if self._current is not None and self._current.has_room(size):
             return self._current
         name = f"{self._clock.now() * 1000:015.0f}-{self.token}-{next(self._numbers)}{SUFFIX}"
+        size, sync = max(self._segment_bytes, 2 * size), self.fsync == "always"
         try:
-            segment = Segment.create(
-                self.directory / name, max(self._segment_bytes, 2 * size), sync=self.fsync == "always"
-            )
+            segment = self._in_room(size, lambda: Segment.create(self.directory / name, size, sync=sync))
         except OSError as exc:
             raise _full(exc) from exc
         previous, self._current = self._current, segment
@@ -328,6 +364,22 @@ class Journal:
         if previous is not None:
             self._free(previous)
         return segment
+
+    def _grow(self, segment: Segment, size: int) -> bool:
+        try:
+            self._in_room(size, lambda: segment.grow(size))
+        except OSError:
+            return False
+        return True
+
+    def _in_room(self, size: int, reserve: Callable[[], T]) -> T:
+        """Reserve ``size`` bytes; on a full disk, segments that are only kept give way."""
+        while True:
+            try:
+                return reserve()
+            except OSError as exc:
+                if exc.errno not in FULL or not self._kept.make_room(size):
+                    raise
 
     def _free(self, segment: Segment) -> None:
         if not segment.is_done or segment not in self._segments:
@@ -337,7 +389,7 @@ class Journal:
                 return  # most of it is still to be used
             self._current = None
         del self._segments[segment]
-        segment.free()
+        segment.free(self._clock.now())
 
 
 def _line(record: UsageRecord) -> bytes:

@@ -39,6 +39,16 @@ def dead(directory: Path) -> set[str]:
     return {name for name in found if name is not None}
 
 
+def living(directory: Path) -> set[str]:
+    """Return the tokens of those who write here and live."""
+    found = set()
+    for path in directory.glob(f"*{OWNER}"):
+        with contextlib.suppress(OSError):
+            if _name_of_dead(path) is None:
+                found.add(path.stem)
+    return found
+
+
 def carried(directory: Path) -> dict[str, Path]:
     """Return the dead of whom nothing is left to carry: their names, and the files to remove once nobody lists them."""
     found = {}
@@ -54,7 +64,7 @@ def carried(directory: Path) -> dict[str, Path]:
 def _name_of_dead(path: Path) -> str | None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look at once both see a dead one as dead
         return os.read(fd, 1000).decode(errors="replace")
     except BlockingIOError:
         return None

@@ -97,15 +97,15 @@ def bounded(record: UsageRecord) -> UsageRecord:
 
     An upstream that reports nonsense costs its team the most there is, and not the row.
     """
-    tokens = (
-        record.input_tokens,
-        record.cached_input_tokens,
-        record.cache_write_tokens,
-        record.output_tokens,
-        record.reasoning_tokens,
-    )
-    money = (record.cost_nanousd, record.gpu_cost_nanousd)
-    if max(tokens) <= MOST_TOKENS and max(money) <= MOST_NANOUSD and min(*tokens, *money) >= 0:
+    if (
+        0 <= record.input_tokens <= MOST_TOKENS
+        and 0 <= record.cached_input_tokens <= MOST_TOKENS
+        and 0 <= record.cache_write_tokens <= MOST_TOKENS
+        and 0 <= record.output_tokens <= MOST_TOKENS
+        and 0 <= record.reasoning_tokens <= MOST_TOKENS
+        and 0 <= record.cost_nanousd <= MOST_NANOUSD
+        and 0 <= record.gpu_cost_nanousd <= MOST_NANOUSD
+    ):
         return record
     return replace(
         record,

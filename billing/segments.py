@@ -24,6 +24,7 @@ HEAD = struct.Struct("<IIB")
 LONGEST = 1 << 20  # bytes of a body that is believed behind damage
 GROWTH = 64 * 1024  # bytes by which a segment grows when progress has used up what was not promised to closes
 SUFFIX = ".journal"
+KEPT = ".flushed"  # for a day, should the ledger forget
 UNREADABLE, TOO_OLD = ".unreadable", ".too-old"  # what is kept for people: nobody adopts it
 UNLOCKED = ".new"  # a segment being made
 
@@ -120,7 +121,7 @@ class Segment:
 
     @classmethod
     def look(cls, path: Path) -> Segment:
-        """Open a quarantined segment, to read it only. ``OSError`` when it cannot be."""
+        """Open a segment under any of its names, to read it only. ``OSError`` when it cannot be."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         return cls(path, fd, end=0, size=os.fstat(fd).st_size)
 
@@ -133,14 +134,10 @@ class Segment:
         """Whether ``size`` more bytes fit beside what is promised."""
         return self.end + self.promised + size <= self.size
 
-    def grow(self, size: int) -> bool:
-        """Reserve at least ``size`` more bytes on disk; false when the disk is full."""
-        try:
-            os.posix_fallocate(self.fd, self.size, max(size, GROWTH))
-        except OSError:
-            return False
+    def grow(self, size: int) -> None:
+        """Reserve at least ``size`` more bytes on disk. ``OSError`` when there is no room."""
+        os.posix_fallocate(self.fd, self.size, max(size, GROWTH))
         self.size += max(size, GROWTH)
-        return True
 
     def append(self, kind: Kind, body: bytes) -> int:
         """Write one record and return its place."""
@@ -201,18 +198,23 @@ class Segment:
     def _checksum(self, kind: int, body: bytes) -> int:
         return zlib.crc32(body, self._seed ^ kind)
 
-    def free(self) -> None:
-        """Delete the file: all it knew has been flushed. One with gaps, or calls too old, is quarantined."""
+    def free(self, now: float) -> None:
+        """Let go of the file: all it knew has been flushed by ``now`` (unix seconds). It is kept, without the room
+        that it did not use. One with gaps, or calls too old, is quarantined; one without records is deleted."""
         if self.gaps or self.is_too_old:
-            self.quarantine(UNREADABLE if self.gaps else TOO_OLD)
+            self.put_away(UNREADABLE if self.gaps else TOO_OLD, now)
             return
         with contextlib.suppress(OSError):
-            self.path.unlink()
-        self.close()
+            if self.end <= len(MAGIC):
+                self.path.unlink()
+            else:
+                os.ftruncate(self.fd, self.end)
+        self.put_away(KEPT, now)
 
-    def quarantine(self, suffix: str) -> None:
-        """Keep the file where nobody adopts it again."""
+    def put_away(self, suffix: str, now: float) -> None:
+        """Close the file and put it where nobody adopts it again; its time of change tells when."""
         with contextlib.suppress(OSError):
+            os.utime(self.fd, (now, now))
             self.path.rename(self.path.with_suffix(suffix))
         self.close()
 

@@ -155,9 +155,9 @@ def audit(
 
 @app.command("journal")
 def journal(
-    files: Annotated[list[Path], typer.Argument(help="Quarantined files of DATA_DIR/journal, under their names")],
+    files: Annotated[list[Path], typer.Argument(help="Quarantined or kept files of DATA_DIR/journal, by their names")],
 ) -> None:
-    """Print the calls of quarantined journal files: how each ended, a line of JSON a call."""
+    """Print the calls of quarantined or kept journal files: how each ended, a line of JSON a call."""
     from gateway.journal_cli import print_calls
 
     raise typer.Exit(print_calls(files))

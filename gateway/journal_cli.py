@@ -1,4 +1,4 @@
-# `tollgate journal FILE…`: what is in quarantined journal files, for those who decide what becomes of it.
+# `tollgate journal FILE…`: what is in journal files, quarantined or kept, for those who decide what becomes of it.
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ class Account:
             None
         )  # and by which target, if not the one it was opened with
         self.prompt: PromptBound | None = None  # what its hold covers of the prompt
+        self.opened: UsageRecord | None = None  # as the journal knows the call while it runs
         self.record: UsageRecord | None = None  # the final one, once closed
         self._journal = journal
         self._quotas = quotas
         self._noted: tuple[Settlement, Served | None] = NOTHING, None
-        self._is_opened = False
         self._is_left = False
 
     @property
@@ -41,11 +41,11 @@ class Account:
     def open(self, record: UsageRecord) -> None:
         """Enter the call into the journal, before an upstream hears of it. Raises JournalFull."""
         self._journal.opened(record)
-        self._is_opened = True
+        self.opened = record
 
     def note_progress(self) -> None:
         """Enter which target answers and, where parts are owed, what was used so far, if that changed."""
-        if not self._is_opened or self.is_closed:
+        if self.opened is None or self.is_closed:
             return
         used, served = self.count() if self.owes_parts else NOTHING, self.served()
         if (used, served) != self._noted:
@@ -56,7 +56,7 @@ class Account:
         """Enter how the call ended. Only after this may its last bytes leave."""
         if self.is_closed:
             return
-        if self._is_opened:
+        if self.opened is not None:
             self._journal.closed(record)
         self.record = record
         self._let_go()
@@ -78,7 +78,7 @@ class Account:
         if self._is_left:
             return
         record = self.record
-        if record is None or not self._is_opened or record.status not in CHARGED:
+        if record is None or self.opened is None or record.status not in CHARGED:
             self._quotas.release(self.hold)
         else:
             self._quotas.settle(self.hold, Settlement(_usage_of(record), record.cost_nanousd))

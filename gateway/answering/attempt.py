@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -183,20 +184,19 @@ async def _read_answer(
     try:
         if not _is_success(response):
             raise wire.read_error(response.status, response.headers, await read_error_body(response))
-        async with asyncio.timeout_at(ends):
-            begun = await response.next_piece() if streams else b""
-            if streams and (begun is None or not begun[:64].lstrip().startswith(b"{")):
-                events = wire.open_events(call.request)
-                return Answering(target, provider, await _read_first(response, events, begun), events, response)
-            body = (begun or b"") + await response.read()
-            whole, usage = await off_loop(len(body), lambda: wire.read_reply(call.request, body))
+        response.due = ends
+        begun = await response.next_piece() if streams else b""
+        if streams and (begun is None or not begun[:64].lstrip().startswith(b"{")):
+            events = wire.open_events(call.request)
+            first = await _read_first(response, events, begun)
+            response.due = math.inf
+            return Answering(target, provider, first, events, response)
+        body = (begun or b"") + await response.read()
+        whole, usage = await off_loop(len(body), lambda: wire.read_reply(call.request, body))
         await response.close()
         if streams:  # it does not know how to, and answered in JSON
             return Answering(target, provider, events_of(whole, usage))
         return Answering(target, provider, [], whole=whole, usage=usage)
-    except TimeoutError as exc:
-        await response.close()
-        raise UpstreamTimeout("The upstream did not answer in time.") from exc
     except BaseException:
         await response.close()
         raise

@@ -1,86 +1,80 @@
-# The only module that calls upstreams. aiohttp's errors become ours here; past it nobody knows aiohttp.
+# The only module that calls upstreams: HTTP/1.1 over pooled connections. What fails below becomes an UpstreamFailure.
 
 from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 from collections.abc import Mapping
-from functools import lru_cache
-
-import aiohttp
-from aiohttp.abc import AbstractStreamWriter
 
 from gateway.providers.base import UpstreamRequest
-from gateway.providers.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
+from gateway.providers.connection import Connection
+from gateway.providers.errors import UpstreamError, UpstreamTimeout
+from gateway.providers.pool import Origin, Pool, place_of
+from gateway.providers.unpacking import Unpacker
 
-UNREAD = 64 * 1024  # bytes of an answer that may wait here for a slow client; at twice that its upstream waits
 LONGEST_REPLY = 64 * 1024 * 1024  # bytes of a plain reply that we read
 LONGEST_ERROR = 64 * 1024  # bytes of a failing reply that we read
 
-BROKEN = (aiohttp.ClientError, OSError)  # TimeoutError is an OSError
-
 
 class UpstreamClient:
-    """Sends requests to upstreams over pooled connections. Redirects are not followed and no cookie is kept.
+    """Sends requests to upstreams over pooled connections. Redirects are not followed, no proxy is used and no cookie
+    is kept.
 
-    Made inside a running event loop, and used in that one alone.
+    Made inside a running event loop, and used in that one alone. ``tls`` as in Pool.
     """
 
-    def __init__(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=30),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers={"user-agent", "accept"},
-            read_bufsize=UNREAD,
-        )
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.pool = Pool(tls)
 
     async def send(self, request: UpstreamRequest, connect: float, patience: float) -> UpstreamResponse:
         """Send ``request`` and return once the headers of the answer are here.
 
         ``connect`` and ``patience`` are seconds: for the connection, and for the headers. Raises UpstreamFailure.
         """
+        origin, host, target = place_of(request.url)
+        head = _head_of(request, host, target)
+        due = self._loop.time() + patience
+        connection = self.pool.take(origin) or await self._connect(origin, connect, patience)
         try:
-            async with asyncio.timeout(patience):
-                response = await self._session.request(
-                    request.method,
-                    request.url,
-                    headers=request.headers,
-                    data=_Body(request),
-                    timeout=_connecting_within(connect),
-                    allow_redirects=False,
-                )
-        except BROKEN as exc:
-            raise _as_ours(exc) from exc
-        return UpstreamResponse(response)
+            connection.send(head, request.body, request.delivery)
+            await connection.answered(due)
+            return UpstreamResponse(connection, self.pool)
+        except BaseException:
+            connection.abort()
+            raise
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._session.close()
+        self.pool.close()
 
-
-class _Body(aiohttp.BytesPayload):
-    """A request's body, which notes when it is written."""
-
-    def __init__(self, request: UpstreamRequest) -> None:
-        super().__init__(request.body)
-        self._delivery = request.delivery
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        """Write the body, as aiohttp asks once."""
-        await super().write_with_length(writer, content_length)
-        self._delivery.is_whole = True
+    async def _connect(self, origin: Origin, connect: float, patience: float) -> Connection:
+        try:
+            async with asyncio.timeout(min(connect, patience)):
+                return await self.pool.connect(origin)
+        except TimeoutError as exc:
+            if patience < connect:
+                raise UpstreamTimeout("The upstream did not answer in time.") from exc
+            raise UpstreamTimeout("The upstream did not take the connection in time.", outcome="connect") from exc
+        except (OSError, RuntimeError, UnicodeError) as exc:  # a name's look-up, each address, TLS
+            raise UpstreamError("The upstream cannot be reached.", outcome="connect") from exc
 
 
 class UpstreamResponse:
-    """An answer whose headers are here. Close it, whatever happens; closing early closes the connection."""
+    """An answer whose headers are here. Close it, whatever happens; closing early closes the connection.
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
-        self.headers: Mapping[str, str] = response.headers
-        self._loop = asyncio.get_running_loop()
-        self._due = math.inf  # the loop's seconds: when whoever waits for bytes has waited long enough
-        self._alarm: asyncio.TimerHandle | None = None  # one for many pieces: it is moved when it rings, not before
+    ``due`` is the loop's seconds: an answer whose bytes have not come by then is lost, whatever its pieces' patience.
+    """
+
+    def __init__(self, connection: Connection, pool: Pool) -> None:
+        self._connection: Connection | None = connection
+        self._pool = pool
+        self.status = connection.status
+        self.headers: Mapping[str, str] = connection.headers  # names in lower case
+        self.due = math.inf
+        encoding = self.headers.get("content-encoding", "identity")
+        self._unpacker = None if encoding in ("identity", "") else Unpacker(encoding.lower())
 
     async def read(self, longest: int = LONGEST_REPLY) -> bytes:
         """Return the whole body. Raises UpstreamError when it is longer than ``longest``."""
@@ -98,29 +92,23 @@ class UpstreamResponse:
 
         Raises UpstreamTimeout after ``patience`` seconds without any; then the answer is lost, and only to be closed.
         """
-        self._due = self._loop.time() + patience
-        if self._alarm is None and patience < math.inf:
-            self._alarm = self._loop.call_at(self._due, self._ring)
-        try:
-            return await self._response.content.readany() or None
-        except BROKEN as exc:
-            raise _as_ours(exc) from exc
-        finally:
-            self._due = math.inf
-
-    def _ring(self) -> None:
-        self._alarm = None
-        if self._due <= self._loop.time():
-            late = UpstreamTimeout("The upstream fell silent, or took too long in all.")
-            self._response.content.set_exception(late)
-        elif self._due < math.inf:
-            self._alarm = self._loop.call_at(self._due, self._ring)
+        connection = self._connection
+        assert connection is not None, "the answer is closed"
+        due = self.due if patience == math.inf else min(self.due, connection.now() + patience)
+        if self._unpacker is None:
+            return await connection.next_piece(due)
+        while not (unpacked := self._unpacker.take()):
+            if (piece := await connection.next_piece(due)) is None:
+                self._unpacker.end()
+                return None
+            self._unpacker.feed(piece)
+        return unpacked
 
     async def close(self) -> None:
-        """Close the connection if the body has not come to its end; else it went back to the pool. Never raises."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._response.close()
+        """Close the connection if the body has not come to its end; else it goes back to the pool. Never raises."""
+        if self._connection is not None:
+            self._pool.give_back(self._connection)
+            self._connection = None
 
 
 async def read_error_body(response: UpstreamResponse) -> bytes:
@@ -132,20 +120,13 @@ async def read_error_body(response: UpstreamResponse) -> bytes:
         return b""
 
 
-def _as_ours(exc: Exception) -> UpstreamFailure:
-    """Return what a failure of aiohttp or of the network means to a call."""
-    match exc:
-        case aiohttp.ConnectionTimeoutError():
-            return UpstreamTimeout("The upstream did not take the connection in time.", outcome="connect")
-        case TimeoutError():
-            return UpstreamTimeout("The upstream did not answer in time.")
-        case aiohttp.ClientConnectorError():
-            return UpstreamError("The upstream cannot be reached.", outcome="connect")
-        case aiohttp.ServerDisconnectedError():
-            return UpstreamError("The upstream closed the connection.", outcome="reset")
-    return UpstreamError("The connection to the upstream broke.", outcome="reset")
-
-
-@lru_cache(64)
-def _connecting_within(seconds: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=None, connect=seconds, sock_connect=seconds)
+def _head_of(request: UpstreamRequest, host: str, target: str) -> bytes:
+    """Return the head of a request: what the format says, and the two headers that HTTP needs."""
+    lines = [f"{name}: {value}\r\n" for name, value in request.headers.items()]
+    head = (
+        f"{request.method} {target} HTTP/1.1\r\nhost: {host}\r\n{''.join(lines)}"
+        f"content-length: {len(request.body)}\r\n\r\n"
+    )
+    if head.count("\n") != len(lines) + 4 or head.count("\r") != len(lines) + 4:
+        raise ValueError("a header's value may not have several lines")  # and the value is not told: it may be a key
+    return head.encode("utf-8", "surrogateescape")

@@ -19,6 +19,7 @@ from billing.errors import JournalFull
 from billing.flusher import Flusher
 from billing.holds import Hold, HoldRequest, Leg, Limits, Scope
 from billing.journal import Journal
+from billing.ledger import insert_records
 from billing.quotas import Quotas
 from billing.records import Status
 from gateway.clock import Clock
@@ -26,7 +27,7 @@ from gateway.database import Database
 from protocol.usage import Usage
 from tests.support.factories import make_record
 from tests.support.house import running_house, settings_for
-from tests.support.journals import adopt
+from tests.support.journals import adopt, left_in
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.waiting import until
 
@@ -38,6 +39,7 @@ import sys, time
 from pathlib import Path
 import msgspec
 from billing.journal import Journal
+from billing.ledger import insert_records
 from billing.records import Status
 from gateway.clock import Clock
 from protocol.usage import Usage
@@ -66,7 +68,7 @@ def test_a_killed_process_leaves_its_calls_to_the_next(tmp_path: Path) -> None:
     assert found.keys() == set(ids)
     assert (found[ids[0]].status, found[ids[0]].cost_nanousd) == (Status.ANSWERED, 2000)
     assert (found[ids[1]].status, found[ids[1]].cost_nanousd) == (Status.INTERRUPTED, 1200)
-    assert list(tmp_path.iterdir()) == []
+    assert left_in(tmp_path) == []
 
 
 # Adopts everything in turns until told to stop, and tells which calls it got.
@@ -74,6 +76,7 @@ ADOPTER = """
 import sys, time
 from pathlib import Path
 from billing.journal import Journal
+from billing.ledger import insert_records
 from gateway.clock import Clock
 
 journal = Journal.open(Path(sys.argv[1]), clock=Clock())
@@ -113,7 +116,7 @@ def test_two_neighbours_that_adopt_at_once_share_the_dead_between_them(tmp_path:
 
     left = [record.request_id for record in adopt(tmp_path, clock)]  # what came after their time, on a slow machine
     assert sorted(found + left) == sorted(ids)
-    assert list(tmp_path.iterdir()) == []
+    assert left_in(tmp_path) == []
 
 
 @pytest.fixture
@@ -155,6 +158,65 @@ def test_a_full_disk_refuses_new_calls_and_loses_none_that_runs(small_disk: Path
     assert journal.check() == "ok"
     journal.opened(make_record(clock.new_id()))
     journal.close()
+
+
+def test_kept_segments_refuse_no_call_on_a_full_disk(small_disk: Path) -> None:
+    """On a disk that is really full, what is only kept makes room for calls; nothing else does, once it is gone."""
+    clock = Clock()
+    journal = Journal.open(small_disk / "journal", clock=clock, segment_bytes=64 * 1024)
+    for _ in range(20):
+        for record in [make_record(clock.new_id()) for _ in range(100)]:
+            journal.opened(record)
+            journal.closed(record)
+        journal.mark_flushed(journal.take_closed(1000))
+    kept = len(list(journal.directory.glob("*.flushed")))
+    fill(small_disk / "filler")
+
+    opened = 0
+    with pytest.raises(JournalFull):
+        while True:
+            journal.opened(make_record(clock.new_id()))
+            opened += 1
+
+    assert kept > 20
+    assert opened > kept * 5  # a kept segment makes room for some ten open calls, which reserve room for their closes
+    assert list(journal.directory.glob("*.flushed")) == []
+    journal.close()
+
+
+async def test_a_ledger_that_forgot_learns_its_calls_again(database: Database, tmp_path: Path) -> None:
+    """What was flushed to a database that is then put back is told again from kept segments; a second time is nothing
+    new."""
+    clock = Clock()
+    journal = Journal.open(tmp_path, clock=clock, segment_bytes=64 * 1024)
+    flusher = Flusher(journal, database, clock)
+    for record in [make_record(clock.new_id()) for _ in range(300)]:
+        journal.opened(record)
+        journal.closed(record)
+    while await flusher.flush_once():
+        pass
+    before = await read_books(database)
+    async with database.begin() as connection:
+        await connection.execute(text("TRUNCATE usage_records, usage_daily, endpoint_days"))
+
+    new = []
+    for _ in range(2):
+        new.append(0)
+        for calls in journal.kept(since=0):
+            async with database.begin() as connection:
+                new[-1] += len(await insert_records(connection, list(calls), today=clock.today()))
+
+    assert new == [300, 0]
+    assert await read_books(database) == before
+    journal.close()
+
+
+async def read_books(database: Database) -> list[object]:
+    """Return every row and every sum."""
+    async with database.begin() as connection:
+        rows = await connection.execute(text("SELECT * FROM usage_records ORDER BY request_id"))
+        sums = await connection.execute(text("SELECT * FROM usage_daily ORDER BY team_id, key_id, model_used"))
+        return [*map(tuple, rows), *map(tuple, sums)]
 
 
 def test_a_gateway_on_a_full_disk_says_so_and_recovers_by_itself(

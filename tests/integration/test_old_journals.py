@@ -32,6 +32,7 @@ from protocol.errors import NotFound
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
+from tests.support.journals import left_in
 
 THEN = date(2026, 4, 5)  # what the clock shows first
 DAY = 86_400.0
@@ -112,7 +113,7 @@ async def test_a_segment_keeps_only_what_is_too_old_from_the_ledger(
     journal.close()
 
     assert await rows(database) == [record.request_id for record in records[2:]]
-    assert sorted(path.name.partition(".")[2] for path in tmp_path.iterdir()) == ["jsonl", "too-old"]
+    assert sorted(path.name.partition(".")[2] for path in left_in(tmp_path)) == ["jsonl", "too-old"]
     assert json.loads((tmp_path / "rejected.jsonl").read_text())["request_id"] == lost.request_id
 
 

@@ -19,7 +19,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from billing.owners import OWNER
-from billing.segments import SUFFIX, Kind, Segment
+from billing.segments import KEPT, SUFFIX, Kind, Segment
 from gateway.processes import is_running
 from tests.support.fault_house import MODELS
 from tests.support.fault_load import Attempt, Seen
@@ -194,14 +194,15 @@ def _owed(rows: Sequence[Row]) -> dict[str, Counter[str]]:
 
 
 async def check_journals(connection: asyncpg.Connection, directory: Path) -> list[str]:
-    """Look into every segment: no call is open, every closed one is in the ledger, and no segment is of the dead."""
+    """Look into every segment, kept ones too: no call is open, every closed one is in the ledger; and none that is not
+    only kept is of the dead."""
     complaints = []
     for path in sorted(directory.iterdir()):
         if path.suffix == OWNER:  # PID-DICE.owner
             if not is_running(int(path.name.split("-")[0])):
                 complaints.append(f"{path.name} is of a dead process")
             continue
-        if path.suffix != SUFFIX:
+        if path.suffix not in (SUFFIX, KEPT):
             complaints.append(f"a file in the journal that should not be there: {path.name}")
             continue
         try:
@@ -214,7 +215,7 @@ async def check_journals(connection: asyncpg.Connection, directory: Path) -> lis
             complaints.append(f"{path.name} has open calls: {sorted(opened)}")
         if lacking:
             complaints.append(f"{path.name} has calls that the ledger lacks: {sorted(lacking)}")
-        if not is_running(int(path.name.split("-")[1])):
+        if path.suffix == SUFFIX and not is_running(int(path.name.split("-")[1])):
             complaints.append(f"{path.name} is of a dead process")
     return complaints
 

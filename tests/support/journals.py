@@ -8,6 +8,7 @@ from pathlib import Path
 from billing.adoption import close_at, seize_segments, settle_segment
 from billing.edges import Clock
 from billing.records import UsageRecord
+from billing.segments import KEPT
 
 
 def adopt(directory: Path, clock: Clock) -> Iterator[UsageRecord]:
@@ -15,4 +16,9 @@ def adopt(directory: Path, clock: Clock) -> Iterator[UsageRecord]:
     for segment in seize_segments(directory, clock.now()):
         for settled in settle_segment(segment):
             yield settled.record or close_at(segment, settled.place)[0]
-        segment.free()
+        segment.free(clock.now())
+
+
+def left_in(directory: Path) -> list[Path]:
+    """Return the files of a journal's folder, but for those that are only kept."""
+    return [path for path in directory.iterdir() if path.suffix != KEPT]

@@ -407,6 +407,7 @@ BESIDE = {
     "gateway.safety.output_watch._Nobody": "does nothing",
     "gateway.safety.output_watch.OutputWatch": "test_the_content_policy",
     "gateway.routes.embeddings.EmbeddingDialect": "has no stream",
+    "gateway.providers.unpacking.Unpacker": "unpacks all of a piece before it takes the next",
     "gateway.held_back.taker.Watch": "drops what is longer than it keeps",
 }
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from billing.adoption import Progress
 from billing.errors import JournalFull
-from billing.journal import Journal
+from billing.journal import FRESH, Journal
 from billing.records import MOST_NANOUSD, MOST_TOKENS, Attempt, Served, Status, UsageRecord
 from billing.segments import HEAD, SUFFIX, Fsync, Kind, Segment
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
-from tests.support.journals import adopt
+from tests.support.journals import adopt, left_in
 
 SMALL = 64 * 1024
 
@@ -43,9 +43,9 @@ def test_closed_calls_wait_in_order_until_they_are_flushed(journal: Journal, clo
     journal.mark_flushed(journal.take_closed(150))
     assert (journal.backlog, take(journal)) == (50, records[150:])
     journal.mark_flushed(journal.take_closed(1000))
-    assert len(list(journal.directory.iterdir())) <= 1
+    assert len(left_in(journal.directory)) <= 1
     journal.close()
-    assert list(journal.directory.iterdir()) == []
+    assert left_in(journal.directory) == []
 
 
 def test_a_living_journal_is_not_adopted(journal: Journal, clock: SetClock) -> None:
@@ -99,7 +99,7 @@ def test_the_calls_of_the_dead_come_as_they_ended(journal: Journal, clock: SetCl
         ),
         silent.request_id: replace(silent, status=Status.FAILED, input_tokens=50, cost_nanousd=0),
     }
-    assert list(journal.directory.iterdir()) == []
+    assert left_in(journal.directory) == []
 
 
 def test_progress_is_read_across_versions(journal: Journal, clock: SetClock) -> None:
@@ -133,7 +133,7 @@ def test_a_neighbour_takes_over_and_flushes(journal: Journal, clock: SetClock) -
     assert [each.record.status for each in taken] == [Status.ANSWERED, Status.FAILED]
     assert all(each.is_adopted for each in taken)
     neighbour.mark_flushed(taken)
-    assert list(journal.directory.iterdir()) == []
+    assert left_in(journal.directory) == []
 
 
 def test_a_neighbour_that_dies_too_leaves_it_all_to_the_next(journal: Journal, clock: SetClock) -> None:
@@ -158,7 +158,7 @@ def test_a_tail_cut_anywhere_loses_only_what_was_cut(tmp_path: Path, journal: Jo
         run(journal, record)
         ends.append(size_of(journal))
     journal.close()
-    [segment] = journal.directory.iterdir()
+    [segment] = left_in(journal.directory)
     whole = segment.read_bytes()
 
     for cut in range(ends[-1] + 1):
@@ -188,7 +188,7 @@ def test_what_damage_left_whole_is_found(tmp_path: Path, data: st.DataObject) ->
         journal.closed(record)
         ends.append((begin, size_of(journal)))
     journal.close()
-    [segment] = journal.directory.iterdir()
+    [segment] = left_in(journal.directory)
     whole = segment.read_bytes()
     start = data.draw(st.integers(0, ends[-1][1] - 1), label="start")
     noise = data.draw(st.binary(min_size=1, max_size=1200), label="noise")
@@ -215,7 +215,7 @@ def test_a_damaged_segment_is_kept_for_people(journal: Journal, clock: SetClock)
         run(dead, record)
     middle = dead.take_closed(3)[2].place
     dead.close()
-    [segment] = journal.directory.iterdir()
+    [segment] = left_in(journal.directory)
     assert middle is not None
     with segment.open("r+b") as file:
         file.seek(middle + 40)
@@ -228,7 +228,7 @@ def test_a_damaged_segment_is_kept_for_people(journal: Journal, clock: SetClock)
     assert [record.status for record in found].count(Status.FAILED) == 1  # its open is left
     assert segment.exists()
     journal.mark_flushed(journal.take_closed(10))
-    assert [path.suffix for path in journal.directory.iterdir()] == [".unreadable"]
+    assert [path.suffix for path in left_in(journal.directory)] == [".unreadable"]
     assert sum(journal.adopt_each()) == 0
 
 
@@ -269,9 +269,10 @@ def test_the_journal_is_forced_to_the_disk_as_often_as_asked(
 
 
 def test_a_waiting_call_takes_few_bytes(tmp_path: Path, clock: SetClock) -> None:
-    """While Postgres is away the closes wait on the disk: what is kept of each in memory is where it lies."""
+    """While Postgres is away the closes wait on the disk: what is kept of each in memory, but for the
+    first, is where it lies."""
     journal = Journal.open(tmp_path / "journal", clock=clock)
-    for _ in range(100):
+    for _ in range(FRESH):
         run(journal, make_record(clock.new_id()))
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -280,7 +281,7 @@ def test_a_waiting_call_takes_few_bytes(tmp_path: Path, clock: SetClock) -> None
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
 
-    assert journal.backlog == 5100
+    assert journal.backlog == 5000 + FRESH
     assert grown / 5000 < 64
 
 
@@ -389,9 +390,12 @@ def test_a_journal_that_cannot_be_written_says_so(
 
 def test_a_damaged_close_holds_up_no_other(journal: Journal, clock: SetClock) -> None:
     """What the disk no longer gives back is left out, the others come, and the file is kept for people."""
+    dead = Journal.open(journal.directory, clock=clock, segment_bytes=SMALL)
     first, damaged, last = (make_record(clock.new_id()) for _ in range(3))
     for record in (first, damaged, last):
-        run(journal, record)
+        run(dead, record)
+    dead.close()
+    sum(journal.adopt_each())
     waiting = journal.take_closed(10)[1]
     assert waiting.segment is not None and waiting.place is not None
     os.pwrite(waiting.segment.fd, b"\xff" * 8, waiting.place + 20)
@@ -401,7 +405,28 @@ def test_a_damaged_close_holds_up_no_other(journal: Journal, clock: SetClock) ->
     journal.mark_flushed(journal.take_closed(10))
     journal.close()
 
-    assert [path.suffix for path in journal.directory.iterdir()] == [".unreadable"]
+    assert [path.suffix for path in left_in(journal.directory)] == [".unreadable"]
+
+
+def test_the_first_of_a_long_wait_need_not_be_read_again(journal: Journal, clock: SetClock) -> None:
+    """A flush takes the records of the first closes from memory; later ones, and large ones, from the disk: all of them
+    come as they were closed, in their order."""
+    records = [make_record(clock.new_id(), metadata={"n": str(number)}) for number in range(FRESH + 50)]
+    records[5] = replace(records[5], metadata={"note": "x" * 4000})
+    for record in records:
+        run(journal, record)
+
+    taken = journal.take_closed(10**6)
+    again = journal.take_closed(10**6)
+    assert [closed.record for closed in taken] == records
+    assert [number for number in range(len(taken)) if taken[number] is not again[number]] == [
+        5,
+        *range(FRESH + 1, len(taken)),
+    ]
+    journal.mark_flushed(taken)
+    assert not journal._fresh
+    run(journal, records[0])
+    assert journal.take_closed(1)[0] is journal.take_closed(1)[0]
 
 
 def test_a_flush_is_bounded_by_bytes(journal: Journal, clock: SetClock) -> None:
