@@ -1,5 +1,5 @@
-# The functions of the schema (migrations, 0017) in plain Python, one statement at a time, and a ledger beside them. A test
-# runs the same verbs against this and against Postgres and compares every table after each; the simulation runs on it.
+# The functions of the schema (migrations, 0017) in plain Python, one statement at a time, and a ledger beside them. A
+# test runs the same verbs against this and against Postgres and compares every table after each; the simulation runs on it.
 #
 # What a table holds is replaced and never changed, and each statement notes what it replaced: so a failover can forget
 # the last few, and the search can go back.
@@ -72,13 +72,13 @@ class SqlModel:
         self.balances: dict[Key, BalanceRow] = {}
         self.leases: dict[LeaseKey, Lease] = {}
         self.limits: dict[str, dict[str, int]] = {}  # by scope: what its row says of its limits
-        self.closed_days: dict[str, None] = {}
+        self.closed_days: dict[str, bool] = {}
         self.failovers: dict[int, float] = {}
         self.rows: dict[str, UsageRecord] = {}
         self.daily: dict[tuple[str, ...], tuple[int, int, int]] = {}  # calls, tokens, nanousd
         self.corrections: dict[int, tuple[tuple[str, ...], str, int, int]] = {}
         self.on_notify: Callable[[str], None] = lambda scope: None
-        self.on_grant: Callable[[str, list[Need], list[int]], None] = lambda owner, needs, amounts: None
+        self.on_grant: Callable[[str, list[Need], list[int], str, float], None] = lambda *grant: None
         self._by_room: dict[tuple[str, str], dict[LeaseKey, None]] = {}
         self._undo: list[list[tuple[dict, Any, Any]]] = []
 
@@ -136,7 +136,7 @@ class SqlModel:
                 was_refused = True
                 continue
             amounts = [self._amount(need, day, share) for need in ask]
-            self.on_grant(owner, list(ask), amounts)
+            self.on_grant(owner, list(ask), amounts, day, share)
             for need, amount in zip(ask, amounts, strict=True):
                 key = owner, need.scope, need.unit, day
                 lease = self.leases.get(key, Lease())
@@ -144,7 +144,7 @@ class SqlModel:
             self._draw(((need.scope, need.unit, day), amount) for need, amount in zip(ask, amounts, strict=True))
         holds: dict[Key, int] = {}
         for need in needs:
-            for key in self._keys_of(need.scope, need.unit, day):
+            for key in self.keys_of(need.scope, need.unit, day):
                 holds[key] = max(holds.get(key, 0), need.hold)
         for key, hold in holds.items():
             self._note_tightness(key, hold, share, moment)
@@ -233,7 +233,7 @@ class SqlModel:
         rooms = [(scope, unit, day) for scope in scopes for unit in (TOKENS, NANOUSD)]
         self._make_balances(rooms)
         for scope, unit, _ in rooms:
-            for key in self._keys_of(scope, unit, day):
+            for key in self.keys_of(scope, unit, day):
                 balance = self.balances[key]
                 amount = tokens if unit == TOKENS else nanousd
                 self._put(self.balances, key, replace(balance, corrected=balance.corrected + amount))
@@ -249,7 +249,7 @@ class SqlModel:
     def close_day(self, day: str) -> None:
         """Close a day."""
         self._statement()
-        self._put(self.closed_days, day, None)
+        self._put(self.closed_days, day, True)
 
     def insert(self, flusher: str, records: Sequence[UsageRecord], today: str) -> tuple[list[UsageRecord], int | None]:
         """Insert rows once, with their rollups and what they spend; return those that were new, and the beat."""
@@ -273,18 +273,16 @@ class SqlModel:
     # -- what a failover and a search do
 
     @property
-    def statements(self) -> int:
-        """Statements that can be forgotten."""
-        return len(self._undo)
+    def touched(self) -> list[tuple[dict, Any, Any]]:
+        """Where the last statement wrote, and what was there before."""
+        return self._undo[-1] if self._undo else []
 
     def forget(self, statements: int) -> None:
         """Go back to what was before the last few statements."""
         for _ in range(min(statements, len(self._undo))):
             for table, key, old in reversed(self._undo.pop()):
-                if old is None and table is not self.closed_days:
+                if old is None:
                     del table[key]
-                elif old is None:
-                    table.pop(key, None)
                 else:
                     table[key] = old
 
@@ -296,7 +294,7 @@ class SqlModel:
             del self._undo[:REMEMBERED]
 
     def _put(self, table: dict, key: Any, value: Any) -> None:
-        self._undo[-1].append((table, key, table.get(key)))
+        self._undo[-1].append((table, key, table.get(key)))  # none of them holds a None
         table[key] = value
 
     def _put_lease(self, key: LeaseKey, lease: Lease) -> None:
@@ -327,12 +325,13 @@ class SqlModel:
             )
         )
 
-    def _keys_of(self, scope: str, unit: str, day: str) -> tuple[Key, ...]:
+    def keys_of(self, scope: str, unit: str, day: str) -> tuple[Key, ...]:
+        """Return the balances behind a lease: of the day, and of its month for money."""
         of_day = scope, unit, day
         return (of_day, (scope, unit, day[:7])) if unit == NANOUSD else (of_day,)
 
     def _known(self, need: Need, day: str) -> Iterator[BalanceRow]:
-        for key in self._keys_of(need.scope, need.unit, day):
+        for key in self.keys_of(need.scope, need.unit, day):
             balance = self.balances.get(key)
             if balance is not None and balance.cap is not None:
                 yield balance
@@ -367,7 +366,7 @@ class SqlModel:
 
     def _make_balances(self, rooms: Iterable[tuple[str, str, str]]) -> None:
         for scope, unit, day in rooms:
-            for key in self._keys_of(scope, unit, day):
+            for key in self.keys_of(scope, unit, day):
                 if key not in self.balances:
                     self._put(self.balances, key, BalanceRow(self._cap_of(*key)))
 
@@ -377,7 +376,7 @@ class SqlModel:
     def _draw(self, changes: Iterable[tuple[tuple[str, str, str], int]]) -> None:
         for (scope, unit, day), amount in changes:
             if amount:
-                for key in self._keys_of(scope, unit, day):
+                for key in self.keys_of(scope, unit, day):
                     balance = self.balances.get(key)
                     if balance is not None:
                         self._put(self.balances, key, replace(balance, drawn=balance.drawn + amount))
@@ -391,7 +390,7 @@ class SqlModel:
                 lease = self.leases.get((owner, scope, unit, day))
                 if lease is not None:
                     rows.append(LeaseRow(scope, unit, lease.granted, lease.returned, lease.spent))
-                for key in self._keys_of(scope, unit, day):
+                for key in self.keys_of(scope, unit, day):
                     balance = self.balances.get(key)
                     if balance is not None and balance.cap is not None:
                         use = self._use(owner, key, day, moment) if was_refused else (None, None)

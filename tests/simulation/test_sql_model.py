@@ -1,5 +1,5 @@
-# The model of the schema's functions is worth what it shares with them: the same random verbs, one after another, on the
-# model and on Postgres leave the same tables and get the same answers.
+# The model of the schema's functions is worth what it shares with them: the same random verbs, one after another, on
+# the model and on Postgres leave the same tables and get the same answers.
 
 from __future__ import annotations
 
