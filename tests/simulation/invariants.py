@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from billing.lease_store import NANOUSD, TOKENS, Need
-from billing.records import CHARGED, Status
-from tests.simulation.sql_model import BalanceRow, Key, Lease, LeaseKey, SqlModel, day_in, owner_of, spent_by
+from billing.records import Status
+from tests.simulation.sql_model import BalanceRow, Key, Lease, LeaseKey, SqlModel, day_in, spent_by
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -117,8 +117,10 @@ def check_rows(world: World) -> None:
     for request_id, row in model.rows.items():
         if (closed := world.closed.get(request_id)) is not None and closed != row:
             raise Broken(4, f"the row is not the close: {row} {closed}")
-        if closed is None and row.status not in (Status.FAILED, Status.INTERRUPTED):
-            raise Broken(4, f"the row of a call that broke off: {row}")
+        tokens, nanousd = world.reached.get(request_id, (0, 0))
+        broke_off = Status.INTERRUPTED if tokens else Status.FAILED, tokens, nanousd
+        if closed is None and (row.status, row.output_tokens, row.cost_nanousd) != broke_off:
+            raise Broken(4, f"the row of a call that broke off at {broke_off}: {row}")
         day = day_in(request_id)
         total = sums[row.team_id, day, row.key_id, row.status.value]
         total[0] += 1
@@ -187,11 +189,3 @@ def rooms_of(process: Process) -> Iterator[Any]:
     """Yield all rooms of a process."""
     for pair in process.leases._rooms.values():
         yield from pair
-
-
-def charged(world: World) -> int:
-    """Return how many rows are charged."""
-    return sum(row.status in CHARGED for row in world.model.rows.values())
-
-
-__all__ = ["Broken", "check_again", "check_grant", "check_rest", "check_room", "check_statement", "owner_of"]

@@ -14,6 +14,7 @@ from billing.records import UsageRecord
 from tests.simulation.sql_model import SqlModel, today_at
 
 if TYPE_CHECKING:
+    from tests.simulation.process import Process
     from tests.simulation.world import World
 
 GIVEN_UP_AFTER = 10.0  # seconds, as the driver does by itself
@@ -37,9 +38,9 @@ class Trouble(Struct, frozen=True):
 class Line:
     """The way of one process."""
 
-    def __init__(self, world: World, owner: str) -> None:
+    def __init__(self, world: World, process: Process) -> None:
         self.world = world
-        self.owner = owner
+        self.process = process
         self.is_cut = False
         self.trouble_at = -1e9  # loop time of the last thing that was not as it should be
 
@@ -67,19 +68,24 @@ class Line:
                 go = 60 * dice.random() ** 4
             else:
                 times = 2
-        loop.call_later(go, self._execute, verb, statement, answer, times, context=world.context)
+        loop.call_later(go, self._execute, self.process.name, verb, statement, answer, times, context=world.context)
         return answer
 
     def _execute(
-        self, verb: str, statement: Callable[[SqlModel, float], Any], answer: asyncio.Future[Any], times: int
+        self,
+        owner: str,
+        verb: str,
+        statement: Callable[[SqlModel, float], Any],
+        answer: asyncio.Future[Any],
+        times: int,
     ) -> None:
         world = self.world
         if world.is_down:
             self._fail(answer, 0.001)
             return
-        told = world.run(self.owner, verb, statement)
+        told = world.run(owner, verb, statement)
         if times > 1:
-            world.run_again(self.owner, verb, statement)
+            world.run_again(owner, verb, statement)
         if not answer.done():
             world.loop.call_later(
                 0.0002 + 0.001 * world.dice.random(), self._arrive, answer, *told, context=world.context
@@ -91,7 +97,7 @@ class Line:
         elif not answer.done():
             receipt.was_heard = True
             if receipt.was_forgotten:
-                self.world.unsure(self.owner)
+                self.world.unsure(receipt.owner)
             answer.set_result(told)
 
     def _fail(self, answer: asyncio.Future[Any], after: float) -> None:

@@ -426,12 +426,8 @@ def spent_by(record: UsageRecord, day: str) -> Iterator[tuple[LeaseKey, int]]:
                 (TOKENS, record.input_tokens + record.output_tokens),
                 (NANOUSD, record.cost_nanousd),
             ):
-                yield (owner_of(record), scope, unit, day), amount
-
-
-def owner_of(record: UsageRecord) -> str:
-    """Return the owner that held the call, as its row names it."""
-    return getattr(record, "owner", None) or record.user_tag or ""
+                if amount:
+                    yield (record.owner, scope, unit, day), amount
 
 
 def day_in(request_id: str) -> str:

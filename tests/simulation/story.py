@@ -119,7 +119,7 @@ def attach(machine: Machine) -> None:
 
 def thaw(world: World, process: Process) -> None:
     """Let a process go on."""
-    process.frozen_at = world.loop.elapsed
+    process.went_on_at = world.loop.elapsed
     world.loop.thaw(process.life)
 
 

@@ -54,7 +54,8 @@ class World:
         self.trouble = Trouble()
         self.is_down = False
         self.begins = MIDNIGHT - self.dice.choice((3600, 40, 15, -20))
-        self.opened: dict[str, Process] = {}
+        self.opened: dict[str, UsageRecord] = {}
+        self.reached: dict[str, tuple[int, int]] = {}  # tokens and nanousd, by the last progress
         self.closed: dict[str, UsageRecord] = {}
         self.refused = 0
         self.calls = 0
@@ -187,7 +188,7 @@ class World:
         self._refused_since.pop((process.name, request.scopes[1].name), None)
         if process.is_unsure:
             return
-        held = process.leases.held(request.request_id)
+        held = process.leases._held.get(request.request_id)
         if held is not None:
             for pair in held.rooms:
                 for room in pair:
@@ -198,7 +199,7 @@ class World:
         now = self.loop.elapsed
         quiet = self.is_quiet(process, now - 6)
         most = WAIT_FOR_ROOM + 2 * ASK_AGAIN + (0.05 if quiet else 2 * ASK_WITHIN + 0.1)
-        if now - since > most and process.frozen_at < since:
+        if now - since > most and process.went_on_at < since:
             self._guard(lambda: _raise(7, f"a caller of {process.name} waited for {now - since:.2f} s"))
         which = process.name, request.scopes[1].name
         if refused is None:
@@ -216,7 +217,7 @@ class World:
             and self.db_trouble_at < since
             and all(
                 one.line.trouble_at < since
-                and one.frozen_at < since
+                and one.went_on_at < since
                 and not one.line.is_cut
                 and not one.life.is_frozen
                 and one.has_begun
