@@ -155,8 +155,8 @@ class Process:
     def request(self, team: str, key: str, tokens: int, nanousd: int) -> HoldRequest:
         """Return what a call asks for."""
         scopes = tuple(
-            Scope(kind, id, Limits(**self.world.model.limits.get(f"{kind}:{id}", {})))
-            for kind, id in (("team", team), ("key", key))
+            Scope(kind, which, Limits(**self.world.model.limits.get(f"{kind}:{which}", {})))
+            for kind, which in (("team", team), ("key", key))
         )
         request_id = uuid7(int(self.clock.now() * 1000), self.world.dice.getrandbits(80))
         return HoldRequest(request_id=request_id, team_id=team, scopes=scopes, legs=(Leg("m", tokens, nanousd),))
@@ -183,11 +183,13 @@ class Process:
             if dice.random() < 0.2:
                 self._reach(request_id, int(tokens * dice.random()), int(nanousd * dice.random()))
                 await asyncio.sleep(dice.random())
-        finally:
+        except asyncio.CancelledError:  # its client left; a crash comes by here not even as an end of the generator
             self._close(record)
+            raise
+        self._close(record)
 
     def _reach(self, request_id: str, tokens: int, nanousd: int) -> None:
-        self.journal.progress(request_id, Usage(0, tokens), nanousd)
+        self.journal.progress(request_id, Usage(output_tokens=tokens), nanousd)
         self.world.reached[request_id] = (tokens, nanousd) if tokens else (0, 0)
 
     def _close(self, record: UsageRecord) -> None:
