@@ -65,9 +65,9 @@ def check_statement(model: SqlModel, verb: str) -> None:
         was = before_row.drawn if before_row is not None else 0
         if after_row.drawn - was != drawn.get(key, 0):
             raise Broken(1, f"{verb} moved {key} by {after_row.drawn - was}, its leases by {drawn.get(key, 0)}")
-        if verb == "take" and after_row.drawn > was and after_row.cap is not None:
-            if after_row.drawn + after_row.corrected > after_row.cap:
-                raise Broken(1, f"a grant passed the cap of {key}: {after_row}")
+        passes = after_row.cap is not None and after_row.drawn + after_row.corrected > after_row.cap
+        if verb == "take" and after_row.drawn > was and passes:
+            raise Broken(1, f"a grant passed the cap of {key}: {after_row}")
 
 
 def check_grant(model: SqlModel, owner: str, needs: list[Need], amounts: list[int], day: str, share: float) -> None:

@@ -1,5 +1,5 @@
-# An event loop whose time is made up: where nothing is ready, the clock jumps to the next timer. What runs for a process
-# stops with it, at whatever it was waiting for: a crash runs no ``finally``.
+# An event loop whose time is made up: where nothing is ready, the clock jumps to the next timer. What runs for a
+# process stops with it, at whatever it was waiting for: a crash runs no ``finally``.
 
 from __future__ import annotations
 

@@ -110,7 +110,8 @@ class Process:
         self.is_unsure = False  # the database forgot something that it had told us
         self.has_begun = False
         self.is_leaving = False
-        self.excess: dict[Any, int] = {}  # by room: what upstreams billed beyond what was held
+        self.excess: dict[Any, int] = {}  # by room: what was billed beyond its hold, or held of no cap without asking
+        self._force, self.leases.force = self.leases.force, self._force_open  # type: ignore[method-assign]
         self._loops: list[asyncio.Task[None]] = []
 
     @property
@@ -212,6 +213,12 @@ class Process:
                 self.excess[of_tokens] = self.excess.get(of_tokens, 0) + max(0, used - held.tokens)
                 self.excess[of_money] = self.excess.get(of_money, 0) + max(0, cost - held.nanousd)
         self.leases.settle(record.request_id, used, cost)
+
+    def _force_open(self, request: HoldRequest) -> None:
+        self._force(request)
+        for of_tokens, of_money in self.leases._held[request.request_id].rooms:
+            self.excess[of_tokens] = self.excess.get(of_tokens, 0) + request.tokens
+            self.excess[of_money] = self.excess.get(of_money, 0) + request.cost_nanousd
 
     async def admit(self, request: HoldRequest) -> RefusedHold | None:
         """Hold what the call may cost."""

@@ -1,5 +1,6 @@
 # The functions of the schema (migrations, 0017) in plain Python, one statement at a time, and a ledger beside them. A
-# test runs the same verbs against this and against Postgres and compares every table after each; the simulation runs on it.
+# test runs the same verbs against this and against Postgres and compares every table after each; the simulation runs
+# on it.
 #
 # What a table holds is replaced and never changed, and each statement notes what it replaced: so a failover can forget
 # the last few, and the search can go back.
@@ -79,6 +80,7 @@ class SqlModel:
         self.corrections: dict[int, tuple[tuple[str, ...], str, int, int]] = {}
         self.on_notify: Callable[[str], None] = lambda scope: None
         self.on_grant: Callable[[str, list[Need], list[int], str, float], None] = lambda *grant: None
+        self.server = 0.0  # when the server was started
         self._by_room: dict[tuple[str, str], dict[LeaseKey, None]] = {}
         self._undo: list[list[tuple[dict, Any, Any]]] = []
 
@@ -97,9 +99,9 @@ class SqlModel:
         if row is None or row.ended_at is not None:
             return None
         row = replace(row, beat=row.beat + 1, seen_at=moment, watermark=watermark, backlog=backlog)
-        living = sum(
-            other.ended_at is None and other.seen_at > moment - ALIVE  # as the statement began: before the update
-            for other in self.owners.values()
+        living = 1 + sum(
+            which != owner and other.ended_at is None and other.seen_at > moment - ALIVE
+            for which, other in self.owners.items()
         )
         self._put(self.owners, owner, row)
         tight = {
@@ -107,7 +109,7 @@ class SqlModel:
             for (scope, _, _), balance in self.balances.items()
             if balance.tight_since is not None and balance.tight_since > moment - 3
         }
-        return Beat(row.beat, moment, living, self.failovers.get(1), sorted(tight))
+        return Beat(row.beat, moment, living, self.failovers.get(1), sorted(tight), self.server)
 
     def take_room(
         self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float, moment: float, clock: float
@@ -309,7 +311,8 @@ class SqlModel:
         return row.beat + 1
 
     def _set_again_as(self, lease: Lease, told: Told) -> Lease:
-        return replace(lease, granted=max(lease.granted, told.granted), returned=max(lease.returned, told.returned))
+        returned = max(lease.returned, told.returned)
+        return replace(lease, granted=max(lease.granted, told.granted, returned + lease.spent), returned=returned)
 
     def _is_recovering(self, moment: float) -> bool:
         found_at = self.failovers.get(1)

@@ -17,8 +17,8 @@ from tests.simulation.world import TEAMS, Machine, World
 
 DAY = 86_400.0
 FAULTS = (
-    "crash", "crash", "restart", "cut", "freeze", "down", "fail_over", "fail_over", "detach", "skew", "limits", "limits",
-    "correct", "leave", "close_day",
+    "crash", "crash", "restart", "cut", "freeze", "down", "fail_over", "fail_over", "detach", "skew", "limits",
+    "limits", "correct", "leave", "close_day",
 )  # fmt: skip
 
 

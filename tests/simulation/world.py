@@ -116,6 +116,7 @@ class World:
     def fail_over(self, statements: int) -> None:
         """Promote a replica that lacks the last statements."""
         statements = min(statements, len(self.receipts))
+        self.model.server = self.now
         self.note("failover", statements)
         self.db_trouble_at = self.loop.elapsed
         self.model.forget(statements)
@@ -205,7 +206,7 @@ class World:
         if refused is None:
             return
         self.note("refused", process.name, request.request_id, refused)
-        if not quiet or not self._has_headroom(request):
+        if not quiet or not self._has_headroom(request) or self.model._is_recovering(self.now):
             self._refused_since.pop(which, None)
         elif now - self._refused_since.setdefault(which, now) > 2:
             self._guard(lambda: _raise(7, f"{which} is refused for two seconds beside headroom: {refused}"))
