@@ -76,9 +76,10 @@ class Beat(Struct, frozen=True):
 
     beat: int
     now: float  # unix seconds
-    living: int  # owners
+    living: int  # owners, the one that is told included
     found_at: float | None  # when somebody last found that the database forgot; unix seconds
     tight: list[str]  # scopes that have become tight lately
+    server: float = 0.0  # when the server was started that tells this; another one may lack what the last one knew
 
 
 class LeaseStore(Protocol):
@@ -133,7 +134,7 @@ class PostgresLeases:
         if row is None:
             return None
         found_at = None if row.found_at is None else float(row.found_at)
-        return Beat(row.beat, float(row.now), row.living, found_at, list(row.tight or ()))
+        return Beat(row.beat, float(row.now), row.living, found_at, list(row.tight or ()), float(row.server))
 
     async def take(self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float) -> Taken:
         """Draw room."""
@@ -208,8 +209,9 @@ BEAT = text("""
     WHERE id = :owner AND ended_at IS NULL
     RETURNING beat, extract(epoch FROM now.moment) AS now,
               (SELECT extract(epoch FROM found_at) FROM failovers) AS found_at,
-              (SELECT count(*) FROM owners AS other WHERE other.ended_at IS NULL
-                  AND other.seen_at > now.moment - make_interval(secs => :alive)) AS living,
+              (SELECT count(*) FROM owners AS other WHERE other.id <> :owner AND other.ended_at IS NULL
+                  AND other.seen_at > now.moment - make_interval(secs => :alive)) + 1 AS living,
+              extract(epoch FROM pg_postmaster_start_time()) AS server,
               (SELECT array_agg(DISTINCT scope) FROM balances WHERE tight_since > now.moment - interval '3 s') AS tight
 """)
 TAKE = text("""

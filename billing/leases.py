@@ -111,6 +111,7 @@ class Leases:
         self._store = store
         self._clock = clock
         self._rooms: dict[tuple[str, int], tuple[Room, Room]] = {}  # by scope and day
+        self._forgotten = -1  # the last day whose rooms were let go: what they had used is not known any more
         self._held: dict[str, Held] = {}  # by request id
         self._waiting: dict[str, deque[_Waiting]] = {}  # by team; whoever is first was first
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -183,10 +184,13 @@ class Leases:
                     room.is_tight = True
         self._return_tight()
 
-    def turn(self, seconds: float) -> None:
-        """Look at all leases, as once a second: learn how fast they are spent, and return what is too much."""
+    def turn(self, seconds: float, now: float | None = None) -> None:
+        """Look at all leases, as once a second: learn how fast they are spent, and return what is too much.
+
+        ``now``: unix seconds by the database, whatever our own clock shows.
+        """
         alpha = min(1.0, seconds / RECENT)
-        today = self._today()
+        today = int((self._clock.now() if now is None else now) // 86_400)
         for (scope, day), pair in tuple(self._rooms.items()):
             for room in pair:
                 room.rate += (max(0, room.used - room.was) / seconds - room.rate) * alpha
@@ -200,6 +204,7 @@ class Leases:
                     room.give_back(0 if is_over or room.is_tight else room.size)
             if day < today - 1 and not any(room.held or room.returned > room.told for room in pair):
                 del self._rooms[scope, day]
+                self._forgotten = max(self._forgotten, day)
         self._tell_soon()
 
     async def take_tomorrow(self, most: int = TOMORROW_AT_ONCE) -> None:
@@ -225,6 +230,10 @@ class Leases:
     def leave(self) -> None:
         """Return everything that no running call holds; nothing is held from now on."""
         self.may_ask = False
+        self.return_idle()
+
+    def return_idle(self) -> None:
+        """Return everything that no running call holds."""
         for pair in self._rooms.values():
             for room in pair:
                 room.give_back(0)
@@ -232,6 +241,7 @@ class Leases:
     def forget(self) -> None:
         """Begin with nothing, as another owner: what runs is settled where it was held."""
         self._rooms = {}
+        self._forgotten = -1
         self.acknowledged = 0
 
     def told(self) -> list[Told]:
@@ -320,7 +330,7 @@ class Leases:
             for waiting in asked:
                 self._end_without(waiting, taken)
             return True
-        self._take_in(taken, day)
+        self._take_in(taken, day, self._of(asked))
         has_grown = sum(room.granted for room in self._of(asked)) > before
         is_last = asyncio.get_running_loop().time()
         refused = []
@@ -343,7 +353,7 @@ class Leases:
 
     async def _take(self, asked: Sequence[_Waiting]) -> Taken | None:
         """Ask the database; ``None`` when it does not answer."""
-        if not self.may_ask:
+        if not self.may_ask or day_of(asked[0].request.request_id) <= self._forgotten:
             return Taken(refused="clock")
         day = self._rooms_of(asked[0].request)[0][0].day
         share, sent = self.share / self.living, self.acknowledged
@@ -375,7 +385,7 @@ class Leases:
                     needs.append(Need(room.scope, room.unit, need, want, amount))
             yield needs
 
-    def _take_in(self, taken: Taken, day: int) -> None:
+    def _take_in(self, taken: Taken, day: int, asked: Iterable[Room]) -> None:
         """Learn what the database says of our leases and their balances."""
         for row in taken.leases or ():
             pair = self._rooms.get((row.scope, day))
@@ -386,9 +396,8 @@ class Leases:
         for balance in taken.balances or ():
             key = balance.scope, balance.unit
             tight[key] = tight.get(key, False) or balance.tight_for is not None
-        for (scope, unit), is_tight in tight.items():
-            if (pair := self._rooms.get((scope, day))) is not None:
-                pair[unit == NANOUSD].is_tight = is_tight
+        for room in asked:
+            room.is_tight = tight.get((room.scope, room.unit), False)  # without a cap it has no balance to tell of
 
     def _refusal(self, request: HoldRequest, taken: Taken) -> tuple[RefusedHold | None, bool]:
         """Return why a request has no room, the reason that lasts longest; and whether room may come back soon.
@@ -457,9 +466,6 @@ class Leases:
         """Take note of an acknowledgement. ``sent``: the highest that we knew when we asked."""
         self.acknowledged = max(self.acknowledged, beat)
         self.on_beat(sent, beat)
-
-    def _today(self) -> int:
-        return int(self._clock.now() // 86_400)
 
 
 def _rooms_on(scope: str, day: int) -> tuple[Room, Room]:

@@ -15,7 +15,7 @@ from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.lease_store import Beat, LeaseStore
 from billing.leases import Leases
-from billing.owners import carried, claim
+from billing.owners import buried, bury, carried, claim, note_told, server_told
 from billing.store_errors import POSTGRES_AWAY
 
 EVERY = 1.0  # seconds between beats
@@ -24,6 +24,8 @@ ANSWER_WITHIN = 2.0  # seconds that the database has for a beat
 START_WITHIN = 2.0  # seconds that a starting process waits for its first beat
 LEAVE_WITHIN = 2.0  # seconds that an ending one waits until its leases are back
 ASTRAY = 2.0  # seconds by which two clocks may differ
+SILENT = 2.5  # seconds without a beat, in which a balance may have become tight unheard
+AGAIN = 1.0  # seconds between tries to deliver again
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +50,10 @@ class Owner:
         self._has_forgotten = False
         self._set_again_for: float | None = None  # the last failover that we have told our leases after
         self._synced: tuple[float, float] | None = None  # the database's time, and ours (monotonic) when it was told
+        self._server: float | None = None  # the database that knows what we know, by its start
+        self._beaten_at: float | None = None  # monotonic seconds; when a beat was last answered
+        self._owes = False  # calls are to be delivered again
+        self._delivering: asyncio.Task[None] | None = None
         self._beats = 0
         self._wake = asyncio.Event()
         self._leases.on_beat = self._acknowledged
@@ -81,7 +87,7 @@ class Owner:
                     log.error("leases_unreachable", error=repr(exc))
                 self._leases.is_away = True
             now = loop.time()
-            self._leases.turn(max(0.1, now - last))
+            self._leases.turn(max(0.1, now - last), self._now())
             last = now
             try:
                 async with asyncio.timeout(EVERY):
@@ -107,9 +113,20 @@ class Owner:
         self._follow_time(beat.now)
         self._leases.living = max(1, beat.living)
         self._leases.heard(sent, beat.beat)
+        if self._server is None:
+            self._server = server_told(self._journal.directory)
+        if self._server not in (None, beat.server):
+            self._has_forgotten = True  # a replica, a backup, or only a restart: who can tell?
         if self._has_forgotten or beat.found_at not in (None, self._set_again_for):
             await self._recover(beat)
+        if self._server != beat.server:
+            self._server = beat.server
+            self._note_told()
         self._leases.may_ask = True
+        monotonic = self._clock.monotonic()
+        if self._beaten_at is not None and monotonic - self._beaten_at > SILENT:
+            self._leases.return_idle()
+        self._beaten_at = monotonic
         if beat.tight:
             self._leases.recall(beat.tight)
         await self._leases.take_tomorrow()
@@ -121,10 +138,12 @@ class Owner:
         """End the owners of this folder that are dead and wholly in the ledger. Raises what the database raises."""
         for name, path in carried(self._journal.directory).items():
             self.buried += await self._store.end(name)
-            path.unlink(missing_ok=True)
+            bury(path)
 
     async def stop(self) -> None:
         """Give everything back and end; what is not in the ledger yet keeps us listed until somebody carries it."""
+        if self._delivering is not None:
+            self._delivering.cancel()
         self._leases.leave()
         try:
             async with asyncio.timeout(LEAVE_WITHIN):
@@ -146,21 +165,58 @@ class Owner:
 
     async def _recover(self, beat: Beat) -> None:
         """Tell a database that forgot what we know: our leases, and the calls of the last day again."""
-        if self._has_forgotten:
-            log.error("database_forgot", acknowledged=self._leases.acknowledged, beat=beat.beat)
-            self.recovered += 1
-            self._has_forgotten = False
-            self._leases.acknowledged = beat.beat
-            await self._store.found_failover()
-        said = await self._store.set_again(self.id, self._leases.told())
+        found, self._has_forgotten = self._has_forgotten, False
+        self._owes = True
+        try:
+            if found:
+                log.error("database_forgot", acknowledged=self._leases.acknowledged, beat=beat.beat)
+                self.recovered += 1
+                self._leases.acknowledged = beat.beat
+                await self._store.found_failover()
+            said = await self._store.set_again(self.id, self._leases.told())
+        except BaseException:
+            self._has_forgotten = self._has_forgotten or found
+            raise
         if said is not None:
             self._leases.acknowledged = max(self._leases.acknowledged, said)
         self._set_again_for = beat.found_at
-        await self._flusher.deliver_again()
+        if self._delivering is None:
+            self._delivering = asyncio.create_task(self._deliver_again())
+
+    async def _deliver_again(self) -> None:
+        """Write the calls of the last day again and end who was ended, however long it takes."""
+        while self._owes:
+            self._owes = False
+            try:
+                await self._flusher.deliver_again()
+                for name in buried(self._journal.directory, self._clock.now()):
+                    await self._store.end(name)
+            except POSTGRES_AWAY as exc:
+                log.info("not_delivered_again", error=repr(exc))
+                self._owes = True
+                await asyncio.sleep(AGAIN)
+        self._delivering = None
+        self._note_told()
+
+    def _note_told(self) -> None:
+        """Write down which database knows everything that lies in our folder, as soon as one does."""
+        if self._server is not None and self._delivering is None:
+            try:
+                note_told(self._journal.directory, self._server)
+            except OSError as exc:  # the next start delivers a day again, for nothing
+                log.warning("server_not_noted", error=repr(exc))
+
+    def _now(self) -> float:
+        """Return the database's time, though our own clock may have been set since it was told."""
+        if self._synced is None:
+            return self._clock.now()
+        told, monotonic = self._synced
+        return told + self._clock.monotonic() - monotonic
 
     def _begin_again(self) -> None:
         """Begin as another owner: the database has ended this one, or a replica has never heard of it."""
         log.error("owner_ended", owner=self.id)
+        self._has_forgotten = True
         self._forget_claim()
         self._journal.begin_again()
         self._leases.owner = owner_id(self._journal)
@@ -170,7 +226,7 @@ class Owner:
 
     def _forget_claim(self) -> None:
         path = self._journal.directory / f"{self._journal.token}.owner"
-        path.unlink(missing_ok=True)
+        bury(path)
         if self._claim is not None:
             os.close(self._claim)
             self._claim = None

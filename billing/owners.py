@@ -12,6 +12,9 @@ from pathlib import Path
 from billing.segments import SUFFIX, UNLOCKED, UNREADABLE
 
 OWNER = ".owner"
+ENDED = ".ended"  # an owner that was ended, kept for a day: a database that forgot is told again
+KEPT = 86_400.0  # seconds
+SERVER = "server"  # which database was last told everything that lies in the folder
 
 
 def claim(directory: Path, token: str, name: str) -> int:
@@ -59,6 +62,39 @@ def carried(directory: Path) -> dict[str, Path]:
             if name is not None and not any(left):
                 found[name] = path
     return found
+
+
+def bury(path: Path) -> None:
+    """Note that the owner of a file has ended."""
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(path.with_suffix(ENDED))
+
+
+def buried(directory: Path, now: float) -> set[str]:
+    """Return the names of the owners that were ended here in the last day."""
+    found = set()
+    for path in directory.glob(f"*{ENDED}"):
+        with contextlib.suppress(OSError):
+            if now - path.stat().st_mtime > KEPT:
+                path.unlink()
+            else:
+                found.add(path.read_text(errors="replace"))
+    return found
+
+
+def server_told(directory: Path) -> float | None:
+    """Return which database was last told everything here, by the time of its start; ``None``: none yet."""
+    try:
+        return float((directory / SERVER).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def note_told(directory: Path, server: float) -> None:
+    """Note that this database knows everything here. ``OSError`` where the disk does not take it."""
+    written = directory / f"{SERVER}.new"
+    written.write_text(repr(server))
+    written.rename(directory / SERVER)
 
 
 def _name_of_dead(path: Path) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import hiredis
@@ -52,15 +53,16 @@ class Script:
         self._departed = 0.0
         self._watch: asyncio.TimerHandle | None = None
 
-    async def call(self, key: str, *args: Any) -> Any:
-        """Run the script on ``key`` and return its answer.
+    async def call(self, keys: str | Sequence[str], *args: Any) -> Any:
+        """Run the script on its key or keys and return its answer.
 
         Raises TimeoutError after the deadline, whatever Redis and the network do, and RedisError or OSError when they
         fail. After any of these it is not known whether the script ran.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        self._waiting.append(_Call(_pack("EVALSHA", self._sha, 1, key, *args), answer))
+        listed = (keys,) if isinstance(keys, str) else keys
+        self._waiting.append(_Call(_pack("EVALSHA", self._sha, len(listed), *listed, *args), answer))
         if not self._trip:
             self._depart()
         timer = loop.call_later(self._deadline, _ring, answer, self._deadline, loop.time())
@@ -69,6 +71,11 @@ class Script:
         finally:
             timer.cancel()
             answer.cancel()
+
+    def reconnect(self) -> None:
+        """Go by a new connection from now on: the server behind this one serves no more, such as a demoted primary."""
+        if self._line is not None:
+            self._line.drop(RedisConnectionError("the server cannot serve now"))
 
     async def close(self) -> None:
         """Give the connection back. Calls that still run fail."""

@@ -329,7 +329,8 @@ FUNCTIONS = {
             RETURN v_beat;
         END
     """,
-    # Sets an owner's leases again after the database forgot something: cumulative, so never below what is there.
+    # Sets an owner's leases again after the database forgot something: cumulative, so never below what is there, nor
+    # below what rows that were delivered again have spent meanwhile.
     """set_again(
         owner text, scopes text[], units text[], days text[], grants bigint[], returns bigint[], moment timestamptz
     ) RETURNS bigint LANGUAGE plpgsql""": """
@@ -354,7 +355,9 @@ FUNCTIONS = {
             ON CONFLICT DO NOTHING;
             WITH said AS (
                 SELECT lease.scope, lease.unit, lease.day, lease.granted - lease.returned AS before,
-                       greatest(lease.granted, room.granted) AS granted,
+                       greatest(
+                           lease.granted, room.granted, greatest(lease.returned, room.returned) + lease.spent
+                       ) AS granted,
                        greatest(lease.returned, room.returned) AS returned
                 FROM unnest(scopes, units, days, grants, returns) AS room (scope, unit, day, granted, returned)
                 JOIN leases AS lease ON lease.owner = set_again.owner AND lease.scope = room.scope

@@ -1,5 +1,6 @@
-# The functions of the schema (migrations, 0017) in plain Python, one statement at a time, and a ledger beside them. A test
-# runs the same verbs against this and against Postgres and compares every table after each; the simulation runs on it.
+# The functions of the schema (migrations, 0017) in plain Python, one statement at a time, and a ledger beside them. A
+# test runs the same verbs against this and against Postgres and compares every table after each; the simulation runs
+# on it.
 #
 # What a table holds is replaced and never changed, and each statement notes what it replaced: so a failover can forget
 # the last few, and the search can go back.
@@ -72,13 +73,14 @@ class SqlModel:
         self.balances: dict[Key, BalanceRow] = {}
         self.leases: dict[LeaseKey, Lease] = {}
         self.limits: dict[str, dict[str, int]] = {}  # by scope: what its row says of its limits
-        self.closed_days: dict[str, None] = {}
+        self.closed_days: dict[str, bool] = {}
         self.failovers: dict[int, float] = {}
         self.rows: dict[str, UsageRecord] = {}
         self.daily: dict[tuple[str, ...], tuple[int, int, int]] = {}  # calls, tokens, nanousd
         self.corrections: dict[int, tuple[tuple[str, ...], str, int, int]] = {}
         self.on_notify: Callable[[str], None] = lambda scope: None
-        self.on_grant: Callable[[str, list[Need], list[int]], None] = lambda owner, needs, amounts: None
+        self.on_grant: Callable[[str, list[Need], list[int], str, float], None] = lambda *grant: None
+        self.server = 0.0  # when the server was started
         self._by_room: dict[tuple[str, str], dict[LeaseKey, None]] = {}
         self._undo: list[list[tuple[dict, Any, Any]]] = []
 
@@ -97,9 +99,9 @@ class SqlModel:
         if row is None or row.ended_at is not None:
             return None
         row = replace(row, beat=row.beat + 1, seen_at=moment, watermark=watermark, backlog=backlog)
-        living = sum(
-            other.ended_at is None and other.seen_at > moment - ALIVE  # as the statement began: before the update
-            for other in self.owners.values()
+        living = 1 + sum(
+            which != owner and other.ended_at is None and other.seen_at > moment - ALIVE
+            for which, other in self.owners.items()
         )
         self._put(self.owners, owner, row)
         tight = {
@@ -107,7 +109,7 @@ class SqlModel:
             for (scope, _, _), balance in self.balances.items()
             if balance.tight_since is not None and balance.tight_since > moment - 3
         }
-        return Beat(row.beat, moment, living, self.failovers.get(1), sorted(tight))
+        return Beat(row.beat, moment, living, self.failovers.get(1), sorted(tight), self.server)
 
     def take_room(
         self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float, moment: float, clock: float
@@ -136,7 +138,7 @@ class SqlModel:
                 was_refused = True
                 continue
             amounts = [self._amount(need, day, share) for need in ask]
-            self.on_grant(owner, list(ask), amounts)
+            self.on_grant(owner, list(ask), amounts, day, share)
             for need, amount in zip(ask, amounts, strict=True):
                 key = owner, need.scope, need.unit, day
                 lease = self.leases.get(key, Lease())
@@ -144,7 +146,7 @@ class SqlModel:
             self._draw(((need.scope, need.unit, day), amount) for need, amount in zip(ask, amounts, strict=True))
         holds: dict[Key, int] = {}
         for need in needs:
-            for key in self._keys_of(need.scope, need.unit, day):
+            for key in self.keys_of(need.scope, need.unit, day):
                 holds[key] = max(holds.get(key, 0), need.hold)
         for key, hold in holds.items():
             self._note_tightness(key, hold, share, moment)
@@ -233,7 +235,7 @@ class SqlModel:
         rooms = [(scope, unit, day) for scope in scopes for unit in (TOKENS, NANOUSD)]
         self._make_balances(rooms)
         for scope, unit, _ in rooms:
-            for key in self._keys_of(scope, unit, day):
+            for key in self.keys_of(scope, unit, day):
                 balance = self.balances[key]
                 amount = tokens if unit == TOKENS else nanousd
                 self._put(self.balances, key, replace(balance, corrected=balance.corrected + amount))
@@ -249,7 +251,7 @@ class SqlModel:
     def close_day(self, day: str) -> None:
         """Close a day."""
         self._statement()
-        self._put(self.closed_days, day, None)
+        self._put(self.closed_days, day, True)
 
     def insert(self, flusher: str, records: Sequence[UsageRecord], today: str) -> tuple[list[UsageRecord], int | None]:
         """Insert rows once, with their rollups and what they spend; return those that were new, and the beat."""
@@ -273,18 +275,16 @@ class SqlModel:
     # -- what a failover and a search do
 
     @property
-    def statements(self) -> int:
-        """Statements that can be forgotten."""
-        return len(self._undo)
+    def touched(self) -> list[tuple[dict, Any, Any]]:
+        """Where the last statement wrote, and what was there before."""
+        return self._undo[-1] if self._undo else []
 
     def forget(self, statements: int) -> None:
         """Go back to what was before the last few statements."""
         for _ in range(min(statements, len(self._undo))):
             for table, key, old in reversed(self._undo.pop()):
-                if old is None and table is not self.closed_days:
+                if old is None:
                     del table[key]
-                elif old is None:
-                    table.pop(key, None)
                 else:
                     table[key] = old
 
@@ -296,7 +296,7 @@ class SqlModel:
             del self._undo[:REMEMBERED]
 
     def _put(self, table: dict, key: Any, value: Any) -> None:
-        self._undo[-1].append((table, key, table.get(key)))
+        self._undo[-1].append((table, key, table.get(key)))  # none of them holds a None
         table[key] = value
 
     def _put_lease(self, key: LeaseKey, lease: Lease) -> None:
@@ -311,7 +311,8 @@ class SqlModel:
         return row.beat + 1
 
     def _set_again_as(self, lease: Lease, told: Told) -> Lease:
-        return replace(lease, granted=max(lease.granted, told.granted), returned=max(lease.returned, told.returned))
+        returned = max(lease.returned, told.returned)
+        return replace(lease, granted=max(lease.granted, told.granted, returned + lease.spent), returned=returned)
 
     def _is_recovering(self, moment: float) -> bool:
         found_at = self.failovers.get(1)
@@ -327,12 +328,13 @@ class SqlModel:
             )
         )
 
-    def _keys_of(self, scope: str, unit: str, day: str) -> tuple[Key, ...]:
+    def keys_of(self, scope: str, unit: str, day: str) -> tuple[Key, ...]:
+        """Return the balances behind a lease: of the day, and of its month for money."""
         of_day = scope, unit, day
         return (of_day, (scope, unit, day[:7])) if unit == NANOUSD else (of_day,)
 
     def _known(self, need: Need, day: str) -> Iterator[BalanceRow]:
-        for key in self._keys_of(need.scope, need.unit, day):
+        for key in self.keys_of(need.scope, need.unit, day):
             balance = self.balances.get(key)
             if balance is not None and balance.cap is not None:
                 yield balance
@@ -367,7 +369,7 @@ class SqlModel:
 
     def _make_balances(self, rooms: Iterable[tuple[str, str, str]]) -> None:
         for scope, unit, day in rooms:
-            for key in self._keys_of(scope, unit, day):
+            for key in self.keys_of(scope, unit, day):
                 if key not in self.balances:
                     self._put(self.balances, key, BalanceRow(self._cap_of(*key)))
 
@@ -377,7 +379,7 @@ class SqlModel:
     def _draw(self, changes: Iterable[tuple[tuple[str, str, str], int]]) -> None:
         for (scope, unit, day), amount in changes:
             if amount:
-                for key in self._keys_of(scope, unit, day):
+                for key in self.keys_of(scope, unit, day):
                     balance = self.balances.get(key)
                     if balance is not None:
                         self._put(self.balances, key, replace(balance, drawn=balance.drawn + amount))
@@ -391,7 +393,7 @@ class SqlModel:
                 lease = self.leases.get((owner, scope, unit, day))
                 if lease is not None:
                     rows.append(LeaseRow(scope, unit, lease.granted, lease.returned, lease.spent))
-                for key in self._keys_of(scope, unit, day):
+                for key in self.keys_of(scope, unit, day):
                     balance = self.balances.get(key)
                     if balance is not None and balance.cap is not None:
                         use = self._use(owner, key, day, moment) if was_refused else (None, None)
@@ -427,12 +429,8 @@ def spent_by(record: UsageRecord, day: str) -> Iterator[tuple[LeaseKey, int]]:
                 (TOKENS, record.input_tokens + record.output_tokens),
                 (NANOUSD, record.cost_nanousd),
             ):
-                yield (owner_of(record), scope, unit, day), amount
-
-
-def owner_of(record: UsageRecord) -> str:
-    """Return the owner that held the call, as its row names it."""
-    return getattr(record, "owner", None) or record.user_tag or ""
+                if amount:
+                    yield (record.owner, scope, unit, day), amount
 
 
 def day_in(request_id: str) -> str:

@@ -1,5 +1,5 @@
-# The model of the schema's functions is worth what it shares with them: the same random verbs, one after another, on the
-# model and on Postgres leave the same tables and get the same answers.
+# The model of the schema's functions is worth what it shares with them: the same random verbs, one after another, on
+# the model and on Postgres leave the same tables and get the same answers.
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from sqlalchemy import text
 
 from billing.ids import uuid7
 from billing.lease_store import NANOUSD, TOKENS, Need, PostgresLeases, Taken, Told
-from billing.ledger import insert_records
+from billing.ledger import write_records
 from billing.records import Status, UsageRecord
 from gateway.database import Database
-from tests.simulation.ledger import book
 from tests.simulation.sql_model import SqlModel, day_text, today_at
 from tests.support.clock import NOON, SetClock
 from tests.support.factories import make_record
@@ -161,16 +160,15 @@ class Pair:
                     output_tokens=self.dice.randrange(60),
                     cached_input_tokens=0,
                     cost_nanousd=0 if status is Status.FAILED else self.dice.randrange(120),
-                    user_tag=self.dice.choice((*OWNERS, "gone")),
+                    owner=self.dice.choice((*OWNERS, "gone")),
                 )
             )
         self.said += records
         today = today_at(self.clock.now())
         new, beat = self.model.insert(owner, records, today.isoformat())
         async with self.database.begin() as connection:
-            written = await insert_records(connection, records, today=today)
-            told = await book(connection, owner, written)
-        return ({one.request_id for one in new}, beat), ({one.request_id for one in written}, told)
+            written = await write_records(connection, records, today=today, flusher=owner)
+        return ({one.request_id for one in new}, beat), ({one.request_id for one in written.new}, written.beat)
 
     async def _beat(self, owner: str) -> Any:
         watermark, backlog = self.clock.now() - 1, self.dice.randrange(5)
