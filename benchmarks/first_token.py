@@ -2,7 +2,7 @@
 # prompts and flags answers, in front of the scripted upstream. They take turns every few hundredths of a second
 # (A B B A …) and each turn is compared with its neighbour, so that what else the machine does hits both alike.
 #
-#   python -m benchmarks.first_token [--pairs 600]
+#   python -m benchmarks.first_token [--pairs 600] [--quick]
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def main() -> None:
     """Measure, print and write benchmarks/results/first-token-DATE.md."""
     parser = argparse.ArgumentParser(description="Measure what a content policy adds to the wait for a first token.")
     parser.add_argument("--pairs", type=int, default=600)
-    pairs = parser.parse_args().pairs
+    parser.add_argument("--quick", action="store_true", help="three pairs: does it run at all? Writes nothing")
+    said = parser.parse_args()
+    pairs = 3 if said.quick else said.pairs
     cores = sorted(os.sched_getaffinity(0))
     own, shared = cores[0], cores[-1]
     os.sched_setaffinity(0, {shared})
@@ -83,7 +85,11 @@ def main() -> None:
         free = stack.enter_context(start_gateway(upstream, models, folder / "free", own, shared))
         checked = stack.enter_context(start_gateway(upstream, models, folder / "checked", own, shared, safety="block"))
         rows = [asyncio.run(measure(free, checked, crowd, pairs)) for crowd in CROWDS]
-    write(rows, pairs)
+    text = report(rows, pairs)
+    print(text)
+    if not said.quick:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"first-token-{datetime.now(UTC):%Y-%m-%d}.md").write_text(text)
 
 
 async def measure(free: Server, checked: Server, crowd: int, pairs: int) -> str:
@@ -113,10 +119,10 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     return medians[RESAMPLES // 40], medians[-RESAMPLES // 40]
 
 
-def write(rows: Sequence[str], pairs: int) -> None:
-    """Write the table with what it takes to repeat it."""
+def report(rows: Sequence[str], pairs: int) -> str:
+    """Return the table with what it takes to repeat it."""
     now, commit = datetime.now(UTC), output_of("git", "rev-parse", "--short", "HEAD")
-    text = "\n".join(
+    return "\n".join(
         [
             f"# What a content policy adds to a first token, {now:%Y-%m-%d}",
             "",
@@ -132,9 +138,6 @@ def write(rows: Sequence[str], pairs: int) -> None:
             "",
         ]
     )
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"first-token-{now:%Y-%m-%d}.md").write_text(text)
-    print(text)
 
 
 if __name__ == "__main__":

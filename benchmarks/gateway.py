@@ -1,15 +1,14 @@
-# What the gateway costs: CPU milliseconds per request and requests per second, in front of the scripted upstream,
-# beside the upstream alone, a bare pass-through on the same libraries and, where it is installed, LiteLLM, in one run.
+# What the gateway costs: CPU milliseconds per request, requests per second and added latency, in front of the scripted
+# upstream, beside the upstream alone, a bare pass-through on the same libraries and, where they are installed, other
+# gateways (peers.py says which and how to install them), in one run, with what is promised of the ratios.
 #
-#   python -m benchmarks.gateway [--rounds 5] [--quick] [--profile FILE] [--safety] [--litellm PYTHON]
-#
-# PYTHON is DIR/bin/python of an environment of LiteLLM's own:
-#
-#   python -m venv DIR && DIR/bin/pip install 'litellm[proxy]' httptools
+#   python -m benchmarks.gateway [--rounds 5] [--quick] [--only CASE] [--profile FILE] [--safety]
+#                                [--peer smg=DIR] [--peer portkey=DIR] [--peer litellm=DIR]
 #
 # The server that is measured has a core to itself; upstream, load generator, Postgres and Valkey share another. Servers
-# take turns in every round (A B C A B C …), so that a noisy neighbour hits all of them. CPU time is the
-# server process's own, from /proc; what Postgres and Valkey use for the gateway is told apart.
+# take turns in every round (A B C A B C …), so that a noisy neighbour hits all of them. CPU time is that of the
+# server's own processes and threads; what Postgres and Valkey use for the gateway is told apart. Both are read a moment
+# after the last answer, when what a server does behind its calls (books that close, say) is done.
 
 from __future__ import annotations
 
@@ -20,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,10 +28,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from benchmarks.gateway_report import Case, Measured, write_report
-from benchmarks.house import Server, rows_written, start_gateway, start_litellm, start_pass_through, start_upstream
+from benchmarks.gateway_report import write_report
+from benchmarks.house import Server, rows_written, start_gateway, start_pass_through, start_upstream
+from benchmarks.measured import Case, Measured
+from benchmarks.peers import Peer, read_peer
 
 TOKENS = 16
+SETTLE = 0.4  # seconds: a gateway flushes its books within 0.25
 CASES = (
     Case(name="plain", model="bench-plain", script=f"tokens={TOKENS}", streams=False, connections=32, requests=1500),
     Case(
@@ -50,12 +53,26 @@ CASES = (
         connections=64,
         requests=600,
     ),
+    # One call after another: what is slept between two steps, and begun again with cold caches, is waited for.
+    Case(
+        name="a lone caller",
+        model="bench-plain",
+        script=f"tokens={TOKENS}",
+        streams=False,
+        connections=1,
+        requests=400,
+    ),
 )
 # What a caller waits for: requests sent at fixed moments, half as many as the gateway can take from clients that all
 # wait for it. Calls that come alone cost more than those that come together, so its core is busier than half of the
 # time; and then as many as keep it busy for about that.
 HALF_LOAD = Case(
-    name="plain, half load", model="bench-plain", script=f"tokens={TOKENS}", streams=False, connections=32, requests=500
+    name="plain, half load",
+    model="bench-plain",
+    script=f"tokens={TOKENS}",
+    streams=False,
+    connections=32,
+    requests=500,
 )
 HALF_BUSY = replace(HALF_LOAD, name="plain, core half busy")
 # A few at once, for whom there is always room: what the content policy adds to the wait for a first token.
@@ -87,7 +104,7 @@ class Options(Struct, frozen=True, kw_only=True):
     scale: float  # of every case's number of requests
     profile: Path | None  # the gateway alone, under benchmarks.sampling
     safety: bool  # a gateway without a content policy beside one that blocks prompts and flags answers; nothing else
-    litellm: Path | None  # the Python that has it
+    peers: tuple[Peer, ...]
 
 
 def main() -> None:
@@ -98,23 +115,26 @@ def main() -> None:
     os.sched_setaffinity(0, {shared})  # what is started from here, the generator above all, stays there
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollgate-bench-")))
-        upstream = stack.enter_context(start_upstream(shared))
         models = {case.model: f"gpt-4o:{case.script}" for case in CASES}
+        listed = [f"--model={name}" for name in models.values()]
+        upstream = stack.enter_context(start_upstream(shared, "--fast", *listed))
         wrapper = [sys.executable, "-m", "benchmarks.sampling", str(options.profile)] if options.profile else ()
         gateway = stack.enter_context(start_gateway(upstream, models, folder, own, shared, wrapper))
-        passing = stack.enter_context(start_pass_through(upstream, own))
-        servers = (gateway,) if options.profile else (upstream, passing, gateway)
+        servers = [gateway]
         if options.safety:
             checked = start_gateway(upstream, models, folder / "checked", own, shared, safety="block")
-            servers = (gateway, stack.enter_context(checked))
-        elif options.litellm is not None:
-            peer = stack.enter_context(start_litellm(upstream, models, folder, own, options.litellm))
-            servers = (upstream, passing, gateway, peer)
+            servers.append(stack.enter_context(checked))
+        elif options.profile is None:
+            passing = stack.enter_context(start_pass_through(upstream, own))
+            peers = [stack.enter_context(peer.start(upstream, models, folder, own)) for peer in options.peers]
+            servers = [upstream, passing, gateway, *peers]
         measured = measure(servers, options, own, shared)
         booked = rows_written(gateway)
-    if options.cases == CASES and options.profile is None and options.scale == 1.0 and not options.safety:
-        size = len(bytes(body_of(CASES[0], "")))
-        write_report(measured, CASES, (HALF_LOAD, HALF_BUSY), booked, options.rounds, size, options.litellm)
+    if options.profile is None and not options.safety:
+        is_whole = options.cases == CASES and options.scale == 1.0
+        paced = (HALF_LOAD, HALF_BUSY) if options.cases == CASES else ()
+        size = len(body_of(CASES[0], gateway))
+        write_report(measured, options.cases, paced, options.peers, booked, options.rounds, size, is_kept=is_whole)
 
 
 def read_options() -> Options:
@@ -125,7 +145,8 @@ def read_options() -> Options:
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests, one round: does it run at all?")
     parser.add_argument("--profile", type=Path, help="run the gateway alone and write where its CPU time goes here")
     parser.add_argument("--safety", action="store_true", help="the gateway with and without a content policy alone")
-    parser.add_argument("--litellm", type=Path, metavar="PYTHON", help="measure the LiteLLM of this Python as well")
+    more = "measure this gateway as well, which is installed in DIR: smg, portkey or litellm"
+    parser.add_argument("--peer", type=read_peer, action="append", default=[], metavar="NAME=DIR", help=more)
     said = parser.parse_args()
     known = (*CASES, CALM) if said.safety else CASES
     cases = tuple(case for case in known if case.name.startswith(said.only))
@@ -136,7 +157,7 @@ def read_options() -> Options:
         scale=scale,
         profile=said.profile,
         safety=said.safety,
-        litellm=said.litellm,
+        peers=tuple(said.peer),
     )
 
 
@@ -155,11 +176,17 @@ def measure(servers: Sequence[Server], options: Options, own: int, shared: int) 
                 print(result.line(), flush=True)
     if options.cases != CASES:
         return measured
-    rates = [one.per_second for one in measured if one.case == CASES[0].name and one.server == "gateway"]
-    rate = statistics.median(rates) / 2
-    measured += measure_at(HALF_LOAD, rate, servers, options, own, shared)
+    rates = {
+        server.name: statistics.median(
+            one.per_second for one in measured if one.case == CASES[0].name and one.server == server.name
+        )
+        for server in servers
+    }
+    rate = rates["gateway"] / 2
+    able = [server for server in servers if rates[server.name] >= 1.5 * rate]  # the others cannot take so many
+    measured += measure_at(HALF_LOAD, rate, able, options, own, shared)
     lone = [one.cpu_ms for one in measured if one.case == HALF_LOAD.name and one.server == "gateway"]
-    measured += measure_at(HALF_BUSY, 500 / statistics.median(lone), servers, options, own, shared)
+    measured += measure_at(HALF_BUSY, 500 / statistics.median(lone), able, options, own, shared)
     return measured
 
 
@@ -169,7 +196,7 @@ def measure_at(
     """Send ``rate`` requests a second, at fixed moments, to every server in turns."""
     measured: list[Measured] = []
     for number in range(options.rounds):
-        for server in (server for server in servers if server.name != "litellm"):  # it cannot take so many
+        for server in servers:
             _place(server, servers, own, shared)
             result = run_case(case, server, number, max(64, round(case.requests * options.scale)), rate)
             measured.append(result)
@@ -182,7 +209,8 @@ def run_case(case: Case, server: Server, number: int, requests: int, rate: float
     plan = {
         "url": server.url,
         "key": server.key,
-        "body": msgspec.Raw(body_of(case, server.name)),
+        "headers": server.headers,
+        "body": msgspec.Raw(body_of(case, server)),
         "connections": case.connections,
         "requests": requests,
         "rate": rate,
@@ -192,6 +220,7 @@ def run_case(case: Case, server: Server, number: int, requests: int, rate: float
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     if done.returncode:
         raise SystemExit(f"the load generator failed: {done.stderr}")
+    time.sleep(SETTLE)
     cpu, helpers = server.cpu() - before, server.helpers_cpu() - helpers_before
     outcome = json.loads(done.stdout)
     if outcome["failures"]:
@@ -212,9 +241,9 @@ def run_case(case: Case, server: Server, number: int, requests: int, rate: float
     )
 
 
-def body_of(case: Case, server: str) -> bytes:
-    """Return the request: the gateway and LiteLLM know the model by our name, the others by the upstream's."""
-    model = case.model if server.startswith(("gateway", "litellm")) else f"gpt-4o:{case.script}"
+def body_of(case: Case, server: Server) -> bytes:
+    """Return the request: some servers know the model by our name, the others by the upstream's."""
+    model = case.model if server.takes_our_names else f"gpt-4o:{case.script}"
     body: dict[str, object] = {"model": model, "messages": QUESTION, "max_tokens": 256, "temperature": 0.7}
     if case.streams:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -225,8 +254,7 @@ def _place(measured: Server, servers: Sequence[Server], own: int, shared: int) -
     """Give the server that is measured its core; an upstream that is not goes back to the shared one."""
     for server in servers:
         if server.name == "upstream":
-            for pid in server.pids:
-                os.sched_setaffinity(pid, {own if server is measured else shared})
+            server.pin(own if server is measured else shared)
 
 
 if __name__ == "__main__":

@@ -14,65 +14,38 @@ from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+
+from benchmarks.gateway_goals import goal_lines
+from benchmarks.measured import Case, Measured
+from benchmarks.peers import Peer
 
 RESULTS = Path(__file__).parent / "results"
 LIBRARIES = (
     *("litestar", "uvicorn", "uvloop", "httptools", "msgspec"),  # server
     *("httpx", "httpx-aiohttp", "aiohttp", "redis", "asyncpg"),  # clients
 )
-SERVERS = ("upstream", "pass-through", "gateway", "litellm")
-
-
-class Case(Struct, frozen=True, kw_only=True):
-    """One kind of request."""
-
-    name: str
-    model: str  # our name for it
-    script: str  # what the scripted upstream does
-    streams: bool
-    connections: int
-    requests: int  # a round
-
-
-class Measured(Struct, frozen=True, kw_only=True):
-    """One server, one case, one round. CPU is milliseconds a request, latencies are milliseconds, memory MiB."""
-
-    case: str
-    server: str
-    round: int
-    requests: int
-    cpu_ms: float
-    helpers_ms: float  # Postgres and Valkey
-    per_second: float
-    memory: float
-    bytes_per_answer: float
-    first: dict[str, float]
-    total: dict[str, float]
-
-    def line(self) -> str:
-        """Return it as one line for whoever waits."""
-        return (
-            f"{self.case:24} round {self.round} {self.server:14} {self.cpu_ms:7.3f} ms CPU  {self.per_second:8.0f}/s  "
-            f"first byte p50 {self.first['p50']:.2f} p99 {self.first['p99']:.2f} ms"
-        )
+SERVERS = ("upstream", "pass-through", "gateway", "smg", "portkey", "litellm")
+# Which server's CPU a call is told as so many times another's.
+RATIOS = (("gateway", "pass-through"), ("gateway", "smg"), ("portkey", "gateway"), ("litellm", "gateway"))
 
 
 def write_report(
     measured: Sequence[Measured],
     cases: Sequence[Case],
     paced: Sequence[Case],
+    peers: Sequence[Peer],
     booked: int,
     rounds: int,
     body_bytes: int,
-    litellm: Path | None,
+    *,
+    is_kept: bool,
 ) -> None:
-    """Write gateway-DATE.json and gateway-DATE.md, and print the latter. ``litellm``: the Python that has the peer."""
+    """Print the tables; where ``is_kept``, write them to gateway-DATE.md, and all that was measured to the .json."""
     now = datetime.now(UTC)
-    words = ["PYTHON" if word == str(litellm) else word for word in sys.argv[1:]]
+    folders = {f"{peer.name}={peer.folder}": f"{peer.name}=DIR" for peer in peers}
     conditions = {
         "date": now.isoformat(timespec="seconds"),
-        "command": " ".join(["python -m benchmarks.gateway", *words]),
+        "command": " ".join(["python -m benchmarks.gateway", *(folders.get(word, word) for word in sys.argv[1:])]),
         "commit": output_of("git", "rev-parse", "--short", "HEAD"),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if os.cpu_count() is None else os.cpu_count(),
@@ -80,20 +53,30 @@ def write_report(
         "kernel": platform.release(),
         "python": platform.python_version(),
         "libraries": {name: version(name) for name in LIBRARIES},
+        "peers": {peer.name: peer.version for peer in peers},
         "rounds": rounds,
         "request_bytes": body_bytes,
         "calls_in_the_gateways_books": booked,
     }
-    head = [*_head(conditions), *(_of_litellm(litellm) if litellm is not None else ())]
     text = "\n".join(
-        [*head, *_costs(measured, cases), *(line for case in paced for line in _latencies(measured, case))]
+        [
+            *_head(conditions),
+            *(f"- {peer.name} {peer.version}: {peer.does}" for peer in peers),
+            *([""] if peers else []),
+            *goal_lines(measured),
+            *_costs(measured, cases),
+            *(line for case in cases if case.connections == 1 for line in _latencies(measured, case)),
+            *(line for case in paced for line in _latencies(measured, case)),
+        ]
     )
+    print(text)
+    if not is_kept:
+        return
     RESULTS.mkdir(exist_ok=True)
     stem = RESULTS / f"gateway-{now:%Y-%m-%d}"
     stem.with_suffix(".md").write_text(text)
     rows = [msgspec.to_builtins(row) for row in measured]
     stem.with_suffix(".json").write_text(json.dumps({"conditions": conditions, "rounds": rows}, indent=1) + "\n")
-    print(text)
 
 
 def _head(conditions: dict[str, object]) -> list[str]:
@@ -107,21 +90,10 @@ def _head(conditions: dict[str, object]) -> list[str]:
         + ", ".join(f"{name} {number}" for name, number in libraries.items())
         + ".",
         "",
-        f"Requests of {conditions['request_bytes']} bytes, answers of 16 tokens. The gateway has every limit set "
-        f"and books every call (there are {conditions['calls_in_the_gateways_books']} in its books now). One core for "
-        "the server that is measured, another for upstream, generator, Postgres and Valkey; "
-        f"{conditions['rounds']} rounds in turns: median (least – most).",
-        "",
-    ]
-
-
-def _of_litellm(python: Path) -> list[str]:
-    """What LiteLLM has on, so that nobody takes the comparison for more than it is."""
-    told = "import importlib.metadata as m; print(m.version('litellm'))"
-    return [
-        f"LiteLLM {output_of(str(python), '-c', told)}: one process on uvicorn, uvloop and httptools. It checks its "
-        "master key and reckons the cost of each call. Without a database, as here, it has no keys of teams, no limits "
-        "and no spend log: it does less than the gateway beside it.",
+        f"Requests of {conditions['request_bytes']} bytes, answers of 16 tokens. The gateway checks each key, has all "
+        f"limits set and books every call (there are {conditions['calls_in_the_gateways_books']} in its books). One "
+        "core for the server that is measured, another for upstream, generator, Postgres and Valkey; rounds in turns: "
+        f"{conditions['rounds']}, shown as median (least – most). Ratios are of neighbours in one round.",
         "",
     ]
 
@@ -142,21 +114,24 @@ def _costs(measured: Sequence[Measured], cases: Sequence[Case]) -> list[str]:
                 f"{_median(rows, lambda row: row.per_second, 0)} | {first} | "
                 f"{_middle(rows, lambda row: row.memory, 0)} |"
             )
-        costs = {row.server: _number(_rows(measured, case.name, row.server)) for row in measured}
-        for dear, cheap in (("gateway", "pass-through"), ("litellm", "gateway")):
-            if dear in costs:
-                lines.append(f"| {case.name} | **{dear} : {cheap}** | **{costs[dear] / costs[cheap]:.2f} ×** | | | | |")
+        for dear, cheap in RATIOS:
+            if ratios := _ratios(measured, case.name, dear, cheap):
+                spread = f"{min(ratios):.2f} – {max(ratios):.2f}"
+                shown = f"**{statistics.median(ratios):.2f} ×** ({spread})"
+                lines.append(f"| {case.name} | **{dear} : {cheap}** | {shown} | | | | |")
     return [*lines, ""]
 
 
 def _latencies(measured: Sequence[Measured], case: Case) -> list[str]:
-    """What the gateway and the pass-through add to the upstream's own latency."""
+    """What each server adds to the upstream's own latency."""
     rate = _middle(_rows(measured, case.name, "upstream"), lambda row: row.per_second, 0)
+    is_open = case.connections > 1
+    how = f"{rate} requests/s at fixed moments (coordinated omission excluded)" if is_open else "one call after another"
     lines = [
-        f"{case.name}: {rate} requests/s at fixed moments (coordinated omission excluded).",
+        f"{case.name}: {how}.",
         "",
-        "| server | p50 ms | p90 ms | p99 ms | added p50 | added p99 | of its core |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| server | p50 ms | p90 ms | p99 ms | added p50 | added p99 | CPU ms a call | of its core |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     alone = _rows(measured, case.name, "upstream")
     for server in SERVERS:
@@ -169,7 +144,8 @@ def _latencies(measured: Sequence[Measured], case: Case) -> list[str]:
         ]
         more = " | ".join(f"{number:.2f}" for number in added)
         busy = _middle(rows, lambda row: row.cpu_ms * row.per_second / 10, 0)
-        lines.append(f"| {server} | {' | '.join(shown)} | {more} | {busy} % |")
+        cpu = _middle(rows, lambda row: row.cpu_ms, 3)
+        lines.append(f"| {server} | {' | '.join(shown)} | {more} | {cpu} | {busy} % |")
     return [*lines, ""]
 
 
@@ -177,8 +153,10 @@ def _rows(measured: Sequence[Measured], case: str, server: str) -> list[Measured
     return [row for row in measured if row.case == case and row.server == server]
 
 
-def _number(rows: Sequence[Measured]) -> float:
-    return statistics.median(row.cpu_ms for row in rows)
+def _ratios(measured: Sequence[Measured], case: str, dear: str, cheap: str) -> list[float]:
+    """How many times another's CPU a call takes at one, in each round that has both."""
+    others = {row.round: row.cpu_ms for row in _rows(measured, case, cheap)}
+    return [row.cpu_ms / others[row.round] for row in _rows(measured, case, dear) if row.round in others]
 
 
 def _middle(rows: Sequence[Measured], value: Callable[[Measured], float], digits: int = 2) -> str:

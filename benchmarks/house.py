@@ -1,6 +1,6 @@
 # Starts what the gateway's benchmark compares, each as a process of its own on the core it was given: the upstream, a
-# bare pass-through, LiteLLM's proxy, and the gateway as a user runs it, on a real Postgres and a real Valkey with every
-# limit set.
+# bare pass-through, and the gateway as a user runs it, on a real Postgres and a real Valkey with every limit set. The
+# peers of peers.py are run by the same means.
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 from msgspec import Struct
 
 from gateway.embedded import EmbeddedPostgres, EmbeddedValkey
-from gateway.processes import free_port, spawn, stop
+from gateway.processes import descendants_of, free_port, last_lines, spawn, stop
 
+PROCESS_CPU = 2  # clock_getcpuclockid(3): a process's clock of nanoseconds, where /proc has ticks of 10 ms
 ADMIN_KEY = "tgadmin-of-no-account-beyond-a-benchmark"
 LIMITS = {
     "requests-per-minute": "100000000",
@@ -39,18 +40,26 @@ class Server(Struct, frozen=True):
     key: str
     pids: tuple[int, ...]
     helpers: tuple[int, ...] = ()  # Postgres and Valkey: their CPU time is told apart
+    headers: Mapping[str, str] = {}  # what it wants of every call besides the key
+    takes_our_names: bool = False  # of models; the others are asked by the upstream's
 
     def cpu(self) -> float:
-        """Return the CPU seconds that its own processes have used."""
-        return sum(_cpu_of(pid) for pid in self.pids)
+        """Return the CPU seconds that its own processes have used, children included."""
+        return sum(map(_cpu_of, self.pids))
 
     def helpers_cpu(self) -> float:
         """Return the CPU seconds of its database and Redis, children included."""
-        return sum(_cpu_of(pid, with_children=True) for pid in self.helpers)
+        return sum(map(_cpu_of, self.helpers))
 
     def memory(self) -> float:
-        """Return its resident memory in MiB."""
-        return sum(psutil.Process(pid).memory_info().rss for pid in self.pids) / 2**20
+        """Return its resident memory in MiB, children included."""
+        pids = [pid for own in self.pids for pid in (own, *descendants_of(own))]
+        return sum(psutil.Process(pid).memory_info().rss for pid in pids) / 2**20
+
+    def pin(self, core: int) -> None:
+        """Keep every process and thread of it on this core."""
+        for pid in self.pids:
+            _pin(pid, core)
 
 
 @contextmanager
@@ -58,8 +67,7 @@ def start_upstream(core: int, *options: str) -> Iterator[Server]:
     """Run the scripted upstream, with prepared answers unless ``options`` say otherwise."""
     port = free_port()
     command = [sys.executable, "-m", "tests.support.scripted_upstream", *(options or ["--fast"]), "--port", str(port)]
-    with _run(command, core) as pid:
-        _wait_for(port)
+    with run_server(command, core, port) as pid:
         yield Server("upstream", f"http://127.0.0.1:{port}/v1/chat/completions", "sk-upstream", (pid,))
 
 
@@ -68,29 +76,8 @@ def start_pass_through(upstream: Server, core: int) -> Iterator[Server]:
     """Run the bare pass-through."""
     port = free_port()
     base = upstream.url.removesuffix("/chat/completions")
-    with _run([sys.executable, "-m", "benchmarks.pass_through", base, str(port)], core) as pid:
-        _wait_for(port)
+    with run_server([sys.executable, "-m", "benchmarks.pass_through", base, str(port)], core, port) as pid:
         yield Server("pass-through", f"http://127.0.0.1:{port}/v1/chat/completions", "none", (pid,))
-
-
-@contextmanager
-def start_litellm(upstream: Server, models: dict[str, str], folder: Path, core: int, python: Path) -> Iterator[Server]:
-    """Run LiteLLM's proxy from the environment of ``python``, in one process, with what it can do without a database:
-    it checks a key (its master key, there are no others), reckons the cost of every call and tells it."""
-    base, key = upstream.url.removesuffix("/chat/completions"), "sk-litellm"
-    price = {"input_cost_per_token": 2.5e-6, "output_cost_per_token": 1e-5}
-    same = {"api_base": base, "api_key": upstream.key, **price}
-    listed = [
-        {"model_name": name, "litellm_params": {"model": f"openai/{theirs}", **same}} for name, theirs in models.items()
-    ]
-    config = folder / "litellm.yaml"
-    config.write_text(json.dumps({"model_list": listed, "general_settings": {"master_key": key}}))
-    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR"}
-    port = free_port()
-    command = [str(python.with_name("litellm")), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-    with _run(command, core, log=folder / "litellm.log", more=quiet) as pid:
-        _wait_for(port, timeout=120.0)
-        yield Server("litellm", f"http://127.0.0.1:{port}/v1/chat/completions", key, (pid,))
 
 
 @contextmanager
@@ -118,14 +105,14 @@ def start_gateway(
             _pin(pid, helpers_core)
         config = folder / "tollgate.yaml"
         config.write_text(_config(upstream, models, folder, postgres.url, valkey.url, more or {}, safety))
+        _tollgate("migrate", "--config", str(config))
         key = make_team(config, "bench")
         port = free_port()
         command = [*(wrapper or [sys.executable]), "-m", "gateway.cli", "serve", "--config", str(config)]
-        with _run([*command, "--port", str(port)], core, log=folder / "gateway.log") as pid:
-            _wait_for(port)
+        with run_server([*command, "--port", str(port)], core, port, log=folder / "gateway.log") as pid:
             url = f"http://127.0.0.1:{port}/v1/chat/completions"
             name = "gateway" if safety == "off" else "gateway, checked"
-            yield Server(name, url, key, (pid,), (postgres.pid, valkey.pid))
+            yield Server(name, url, key, (pid,), (postgres.pid, valkey.pid), takes_our_names=True)
     finally:
         valkey.stop()
         postgres.remove()
@@ -181,9 +168,8 @@ def _config(
 
 
 def make_team(config: Path, team: str) -> str:
-    """Migrate, make a team with every limit set, and return a key of it."""
+    """Make a team with every limit set, and return a key of it."""
     limits = [part for name, value in LIMITS.items() for part in (f"--{name}", value)]
-    _tollgate("migrate", "--config", str(config))
     _tollgate("teams", "create", team, *limits, "--config", str(config))
     shown = _tollgate("keys", "create", "--team", team, *limits, "--format", "json", "--config", str(config))
     return str(json.loads(shown)["key"])
@@ -197,45 +183,66 @@ def _tollgate(*words: str) -> str:
 
 
 @contextmanager
-def _run(
-    command: list[str], core: int, log: Path = Path(os.devnull), more: Mapping[str, str] | None = None
+def run_server(
+    command: Sequence[str | Path],
+    core: int,
+    port: int,
+    log: Path = Path(os.devnull),
+    more: Mapping[str, str] | None = None,
 ) -> Iterator[int]:
+    """Run a server on ``core`` and return its pid once something listens on ``port``; ``more`` is environment."""
     process = spawn(command, log=log, env={**os.environ, **(more or {})})
-    os.sched_setaffinity(process.pid, {core})
+    os.sched_setaffinity(process.pid, {core})  # before its threads are: they begin where the process is
     try:
+        _wait_for(port, process, log)
+        _pin(process.pid, core)
         yield process.pid
     finally:
         stop(process, 30.0)
 
 
+def wait_for_answer(server: Server, model: str, timeout: float = 60.0) -> None:
+    """Return when a server answers a call: some know their upstream only a while after they listen."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Are you there?"}]}).encode()
+    headers = {"authorization": f"Bearer {server.key}", "content-type": "application/json", **server.headers}
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            urllib.request.urlopen(urllib.request.Request(server.url, body, headers), timeout=10).close()
+            return
+        except OSError as exc:  # a status that is none of success too
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{server.name} answers no call after {timeout:g} s: {exc}") from exc
+            time.sleep(0.1)
+
+
 def _pin(pid: int, core: int) -> None:
-    os.sched_setaffinity(pid, {core})
-    for child in psutil.Process(pid).children(recursive=True):
-        os.sched_setaffinity(child.pid, {core})
+    for each in (pid, *descendants_of(pid)):
+        for thread in Path(f"/proc/{each}/task").glob("*"):
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(int(thread.name), {core})
 
 
-def _wait_for(port: int, timeout: float = 30.0) -> None:
+def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path, timeout: float = 120.0) -> None:
     deadline = time.monotonic() + timeout
     while not any(
         connection.laddr.port == port
-        for connection in psutil.net_connections("tcp4")
+        for connection in psutil.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
     ):
+        if process.poll() is not None:
+            raise SystemExit(f"{process.args} ended with status {process.returncode}\n{last_lines(log)}")
         if time.monotonic() > deadline:
-            raise SystemExit(f"nothing listens on port {port} after {timeout:g} s")
+            raise SystemExit(f"nothing listens on port {port} after {timeout:g} s\n{last_lines(log)}")
         time.sleep(0.05)
 
 
-def _cpu_of(pid: int, with_children: bool = False) -> float:
-    process = psutil.Process(pid)
-    times = process.cpu_times()
-    total = times.user + times.system
-    if with_children:
-        total += times.children_user + times.children_system
-        for child in process.children(recursive=True):
-            try:
-                child_times = child.cpu_times()
-                total += child_times.user + child_times.system
-            except psutil.NoSuchProcess:
-                continue
+def _cpu_of(pid: int) -> float:
+    """Return the CPU seconds of a process, its threads and its descendants, those that have ended too."""
+    total = 0.0
+    for each in (pid, *descendants_of(pid)):
+        with suppress(OSError, psutil.NoSuchProcess):  # it has ended meanwhile: its parent has its time
+            total += time.clock_gettime(~each << 3 | PROCESS_CPU)
+            times = psutil.Process(each).cpu_times()
+            total += times.children_user + times.children_system
     return total

@@ -41,6 +41,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     seconds: float = 60.0
     rate: float | None = None  # requests per second
     warm_up: float = 0.0  # seconds from the start; what is sent in them counts for nothing
+    headers: dict[str, str] = {}  # beside those that every request has
     first: Literal["byte", "token"] = "byte"  # what to wait for: of the body, or of a streamed reply's words
 
 
@@ -116,6 +117,7 @@ class Load:
             f"authorization: Bearer {plan.key}",
             "content-type: application/json",
             f"content-length: {len(bytes(plan.body))}",
+            *(f"{name}: {value}" for name, value in plan.headers.items()),
         ]
         self._request = "\r\n".join([*head, "", ""]).encode() + bytes(plan.body)
         self._is_varied = NUMBER in self._request

@@ -1,7 +1,7 @@
 # Does one team's flood hurt another? A real gateway before an upstream of limited capacity, on a real Postgres and a
 # real Valkey: team B at its usual load alone, then with team A at its usual load, then with A at twenty times that.
 #
-#   python -m benchmarks.overload [--seconds 28]
+#   python -m benchmarks.overload [--seconds 28] [--quick]
 #
 # Requests leave at random moments (Poisson, open loop) whatever the gateway does. What is compared is B's time to the
 # first byte of its stream, which comes with the first token; all phases in one run, since machines differ.
@@ -71,7 +71,9 @@ def main() -> None:
     """Measure, print the table and write it to benchmarks/results/."""
     parser = argparse.ArgumentParser(description="Measure what one team's flood does to another.")
     parser.add_argument("--seconds", type=float, default=28.0, help="of each phase")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--quick", action="store_true", help="a second each: does it run at all? Writes nothing")
+    said = parser.parse_args()
+    seconds = 1.0 if said.quick else said.seconds
     cores = sorted(os.sched_getaffinity(0))
     own, shared = cores[0], cores[-1]
     os.sched_setaffinity(0, {shared})
@@ -89,7 +91,10 @@ def main() -> None:
         keys = {team: make_team(folder / "tollgate.yaml", team) for team in ("team-a", "team-b")}
         met = uvloop.run(measure(gateway, keys, seconds))
         refused = upstream_refusals(gateway)
-    write_report(met, seconds, refused)
+    text = report(met, seconds, refused)
+    print(text)
+    if not said.quick:
+        (RESULTS / f"overload-{datetime.now(UTC):%Y-%m-%d}.md").write_text(text)
 
 
 async def measure(gateway: Server, keys: dict[str, str], seconds: float) -> dict[str, dict[str, Met]]:
@@ -147,8 +152,8 @@ def upstream_refusals(gateway: Server) -> int:
     return sum(int(float(number)) for number in found)
 
 
-def write_report(met: dict[str, dict[str, Met]], seconds: float, refused: int) -> None:
-    """Write overload-DATE.md and print it."""
+def report(met: dict[str, dict[str, Met]], seconds: float, refused: int) -> str:
+    """Return the table and how it was made."""
     now = datetime.now(UTC)
     usual = percentile(met[PHASES[0].name]["team-b"].firsts, 0.99)
     lines = [
@@ -181,9 +186,7 @@ def write_report(met: dict[str, dict[str, Met]], seconds: float, refused: int) -
                 f"{ratio} | {waited} | {ours} |"
             )
     lines += ["", f"The upstream refused {refused} calls for want of room.", ""]
-    text = "\n".join(lines)
-    (RESULTS / f"overload-{now:%Y-%m-%d}.md").write_text(text)
-    print(text)
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

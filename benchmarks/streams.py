@@ -29,11 +29,25 @@ from benchmarks.gateway_report import RESULTS, cpu_name, output_of
 from benchmarks.house import Server, rows_written, start_gateway, start_pass_through, start_upstream
 
 PACE = 0.2  # seconds a token
-TOKENS = 50
-LASTS = PACE * TOKENS  # seconds that a stream takes
-MEASURED = 10.0  # seconds of beginning streams that count
-MODELS = {"bench-thousand": f"gpt-4o:tokens={TOKENS},pace={PACE}", "bench-warm": "gpt-4o:tokens=16"}
-PACED, WARM = MODELS
+
+
+class Size(Struct, frozen=True):
+    """How long a stream is, and for how many seconds beginning streams count."""
+
+    model: str
+    tokens: int
+    measured: float
+
+    @property
+    def lasts(self) -> float:
+        """Seconds that a stream takes."""
+        return PACE * self.tokens
+
+
+WHOLE, QUICK = Size("bench-thousand", 50, 10.0), Size("bench-quick", 5, 2.0)
+WARM = "bench-warm"
+MODELS = {size.model: f"gpt-4o:tokens={size.tokens},pace={PACE}" for size in (WHOLE, QUICK)}
+MODELS[WARM] = "gpt-4o:tokens=16"
 
 
 class Measured(Struct, frozen=True, kw_only=True):
@@ -60,9 +74,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what many streams at once cost.")
     parser.add_argument("--streams", type=int, default=1000, help="how many run at a time")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="fifty streams: does it run at all? Writes nothing")
+    parser.add_argument("--quick", action="store_true", help="fifty short streams: does it run at all? Writes nothing")
     said = parser.parse_args()
-    streams = 50 if said.quick else said.streams
+    streams, size = (50, QUICK) if said.quick else (said.streams, WHOLE)
     cores = sorted(os.sched_getaffinity(0))
     own, shared = cores[0], cores[-1]
     os.sched_setaffinity(0, {shared})  # what is started from here, the generator above all, stays there
@@ -72,30 +86,31 @@ def main() -> None:
         passing = stack.enter_context(start_pass_through(upstream, own))
         gateway = stack.enter_context(start_gateway(upstream, MODELS, folder, own, shared))
         for server in (passing, gateway):
-            outcome_of(run_load(server, WARM, streams=200, seconds=1.0), server)
-        measured = [measure(server, streams) for _ in range(said.rounds) for server in (passing, gateway)]
+            outcome_of(run_load(server, WARM, rate=20.0, seconds=1.0), server)
+        measured = [measure(server, streams, size) for _ in range(said.rounds) for server in (passing, gateway)]
         booked = rows_written(gateway)
-    text = report(measured, streams, booked)
+    text = report(measured, streams, size, booked)
     print(text)
     if not said.quick:
         (RESULTS / f"streams-{datetime.now(UTC):%Y-%m-%d}.md").write_text(text)
 
 
-def measure(server: Server, streams: int) -> Measured:
+def measure(server: Server, streams: int, size: Size) -> Measured:
     """Let ``streams`` run at a time at one server, and return what they cost."""
     memory, cpu, began = server.memory(), server.cpu(), time.monotonic()
-    load = run_load(server, PACED, streams, LASTS + MEASURED, warm_up=LASTS)
-    time.sleep(max(0.0, began + LASTS + 1 - time.monotonic()))  # from here on, all of them run
+    until = size.lasts + size.measured
+    load = run_load(server, size.model, streams / size.lasts, until, warm_up=size.lasts)
+    time.sleep(max(0.0, began + size.lasts + 1 - time.monotonic()))  # from here on, all of them run
     before, since = server.cpu(), time.monotonic()
     grown: list[float] = []
-    while time.monotonic() < began + LASTS + MEASURED:
+    while time.monotonic() < began + until:
         grown.append(server.memory() - memory)
         time.sleep(1.0)
     share = (server.cpu() - before) / (time.monotonic() - since)
     outcome = outcome_of(load, server)
     return Measured(
         server=server.name,
-        streams=round(outcome["requests"] * MEASURED / (LASTS + MEASURED)),
+        streams=round(outcome["requests"] * size.measured / until),
         first=outcome["first"],
         total=outcome["total"],
         cpu_share=share,
@@ -104,16 +119,15 @@ def measure(server: Server, streams: int) -> Measured:
     )
 
 
-def run_load(server: Server, model: str, streams: int, seconds: float, warm_up: float = 0.0) -> subprocess.Popen[str]:
-    """Begin to send streams for so many seconds; ``streams`` run at a time if they last as long as paced ones."""
-    name = model if server.name == "gateway" else MODELS[model]
+def run_load(server: Server, model: str, rate: float, seconds: float, warm_up: float = 0.0) -> subprocess.Popen[str]:
+    """Begin to send ``rate`` streams a second for so many seconds."""
+    name = model if server.takes_our_names else MODELS[model]
     body = {"model": name, "messages": QUESTION, "max_tokens": 256, "stream": True}
-    rate = streams / LASTS
     plan = {
         "url": server.url,
         "key": server.key,
         "body": body,
-        "connections": streams + streams // 10,
+        "connections": round(1.1 * rate * WHOLE.lasts),
         "requests": round(rate * seconds),
         "rate": rate,
         "warm_up": warm_up,
@@ -135,7 +149,7 @@ def outcome_of(load: subprocess.Popen[str], server: Server) -> dict[str, dict[st
     return outcome  # type: ignore[no-any-return]
 
 
-def report(measured: list[Measured], streams: int, booked: int) -> str:
+def report(measured: list[Measured], streams: int, size: Size, booked: int) -> str:
     """Return the table and how it was made."""
     ours, theirs = (
         {
@@ -147,14 +161,18 @@ def report(measured: list[Measured], streams: int, booked: int) -> str:
     added = {name: ours[name] - theirs[name] for name in ours}
     commit = output_of("git", "rev-parse", "--short", "HEAD")
     command = f"`python -m benchmarks.streams {' '.join(sys.argv[1:])}` at {commit}"
-    pace, rate, load = f"{PACE * 1000:.0f} ms", f"{streams / LASTS:.0f}", [round(load, 2) for load in os.getloadavg()]
+    pace, rate, load = (
+        f"{PACE * 1000:.0f} ms",
+        f"{streams / size.lasts:.0f}",
+        [round(load, 2) for load in os.getloadavg()],
+    )
     return "\n".join(
         [
             f"# {streams:,} streams at once, {datetime.now(UTC):%Y-%m-%d}",
             "",
             f"{command}, one process each on a core of {cpu_name()}; upstream, generator, Postgres and Valkey share "
-            f"another; load average {load}. {TOKENS} tokens a stream, one every {pace}, {rate} streams begin a second; "
-            f"{measured[0].streams} were counted a row. The gateway has every limit set and books every call "
+            f"another; load average {load}. {size.tokens} tokens a stream, one every {pace}, {rate} streams begin a "
+            f"second; {measured[0].streams} were counted a row. The gateway has every limit set and books every call "
             f"({booked} in its books). The first token leaves the upstream {pace} after the request.",
             "",
             "| server | first token p50 ms | p90 | p99 | stream p50 s | of its core | CPU ms a stream | KiB a stream |",

@@ -228,7 +228,7 @@ class Journal:
         self.mark_flushed(gone)
         return len(gone)
 
-    def kept(self, since: float) -> Iterator[Iterator[UsageRecord]]:
+    def kept(self, since: float = 0.0) -> Iterator[Iterator[UsageRecord]]:
         """Yield again, a segment at a time, every closed call that was flushed at ``since`` (unix seconds) or later;
         some that were flushed before may be among them. For a ledger that has forgotten: to one that has not, it says
         nothing new.

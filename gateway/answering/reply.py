@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from billing.records import CHARGED, Served, Status, UsageRecord
 from gateway.answering.account import Account
 from gateway.answering.attempt import Answering, AttemptLog
-from gateway.answering.call import Call, served_by
+from gateway.answering.call import Call, record_for, served_by
 from gateway.answering.collect import Collector
 from gateway.answering.continuation import Source
 from gateway.answering.hooks import HookMaker, ReplyHook
@@ -286,10 +286,11 @@ def _is_answer(event: Event) -> bool:
 
 def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: float) -> UsageRecord:
     gpu_hour = reply.target.model.gpu_hour_nanousd or 0
-    opened = reply.account.opened
-    assert opened is not None
+    begun = reply.account.opened  # most of it stays: a record made of another costs a seventh of a new one
+    if begun is None or reply.target is not reply.route.targets[0]:
+        begun = record_for(reply.call, reply.route, reply.target, status)
     return replace(
-        opened if reply.target is reply.route.targets[0] else served_by(reply.target).named_in(opened),
+        begun,
         status=status,
         input_tokens=usage.input_tokens,
         cached_input_tokens=usage.cached_input_tokens,

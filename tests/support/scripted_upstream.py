@@ -178,7 +178,7 @@ class ScriptedUpstream:
             self._is_ready.set()
 
     async def _answer(self, request: HttpRequest, connection: HttpConnection) -> None:
-        if self._prepared is not None:
+        if self._prepared is not None and request.method == "POST":
             await self._prepared.answer(request, connection)
             return
         seen = Seen(len(self.requests), request.method, request.path, request.headers, request.body, time.monotonic())
@@ -382,10 +382,14 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--script", default="", help="the default script, such as tokens=16,pace=0.02")
     parser.add_argument("--capacity", type=int, help="requests at once, beyond which it answers 429")
-    parser.add_argument("--fast", action="store_true", help="prepared answers: no checks, no records")
+    parser.add_argument("--fast", action="store_true", help="prepared answers to calls: no checks, no records")
+    parser.add_argument("--model", action="append", default=[], help="a further name in the list of models")
     options = parser.parse_args()
     default = parse_script(options.script) if options.script else None
-    upstream = ScriptedUpstream(options.port, default=default, fast=options.fast, capacity=options.capacity)
+    models = (*MODELS, *options.model)
+    upstream = ScriptedUpstream(
+        options.port, default=default, models=models, fast=options.fast, capacity=options.capacity
+    )
     try:
         import uvloop
 

@@ -108,6 +108,14 @@ def test_prepared_answers_are_the_same_bytes() -> None:
             assert post(fast, body).text == slow_text
 
 
+def test_prepared_answers_come_with_the_list_of_models() -> None:
+    """A router in front looks there before it sends a call."""
+    with ScriptedUpstream(models=("gpt-4o", "gpt-4o:tokens=16"), fast=True) as fast:
+        listed = httpx.get(f"{fast.url}/models", headers={"authorization": "Bearer sk-upstream"}, timeout=10.0).json()
+
+    assert [model["id"] for model in listed["data"]] == ["gpt-4o", "gpt-4o:tokens=16"]
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_every_script_can_be_played(upstream: ScriptedUpstream, name: str) -> None:
     """Each ends in an answer, a broken connection or silence, for streamed and for plain calls."""
