@@ -225,7 +225,7 @@ class Leases:
             if asks:
                 async with asyncio.timeout(ASK_WITHIN):
                     taken = await self._store.take(self.owner, tomorrow[0].day, [asks], self.share / self.living)
-                self._take_in(taken, today + 1)
+                self._take_in(taken, today + 1, tomorrow)
 
     def leave(self) -> None:
         """Return everything that no running call holds; nothing is held from now on."""

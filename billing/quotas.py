@@ -78,7 +78,9 @@ def _refused(rate: RefusedRate) -> RefusedHold:
         used=rate.used,
         held=rate.held,
         wanted=rate.wanted,
-        retry_after=None if rate.alone_exceeds else min(60.0, rate.retry_after),  # a slice is counted a second longer
+        retry_after=None
+        if rate.alone_exceeds
+        else min(60.0, rate.retry_after or 1.0),  # a slice is counted a second longer
         is_settled=False,
         alone_exceeds=rate.alone_exceeds,
         requests=rate.requests,

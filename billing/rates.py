@@ -47,6 +47,7 @@ class Rates:
         """``owner`` names this start of the process, and no other."""
         self.owners = 1  # living ones, this one among them
         self.is_away = False  # Redis does not answer
+        self.refusals = 0  # commands that Redis answered, and would not do
         self._script = Script(redis, SCRIPT, deadline=deadline / 2)  # one trip to wait for, and one's own
         self._clock, self._monotonic = clock, clock.monotonic
         self._owner = owner
@@ -317,6 +318,7 @@ class Rates:
     def _fail(self, team: RateTeam, sent: Sent, exc: Exception) -> None:
         callers, teams = list(sent.callers), [team]
         if redis_refuses(exc):
+            self.refusals += 1
             log.warning("rates_refused", team_id=team.id, error=str(exc))
             team.in_doubt = None
             self._doubted.pop(team, None)

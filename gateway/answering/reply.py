@@ -288,7 +288,7 @@ def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: fl
     gpu_hour = reply.target.model.gpu_hour_nanousd or 0
     begun = reply.account.opened  # most of it stays: a record made of another costs a seventh of a new one
     if begun is None or reply.target is not reply.route.targets[0]:
-        begun = record_for(reply.call, reply.route, reply.target, status)
+        begun = record_for(reply.call, reply.account.hold, reply.route, reply.target, status)
     return replace(
         begun,
         status=status,

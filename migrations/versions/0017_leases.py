@@ -42,7 +42,9 @@ FUNCTIONS = {
             ELSE
                 SELECT limits INTO v_limits FROM api_keys WHERE id = substr(scope, 5) FOR SHARE;
             END IF;
-            RETURN CAST(v_limits ->> (unit || CASE length(period) WHEN 7 THEN '_per_month' ELSE '_per_day' END) AS bigint);
+            RETURN CAST(
+                v_limits ->> (unit || CASE length(period) WHEN 7 THEN '_per_month' ELSE '_per_day' END) AS bigint
+            );
         END
     """,
     # What a balance has left: a correction that leaves less than nothing used gives no room beyond the cap.
@@ -210,7 +212,9 @@ FUNCTIONS = {
             RETURN json_build_object(
                 'beat', v_beat,
                 'leases', (
-                    SELECT json_agg(json_build_array(lease.scope, lease.unit, lease.granted, lease.returned, lease.spent))
+                    SELECT json_agg(json_build_array(
+                        lease.scope, lease.unit, lease.granted, lease.returned, lease.spent
+                    ))
                     FROM leases AS lease
                     WHERE lease.owner = take_room.owner AND lease.day = CAST(take_room.day AS date)
                       AND lease.scope = ANY (scopes)
@@ -270,7 +274,8 @@ FUNCTIONS = {
                 UPDATE leases AS lease SET returned = said.after FROM said
                 WHERE lease.owner = give_back.owner AND lease.scope = said.scope AND lease.unit = said.unit
                   AND lease.day = said.day AND said.after > said.before
-                RETURNING lease.scope, lease.unit, to_char(lease.day, 'YYYY-MM-DD') AS day, said.before - said.after AS amount
+                RETURNING lease.scope, lease.unit, to_char(lease.day, 'YYYY-MM-DD') AS day,
+                          said.before - said.after AS amount
             )
             SELECT array_agg(scope), array_agg(unit), array_agg(day), array_agg(amount)
             INTO v_scopes, v_units, v_days, v_amounts FROM changed;
