@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from billing.holds import HoldRequest
 from billing.rate_scope import RateScope
-from billing.rate_words import NAMES, Answer, Command, RefusalTold, RefusedRate, most_tokens, pack
+from billing.rate_words import NAMES, Answer, Command, RefusalTold, RefusedRate, pack
 
 MOST = 128  # callers in one command
 
@@ -22,7 +22,7 @@ class Caller:
 
     def __init__(self, request: HoldRequest, scopes: list[RateScope], answer: asyncio.Future[RefusedRate | None]):
         self.request, self.scopes, self.answer = request, scopes, answer
-        self.tokens = most_tokens(request)
+        self.tokens = request.tokens
 
 
 class Sent(Struct, eq=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from billing.holds import HoldRequest, LimitName, Remaining, Scope
+from billing.holds import LimitName, Remaining, Scope
 
 BUCKETS = 4  # in a second, as rates.lua counts
 WINDOW = 60 * BUCKETS  # a bucket counts while so many later ones have begun, and one more
@@ -83,12 +83,6 @@ class Answer(Struct, array_like=True, frozen=True):
     was_known: int
     scopes: list[ScopeTold]
     refusals: list[list[RefusalTold]]
-
-
-def most_tokens(request: HoldRequest) -> int:
-    """Return the most tokens of any leg, as ``request.tokens`` does: every call asks."""
-    legs = request.legs
-    return legs[0].tokens if len(legs) == 1 else request.tokens
 
 
 pack = msgspec.msgpack.Encoder().encode

@@ -73,7 +73,6 @@ def ask(
         team_id=TEAM,
         scopes=(Scope("team", TEAM, team), Scope("key", "k", key)),
         legs=(Leg("a", tokens, 0),),
-        valid_until=clock.now() + 5,
         is_aside=aside,
     )
 

@@ -159,7 +159,6 @@ class Minutes(RuleBasedStateMachine):
                 team_id=TEAM,
                 scopes=scopes,
                 legs=(Leg("x", tokens, 0),),
-                valid_until=self.clock.now() + 5,
             )
             if not owner.take(request) and (refused := await owner.ask(request)) is not None:
                 return refused
