@@ -162,7 +162,7 @@ async def close_days(connection: AsyncConnection, now: float) -> list[date]:
 
 MARK_LOST = text("""
     UPDATE owners SET lost_at = :now
-    WHERE ended_at IS NULL AND seen_at < :seen AND (lost_at IS NULL OR lost_at < seen_at)
+    WHERE ended_at IS NULL AND seen_at < :seen AND (lost_at IS NULL OR lost_at <= seen_at)
     RETURNING id AS owner, watermark, backlog, seen_at
 """)
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.heal import Healed
 from gateway.tables import audit_log
 
 
@@ -45,6 +46,16 @@ async def record_act(
     """Write down that ``act.actor`` did ``action``, such as ``key.revoked``, to ``subject``."""
     row = {"actor": act.actor, "action": action, "request_id": act.request_id}
     await connection.execute(insert(audit_log).values(**row, team_id=team_id, subject=subject, details=details))
+
+
+async def record_healing(connection: AsyncConnection, healed: Healed) -> None:
+    """Write down that a balance was made anew, from what to what."""
+    kind, _, name = healed.scope.partition(":")
+    team_id = name if kind == "team" else None
+    details = to_builtins(healed)
+    await record_act(
+        connection, Act("system"), "balance.healed", team_id=team_id, subject=healed.scope, details=details
+    )
 
 
 async def list_acts(

@@ -1,4 +1,5 @@
-# The audit while calls run: a busy house shows no difference, and one nano-dollar that only one book knows is found.
+# The audit while calls run: a busy house shows no difference, one nano-dollar that only one book knows is found, and a
+# balance is healed.
 
 from __future__ import annotations
 
@@ -7,393 +8,368 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 import typer
-from redis.asyncio import Redis
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
-from billing import audit as audit_module
-from billing import auditor, cut_off
-from billing import flusher as flusher_module
-from billing.audit import Difference, audit, flushed_before
-from billing.auditor import Auditor, Found
+from billing import row_sums
+from billing.audit import Difference, Report, audit
+from billing.auditor import EVERY, Auditor, Found
 from billing.corrections import Correction, add_correction
-from billing.cut_off import owners_cut_off
-from billing.flusher import Flusher
-from billing.holds import Hold, HoldRequest, Leg, Limits, Scope, Settlement
-from billing.ids import day_of
-from billing.journal import Journal
-from billing.quotas import Quotas
-from billing.scope_state import ScopeState
+from billing.ledger import insert_records
 from gateway.audit_cli import run_audit
+from gateway.audit_log import list_acts, record_healing
 from gateway.background import stop_all
 from gateway.clock import Clock
+from gateway.config.file import load_settings
 from gateway.database import Database
-from protocol.usage import Usage
+from gateway.settings import Settings
 from tests.support.clock import SetClock
+from tests.support.config_text import write_config
 from tests.support.factories import make_record
-from tests.support.house import settings_for
-from tests.support.owners import open_owner
-from tests.support.redis_proxy import Way, redis_proxy
+from tests.support.lessee import Lessee
 from tests.support.servers import execute
 
 TEAMS = ("team_a", "team_b")
 
 
 class House:
-    """Calls that are held, written down, flushed and settled, as a gateway does it."""
+    """Two teams' calls that draw room and are booked by two owners; in the time of a real clock."""
 
-    def __init__(self, database: Database, redis: Redis, folder: Path) -> None:
+    def __init__(self, database: Database) -> None:
         self.database = database
-        self.redis = redis
         self.clock = Clock()
-        self.quotas = Quotas(redis, self.clock, deadline=5.0)
-        self.journal = Journal.open(folder, clock=self.clock)
-        self.flusher = Flusher(self.journal, database, self.clock)
+        self.owners = [Lessee(database, self.clock, f"host:{number}") for number in range(2)]
 
-    async def call(self, team_id: str, clock: Clock, pause: float = 0.0) -> None:
-        """Make one call whose id ``clock`` makes."""
-        scopes = (Scope("team", team_id, Limits(nanousd_per_month=10**12)), Scope("key", "key_a", Limits()))
-        request = HoldRequest(
-            request_id=clock.new_id(),
-            team_id=team_id,
-            scopes=scopes,
-            legs=(Leg("a", 500, 500_000),),
-            valid_until=self.clock.now() + 60,
+    async def call(self, owner: Lessee, team_id: str) -> None:
+        """Draw room for one call and book it."""
+        assert await owner.draw(500, 500_000, team_id=team_id, key_id=f"key_of_{team_id}")
+        await owner.book(make_record(self.clock.new_id(), team_id=team_id, key_id=f"key_of_{team_id}"))
+
+    async def correct(self, cost_nanousd: int = -250) -> None:
+        """Book a correction of team_a's day."""
+        moment = self.clock.moment()
+        correction = Correction(
+            id=UUID(self.clock.new_id()),
+            team_id="team_a",
+            day=moment.date(),
+            cost_nanousd=cost_nanousd,
+            reason="goodwill",
+            actor="test",
+            booked_on=moment.date(),
+            created_at=moment,
         )
-        hold = await self.quotas.open(request)
-        assert isinstance(hold, Hold)
-        record = make_record(request.request_id, team_id=team_id)
-        self.journal.opened(record)
-        await asyncio.sleep(pause)
-        self.journal.closed(record)
-        await asyncio.sleep(pause)
-        await self.quotas.settle(hold, Settlement(Usage(100, output_tokens=20), record.cost_nanousd))
+        async with self.database.begin() as connection:
+            assert await add_correction(connection, correction) is None
 
     @asynccontextmanager
     async def busy(self) -> AsyncIterator[None]:
-        """Make calls and flush them all the time inside the block."""
-        loops = [self._call_for_ever(team_id) for team_id in TEAMS for _ in range(4)]
-        tasks = [asyncio.create_task(each) for each in (*loops, self.flusher.run())]
+        """Make calls and corrections all the time inside the block."""
+        loops = [self._for_ever(lambda o=o, t=t: self.call(o, t)) for o in self.owners for t in TEAMS]  # type: ignore[misc]
+        tasks = [asyncio.create_task(each) for each in (*loops, self._for_ever(self.correct))]
         try:
-            await self._until_flushed(40)
             yield
             assert not any(task.done() for task in tasks)
         finally:
             await stop_all(tasks)
 
-    async def _call_for_ever(self, team_id: str) -> None:
+    async def _for_ever(self, act: Any) -> None:
         while True:
-            await self.call(team_id, self.clock, 0.01)
-
-    async def _until_flushed(self, rows: int) -> None:
-        """Wait until so many rows of today are in the ledger; as many calls are settled, or nearly."""
-        query = text("SELECT count(*) FROM usage_records WHERE day = :today")
-        async with asyncio.timeout(30):
-            while True:
-                async with self.database.begin() as connection:
-                    if (await connection.execute(query, {"today": self.clock.today()})).scalar_one() >= rows:
-                        return
-                await asyncio.sleep(0.02)
+            await act()
 
     async def audit(self) -> list[Difference]:
-        """Compare the books of the day on which the older calls began, and of today."""
-        days = sorted({self.older.today(), self.clock.today()})
-        return [one for day in days for one in await audit(self.database, self.quotas, day)]
+        """Compare the books of yesterday and today."""
+        days = (self.clock.today() - timedelta(days=1), self.clock.today())
+        return [one for day in days for one in (await audit(self.database, day)).differences]
 
-    @property
-    def older(self) -> SetClock:
-        """The time ten minutes ago, so that calls are older than the watermark."""
-        return SetClock(self.clock.now() - 600)
+    async def change(self, statement: str, **values: Any) -> None:
+        """Change a table, as no process of the house does."""
+        async with self.database.begin() as connection:
+            assert (await connection.execute(text(statement), values)).rowcount
 
 
 @pytest.fixture
-async def house(database: Database, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
-    """A house that has had calls ten minutes ago and a correction since."""
-    monkeypatch.setattr(audit_module, "PAUSE", 0.05)
-    monkeypatch.setattr(cut_off, "LOOK_EVERY", 0.05)
-    monkeypatch.setattr(cut_off, "OVERDUE", 1.0)
-    monkeypatch.setattr(flusher_module, "REPORT_EVERY", 0.3)
-    house = House(database, redis, tmp_path)
+async def house(database: Database) -> House:
+    """A house that has had calls and a correction."""
+    house = House(database)
     async with database.begin() as connection:
         for team_id in TEAMS:
-            await connection.execute(text("INSERT INTO teams (id, name) VALUES (:id, :id)"), {"id": team_id})
-    for team_id in TEAMS:
-        for _ in range(10):
-            await house.call(team_id, house.older)
-    while await house.flusher.flush_once():
-        pass
-    await correct(house)
+            limits = '{"nanousd_per_month": 1000000000000}'
+            made = text("INSERT INTO teams (id, name, limits) VALUES (:id, :id, CAST(:limits AS jsonb))")
+            await connection.execute(made, {"id": team_id, "limits": limits})
+    for owner in house.owners:
+        await owner.begin()
+        for team_id in TEAMS:
+            for _ in range(3):
+                await house.call(owner, team_id)
+    await house.correct()
     return house
 
 
-async def correct(house: House) -> None:
-    """Refund 250 nano-dollars to team_a, nine minutes ago."""
-    moment = datetime.fromtimestamp(house.clock.now() - 540, UTC)
-    correction = Correction(
-        id=UUID(house.older.new_id()),
-        team_id="team_a",
-        day=house.older.today(),
-        cost_nanousd=-250,
-        reason="goodwill",
-        actor="test",
-        booked_on=moment.date(),
-        created_at=moment,
-    )
-    async with house.database.begin() as connection:
-        await add_correction(connection, correction)
-    day = day_of(house.older.new_id())
-    await house.quotas.correct(correction.count_id, "team_a", None, day, 0, -250)
-
-
-async def was_cut_off(house: House) -> None:
-    """Let the house's flusher be one that carried everything and was last seen a minute and a half ago."""
-    await house.flusher.report()
-    async with house.database.begin() as connection:
-        await connection.execute(text("UPDATE flushers SET seen_at = seen_at - interval '90 s', watermark = now()"))
-
-
-async def lose_last_call(house: House) -> None:
-    """Take the last call, which is team_b's, out of the ledger and the statements; the counters keep it."""
-    async with house.database.begin() as connection:
-        latest = "SELECT max(request_id::text)::uuid FROM usage_records"
-        await connection.execute(text(f"DELETE FROM usage_records WHERE request_id = ({latest})"))
-        await connection.execute(text("UPDATE usage_daily SET calls = calls - 1, cost_nanousd = cost_nanousd - 400000,"
-                                      " input_tokens = input_tokens - 100, output_tokens = output_tokens - 20,"
-                                      " cached_input_tokens = cached_input_tokens - 40 WHERE team_id = 'team_b'"
-                                      " AND day = (SELECT max(day) FROM usage_daily)"))  # fmt: skip
+def auditor(house: House) -> Auditor:
+    """Return one process's audit in the background."""
+    return Auditor(house.database, house.clock, record=record_healing)
 
 
 async def test_a_busy_house_shows_no_difference(house: House) -> None:
-    """Twenty audits while calls close, flush and settle: the books agree in each."""
+    """Twenty audits while owners draw, rows are booked and corrections come: the books agree in each."""
     async with house.busy():
         for _ in range(20):
             assert await house.audit() == []
     async with house.database.begin() as connection:
-        rows = (await connection.execute(text("SELECT count(*) FROM usage_records"))).scalar_one()
-    assert rows > 40  # there was something to compare
+        assert (await connection.execute(text("SELECT count(*) FROM usage_records"))).scalar_one() > 40
 
 
-async def test_one_nanodollar_too_many_in_a_counter_is_found_under_load(house: House) -> None:
-    """The figures move while we look; at the watermark they stand still, and the difference is named to the unit."""
-    day = house.older.today()
+async def test_a_row_that_is_not_committed_yet_is_in_no_book(house: House) -> None:
+    """Row, daily sum and lease are one transaction, so the audit needs no patience for it."""
+    record = make_record(house.clock.new_id(), owner="host:0")
+    async with house.database.begin() as connection:
+        await insert_records(connection, [record], today=house.clock.today())
+        assert await house.audit() == []
+    assert await house.audit() == []
+
+
+MONEY = "WHERE unit = 'nanousd' AND scope = :scope"
+
+
+@pytest.mark.parametrize("scope", ["team:team_a", "key:key_of_team_a"])
+@pytest.mark.parametrize(
+    ("tampering", "book", "quantity"),
+    [
+        (f"UPDATE balances SET drawn = drawn + 1 {MONEY} AND length(period) = 10", "balances", "nanousd drawn"),
+        (f"UPDATE balances SET drawn = drawn + 1 {MONEY} AND length(period) = 7", "balances", "nanousd drawn"),
+        (
+            f"UPDATE balances SET corrected = corrected + 1 {MONEY} AND length(period) = 7",
+            "balances",
+            "nanousd correct",
+        ),
+        (f"UPDATE balances SET cap = 5 {MONEY} AND length(period) = 7", "balances", "nanousd cap"),
+        (f"UPDATE leases SET spent = spent + 1 {MONEY} AND owner = 'host:0'", "leases", "nanousd"),
+    ],
+)
+async def test_one_nanodollar_too_many_is_found_under_load(
+    house: House, scope: str, tampering: str, book: str, quantity: str
+) -> None:
+    """In a balance's drawn, corrected or cap or in a lease, of a team or a key: it is named to the unit."""
     async with house.busy():
-        [key] = [key async for key in house.redis.scan_iter(f"*{{team_a}}*:d:team:{(day_of(house.older.new_id()))}")]
-        await house.redis.hincrby(key, "c", 1)
-        found = await house.audit()
+        await house.change(tampering, scope=scope)
+        [one] = [one for one in await house.audit() if one.day == house.clock.today()]
 
-    [one] = [one for one in found if one.day == day]
-    assert (one.team_id, one.quantity, (one.counters or 0) - one.ledger) == ("team_a", "cost_nanousd", 1)
-    assert one.where.startswith("day before ")
+    assert (one.book, one.where.split(" ")[0]) == (book, scope)
+    assert one.quantity.startswith(quantity)
+    if "cap" not in quantity:
+        assert one.found is not None and one.found - (one.expected or 0) == 1
 
 
-async def test_one_nanodollar_too_many_for_a_key_is_found(house: House) -> None:
-    """Keys have limits of their own, so their counters are books too; the team's are in order here."""
-    day = day_of(house.older.new_id())
-    [key] = [key async for key in house.redis.scan_iter(f"*{{team_a}}*:d:key:key_a:{day}")]
-    await house.redis.hincrby(key, "c", 1)
-
-    [one] = await house.audit()
-
-    assert (one.team_id, one.where, one.quantity) == ("team_a", "day of key_a", "cost_nanousd")
-    assert (one.counters or 0) - one.ledger == 1
+FIRST = "request_id = (SELECT min(request_id::text)::uuid FROM usage_records)"
 
 
 @pytest.mark.parametrize(
     "tampering",
     [
         "UPDATE usage_daily SET cost_nanousd = cost_nanousd + 1 WHERE team_id = 'team_b'",
-        "DELETE FROM usage_records WHERE request_id = (SELECT min(request_id::text)::uuid FROM usage_records)",
-        "UPDATE usage_records SET output_tokens = output_tokens - 1 WHERE request_id ="
-        " (SELECT min(request_id::text)::uuid FROM usage_records)",
+        "DELETE FROM usage_daily WHERE team_id = 'team_b'",
+        f"DELETE FROM usage_records WHERE {FIRST}",
+        f"UPDATE usage_records SET output_tokens = output_tokens - 1 WHERE {FIRST}",
+        f"UPDATE usage_records SET model_used = 'gpt-4o-mini' WHERE {FIRST}",
     ],
 )
 async def test_what_was_changed_in_ledger_or_statements_is_found_under_load(house: House, tampering: str) -> None:
-    """A sum that was raised, a row that was deleted, a row that was changed: each is named, whatever else goes on."""
+    """A sum that was raised or lost, a row that was deleted, changed or moved: each is named, whatever else goes on."""
     async with house.busy():
-        async with house.database.begin() as connection:
-            await connection.execute(text(tampering))
+        await house.change(tampering)
         found = await house.audit()
 
-    assert [one for one in found if one.statements is not None and one.statements != one.ledger]
+    assert [one for one in found if one.book == "statements"]
 
 
-async def test_a_quiet_house_is_compared_to_the_last_call(house: House) -> None:
-    """Where nothing moves, a difference of the last minute is found too."""
-    await house.call("team_b", house.clock)
-    while await house.flusher.flush_once():
-        pass
-    assert await house.audit() == []
+@pytest.mark.parametrize("seconds", [0, 1, 599, 600, 3000, 43_200, 86_399])
+async def test_every_moment_of_a_day_is_in_one_page(database: Database, clock: SetClock, seconds: int) -> None:
+    """Rows from all over the day agree with their sums; one more, at any moment of it, is found."""
+    day = clock.today()
+    times = [SetClock(clock.now() - 43_200 + at) for at in (0, 599.999, 600, 1200, 3000, 20_000, 86_399.999)]
+    records = [make_record(time.new_id(), key_id=f"key_{number}") for number, time in enumerate(times)]
+    async with database.begin() as connection:
+        await insert_records(connection, records, today=day)
+    assert (await audit(database, day, today=day)).differences == []
+    extra = make_record(SetClock(clock.now() - 43_200 + seconds).new_id(), key_id="key_x")
+    async with database.begin() as connection:
+        await insert_records(connection, [extra], today=day)
+        await connection.execute(text("DELETE FROM usage_daily WHERE key_id = 'key_x'"))
 
-    await lose_last_call(house)
-    found = await house.audit()
+    found = [one for one in (await audit(database, day, today=day)).differences if one.book == "statements"]
 
-    day_differences = {one.quantity: (one.counters or 0) - one.ledger for one in found if one.where == "day"}
-    assert day_differences == {"cost_nanousd": 400_000, "tokens": 120}
+    assert {one.where for one in found} == {f"team_a {day} {day} key_x gpt-4o interactive answered"}
+    assert {one.quantity: one.expected for one in found}["cost_nanousd"] == 400_000
 
 
-async def test_counters_that_are_lost_while_we_look_are_no_finding(house: House) -> None:
-    """What differed at the first look and can be compared no more may have been a call on its way: nobody knows."""
+async def test_what_a_page_returns_does_not_grow_with_the_lines(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that agree are added up in Postgres: however many there are, no more drawers than that come back."""
+    monkeypatch.setattr(row_sums, "DRAWERS", 4)
+    seen: list[int] = []
+    add = row_sums._sums
 
-    class Losing(Quotas):
-        """Redis is wiped as soon as it has told of every book."""
+    def watch(rows: Any, width: int, sums: Any) -> Any:
+        seen.append(len(rows))
+        return add(rows, width, sums)
 
-        async def usage(self, team_id: str, *, day: int | None = None, key_id: str | None = None) -> ScopeState:
-            state = await super().usage(team_id, day=day, key_id=key_id)
-            asked.append(team_id)
-            if len(asked) == 2 * len(TEAMS):  # a team's book and its key's
-                await house.redis.flushall()
-            return state
-
-    asked: list[str] = []
+    monkeypatch.setattr(row_sums, "_sums", watch)
+    day = house.clock.today()
+    records = [make_record(house.clock.new_id(), key_id=f"key_{number}") for number in range(100)]
     async with house.database.begin() as connection:
-        await connection.execute(
-            text("UPDATE usage_daily SET cost_nanousd = cost_nanousd + 1 WHERE team_id = 'team_b'")
-        )
-    found = await audit(house.database, Losing(house.redis, house.clock, deadline=5.0), house.older.today())
+        await insert_records(connection, records, today=day)
 
-    assert len(asked) > 2 * len(TEAMS), "the books were looked at once only"
-    assert [one for one in found if one.counters is not None] == []
+    report = await audit(house.database, day)
 
-
-async def test_the_watermark_is_that_of_the_slowest_flusher(house: House, database: Database) -> None:
-    """Calls younger than what the slowest living journal has carried are not compared; lost journals do not count."""
-    assert await flushed_before(database) is None
-    now = house.clock.now()
-    row = text("INSERT INTO flushers VALUES (:id, to_timestamp(:watermark), 0, to_timestamp(:seen))")
-    async with database.begin() as connection:
-        for name, watermark, seen in (("fast", now, now), ("slow", now - 300, now), ("lost", now - 9000, now - 4000)):
-            await connection.execute(row, {"id": name, "watermark": watermark, "seen": seen})
-
-    assert await flushed_before(database) == (now - 300 - 60) // 60 * 60
+    assert report.differences == [] and max(seen) <= 7  # remainders of a signed hash: -3 to 3
+    assert report.books > 100
 
 
-async def test_every_process_shows_what_one_of_them_has_found(
-    house: House, database: Database, redis: Redis, monkeypatch: pytest.MonkeyPatch
+async def test_days_whose_rows_or_leases_are_gone_are_compared_as_far_as_they_go(
+    database: Database, clock: SetClock
 ) -> None:
-    """One audits in turn, and its finding is everybody's."""
-    monkeypatch.setattr(auditor, "CONFIRM_AFTER", 0.1)
-    auditors = [Auditor(database, redis, house.quotas, house.clock) for _ in range(2)]
+    """Retention drops rows, and leases go after two months: what is left is no difference."""
     async with database.begin() as connection:
-        await connection.execute(text("UPDATE usage_daily SET calls = calls + 1 WHERE team_id = 'team_b'"))
-    tasks = [asyncio.create_task(auditors[0].run())]
-    while auditors[0].found == Found():
-        await asyncio.sleep(0.02)
-    tasks.append(asyncio.create_task(auditors[1].run()))
-    while auditors[1].found == Found():
-        await asyncio.sleep(0.02)
-    await stop_all(tasks)
+        await insert_records(connection, [make_record(clock.new_id())], today=clock.today())
+    day = clock.today()
+    assert (await audit(database, day, today=day)).books > 1
+    async with database.begin() as connection:
+        await connection.execute(text("DELETE FROM leases"))
+        await connection.execute(text("DELETE FROM balances"))
+    assert await audit(database, day, today=date(2026, 6, 1)) == Report(1, [])  # the line of the daily sums
 
-    assert auditors[0].found == auditors[1].found
-    assert (auditors[1].found.statements, auditors[1].found.counters) == (1, 0)
-    assert timedelta(0) <= timedelta(seconds=house.clock.now() - auditors[1].found.at) < timedelta(minutes=1)
+    later = SetClock(clock.now() + 90 * 86_400)
+    async with database.begin() as connection:
+        await connection.execute(text("DELETE FROM usage_records"))
+        await connection.execute(text(f"DROP TABLE usage_records_{day:%Y%m%d}"))
+        await insert_records(connection, [make_record(later.new_id())], today=later.today())
+
+    assert await audit(database, day, today=later.today()) == Report(0, [])
 
 
-async def test_what_agrees_at_the_second_look_is_no_finding(
-    house: House, database: Database, redis: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A row that was still on its way alarms nobody."""
-    monkeypatch.setattr(auditor, "CONFIRM_AFTER", 0.0)
+async def test_a_balance_that_differs_is_healed_and_told(house: House) -> None:
+    """Drawn, corrected and cap are made anew from leases, corrections and limits, under load; the log says from what
+    to what, and so does the audit log."""
+    wrong = "UPDATE balances SET drawn = drawn + 7, corrected = corrected - 5, cap = 9 WHERE scope = 'team:team_a'"
+    one = auditor(house)
+    async with house.busy():
+        await house.change(f"{wrong} AND length(period) = 7")
+        with capture_logs() as logged:
+            await one.audit_once()
+        assert await house.audit() == []
+
+    [healed] = [line for line in logged if line["event"] == "balance_healed"]
+    assert (healed["log_level"], healed["scope"], healed["unit"]) == ("error", "team:team_a", "nanousd")
+    assert (healed["before"]["cap"], healed["after"]["cap"]) == (9, 10**12)
+    assert len([line for line in logged if line["event"] == "books_differ"]) == 3
+    assert (one.found.statements, one.found.counters) == (0, 3)
+    async with house.database.begin() as connection:
+        [act] = await list_acts(connection, action="balance.healed")
+    assert (act.team_id, act.subject, act.actor) == ("team_a", healed["scope"], "system")
+    assert act.details["before"] == healed["before"] and act.details["after"] == healed["after"]
+
+
+async def test_a_balance_that_is_missing_is_made_anew(house: House) -> None:
+    """What leases and corrections know of it is enough."""
+    before = "SELECT * FROM balances WHERE scope = 'team:team_a' ORDER BY unit, period"
+    async with house.database.begin() as connection:
+        balances = (await connection.execute(text(before))).all()
+    await house.change("DELETE FROM balances WHERE scope = 'team:team_a'")
+
+    await auditor(house).audit_once()
+
+    async with house.database.begin() as connection:
+        assert (await connection.execute(text(before))).all() == balances
+
+
+async def test_what_rows_and_sums_disagree_on_is_told_and_left_to_people(house: House) -> None:
+    """A ledger is not mended by a program: the difference is there at the next audit too."""
+    await house.change("UPDATE usage_daily SET calls = calls + 1 WHERE team_id = 'team_b'")
+    one = auditor(house)
     found = []
-
-    async def change(by: int) -> None:
-        async with database.begin() as connection:
-            await connection.execute(
-                text("UPDATE usage_daily SET calls = calls + :by WHERE team_id = 'team_b'"), {"by": by}
-            )
-
-    async def find(database: Database, quotas: Quotas, day: date) -> list[Difference]:
-        found.append(await audit(database, quotas, day))
-        if found[-1]:
-            await change(-1)
-        return found[-1]
-
-    await change(1)
-    monkeypatch.setattr(auditor, "audit", find)
-    one = Auditor(database, redis, house.quotas, house.clock)
-    await one.audit_once()
-
-    assert [len(each) for each in found] == [0, 1, 0, 0]  # yesterday and today, twice
-    assert (one.found.statements, one.found.counters) == (0, 0)
-
-
-async def test_a_call_that_only_a_cut_off_owner_can_flush_is_no_difference(
-    house: House, database: Database, redis: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Settled, and in the journal of a gateway that has lost Postgres: its last calls cannot be compared yet."""
-    monkeypatch.setattr(auditor, "CONFIRM_AFTER", 0.1)
-    await was_cut_off(house)
-    await house.call("team_a", house.clock)  # and no flush
-    one = Auditor(database, redis, house.quotas, house.clock)
-    with capture_logs() as logged:
+    for _ in range(2):
         await one.audit_once()
+        found.append((one.found.statements, one.found.counters))
 
-    assert (one.found.statements, one.found.counters) == (0, 0)
-    assert {line["owner"] for line in logged if line["event"] == "books_not_compared"} == {house.flusher.id}
-    while await house.flusher.flush_once():
-        pass
-    await house.flusher.report()
-    assert (await house.audit(), await owners_cut_off(database)) == ([], [])
+    assert found == [(1, 0), (1, 0)]
 
 
-async def test_a_call_that_only_a_cut_off_owner_can_settle_is_no_difference(
-    house: House, database: Database, redis_url: str, tmp_path: Path
+async def test_every_process_shows_what_one_of_them_has_found(house: House, clock: SetClock) -> None:
+    """One audits in turn, its finding is that of all; the next turn comes after a quarter of an hour."""
+    await house.change("UPDATE usage_daily SET calls = calls + 1 WHERE team_id = 'team_b'")
+    clock.time = house.clock.now()
+    auditors = [Auditor(house.database, clock, record=record_healing, uses_server_time=False) for _ in range(3)]
+    for one in auditors:
+        await one.look_once()
+    first = [one.found for one in auditors]
+    await house.change("UPDATE usage_daily SET calls = calls - 1 WHERE team_id = 'team_b'")
+    clock.move(EVERY + 1)
+    for one in auditors:
+        await one.look_once()
+
+    assert first == [first[0]] * 3 and first[0] != Found()
+    assert (first[0].statements, first[0].counters, first[0].at) == (1, 0, clock.now() - EVERY - 1)
+    assert first[0].books > 10
+    assert {(one.found.statements, one.found.at) for one in auditors} == {(0, clock.now())}
+
+
+def test_the_command_says_how_many_books_it_compared(
+    database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the ledger, and unsettled by a gateway that has lost Redis: compared again as soon as that has told it."""
-    async with redis_proxy(redis_url) as proxy:
-        owner = await open_owner(tmp_path / "cut", database, proxy.url)
-        try:
-            proxy.turn(Way.CUT)
-            account = await owner.begin(owner.ask())  # held without Redis, which hears nothing of it
-            owner.close(account)
-            await account.settle()
-            while owner.flusher.backlog:
-                await asyncio.sleep(0.02)
-            found, cut = await house.audit(), await owners_cut_off(database)
-            proxy.turn(Way.OPEN)
-            async with asyncio.timeout(20):
-                while await owners_cut_off(database):
-                    await asyncio.sleep(0.1)
-            assert await house.audit() == []
-        finally:
-            await owner.stop()
+    """Exit 0 with their number where they agree; beside it, what owners have still to carry to the ledger."""
+    listed = """
+        INSERT INTO owners (id, started_at, seen_at, watermark, backlog) VALUES ('host:7', now(), now(), now(), 3)
+    """
+    asyncio.run(_book_one(database_url))
+    asyncio.run(execute(database_url, listed))
 
-    assert found == []
-    assert [(one.owner, one.unsettled > 0) for one in cut] == [(owner.flusher.id, True)]
+    code = run_audit(settings_of(database_url, tmp_path), None)
+
+    told = capsys.readouterr().out.splitlines()
+    day = datetime.now(UTC).date()
+    assert code == 0
+    assert told[0] == "3 closed calls of 1 owners are not in the ledger yet"
+    # A line, four leases, the balances of four days and, with each of the two days, of two months.
+    assert told[1] == f"13 books of {day - timedelta(days=1)} and {day} agree"
 
 
-async def test_an_owner_that_is_cut_off_hides_no_older_difference(house: House) -> None:
-    """What was lost of calls that it had carried before is found, at the watermark that it has reached."""
-    await was_cut_off(house)
-    day = house.older.today()
-    await lose_last_call(house)
-    found = [one for one in await house.audit() if one.day == day]
-
-    assert {(one.team_id, one.quantity, (one.counters or 0) - one.ledger) for one in found} >= {
-        ("team_b", "cost_nanousd", 400_000),
-        ("team_b", "tokens", 120),
-    }
-    assert all(" before " in one.where for one in found)
-
-
-def test_the_command_tells_who_is_cut_off(
-    database_url: str, redis_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_shows_where_books_differ(
+    database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing differs, as far as it can be compared: exit 0, and a table of the owners whose last calls cannot be."""
-    asyncio.run(execute(database_url, "INSERT INTO flushers VALUES ('host:7', now(), 3, now() - interval '90 s')"))
+    """Exit 1 and a table; nothing is changed by looking."""
+    asyncio.run(_book_one(database_url))
+    asyncio.run(execute(database_url, "UPDATE leases SET spent = spent - 1 WHERE scope LIKE 'team:%'"))
+    settings = settings_of(database_url, tmp_path)
 
-    code = run_audit(settings_for(database_url, redis_url, "http://x", tmp_path), None)
+    codes = [run_audit(settings, datetime.now(UTC).date()) for _ in range(2)]
 
     told = capsys.readouterr().out
-    assert code == 0 and "host:7" in told and "as far as they can be compared" in told
+    assert codes == [1, 1]
+    assert told.count("Where the books differ: 2 figures of 11 books") == 2 and "team:team_a" in told
+
+
+def settings_of(database_url: str, folder: Path) -> Settings:
+    """Return the settings of a house that has no Redis: the audit needs none."""
+    return load_settings(write_config(folder / "tollgate.yaml", database_url, "redis://127.0.0.1:1"), {})
+
+
+async def _book_one(database_url: str) -> None:
+    database = Database(database_url)
+    try:
+        clock = Clock()
+        async with database.begin() as connection:
+            await insert_records(connection, [make_record(clock.new_id())], today=clock.today())
+    finally:
+        await database.close()
 
 
 def test_an_audit_that_reaches_no_house_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line instead of a traceback, and no word that the books agree."""
-    settings = settings_for("postgresql://nobody@127.0.0.1:1/none", "redis://127.0.0.1:1", "http://x", tmp_path)
+    settings = settings_of("postgresql://nobody@127.0.0.1:1/none", tmp_path)
 
     with pytest.raises(typer.Exit) as ended:
         run_audit(settings, None)

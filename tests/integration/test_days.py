@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 from datetime import date, timedelta
 from pathlib import Path
-from typing import cast
 
 import pytest
 from sqlalchemy import text
 
 from billing.flusher import Flusher
 from billing.journal import Journal
+from billing.lease_store import PostgresLeases
+from billing.leases import Leases
 from billing.ledger import insert_records
-from billing.quotas import Quotas
+from billing.owner import Owner, owner_id
 from billing.sweep import Sweeper
 from gateway.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 from tests.support.journals import left_in
+from tests.support.lessee import Lessee
 
 TODAY = date(2026, 4, 5)
 DAY, HOUR = 86_400.0, 3600.0
@@ -26,31 +28,34 @@ DAY, HOUR = 86_400.0, 3600.0
 
 @pytest.fixture
 def sweeper(database: Database, clock: SetClock) -> Sweeper:
-    """A sweeper that keeps rows for 400 days; none of its chores needs Redis."""
-    return Sweeper(cast(Quotas, None), database, clock, uses_server_time=False)
+    """A sweeper that keeps rows for 400 days."""
+    return Sweeper(database, clock, uses_server_time=False)
 
 
-def owner(folder: Path, database: Database, clock: SetClock) -> tuple[Journal, Flusher]:
-    """Return a process's journal and flusher."""
+def process(folder: Path, database: Database, clock: SetClock) -> tuple[Journal, Flusher, Owner]:
+    """Return a process's journal, its flusher, and itself as the database knows it."""
     journal = Journal.open(folder, clock=clock)
-    return journal, Flusher(journal, database, clock, uses_server_time=False)
+    store = PostgresLeases(database, clock, uses_server_time=False)
+    leases = Leases(store, clock, owner_id(journal), share=0.5)
+    flusher = Flusher(journal, database, clock, leases)
+    return journal, flusher, Owner(leases, flusher, journal, store, clock)
 
 
-async def test_a_day_closes_when_every_flusher_has_passed_it(
+async def test_a_day_closes_when_every_owner_has_passed_it(
     sweeper: Sweeper, database: Database, clock: SetClock, tmp_path: Path
 ) -> None:
     """A call that still runs keeps its day open, however long; once it is in the ledger the day closes."""
-    journal, flusher = owner(tmp_path, database, clock)
+    journal, flusher, owner = process(tmp_path, database, clock)
     record = make_record(clock.new_id())
     journal.opened(record)
     clock.move(DAY)
-    await flusher.report()
+    await owner.beat()
     await sweeper.close_finished_days()
     assert await closed_days(database) == []
 
     journal.closed(record)
     await flusher.flush_once()
-    await flusher.report()
+    await owner.beat()
     await sweeper.close_finished_days()
 
     assert await closed_days(database) == [TODAY]
@@ -61,77 +66,82 @@ async def test_a_journal_that_does_not_return_is_lost_after_an_hour_and_may_retu
     sweeper: Sweeper, database: Database, clock: SetClock, tmp_path: Path
 ) -> None:
     """It holds its day open for an hour after the last word, then the day closes; what it brings later is corrected."""
-    dead, silent = owner(tmp_path / "dead", database, clock)
-    other, speaking = owner(tmp_path / "other", database, clock)
+    dead, _, silent = process(tmp_path / "dead", database, clock)
+    other, flusher, speaking = process(tmp_path / "other", database, clock)
     late, kept = make_record(clock.new_id()), make_record(clock.new_id())
     dead.opened(late)
     dead.closed(late)
-    await silent.report()
+    await silent.beat()
     dead.close()  # its machine is gone, and the disk with it
     other.opened(kept)
     other.closed(kept)
-    await speaking.flush_once()
+    await flusher.flush_once()
 
     clock.move(DAY)
-    await speaking.report()
-    async with database.begin() as connection:  # it was last heard of just now
-        await connection.execute(text("UPDATE flushers SET seen_at = (SELECT max(seen_at) FROM flushers)"))
+    await speaking.beat()
+    await hear_of_all(database)
     clock.move(HOUR - 1)
-    await speaking.report()
+    await speaking.beat()
     await sweeper.close_finished_days()
     assert (await closed_days(database), sweeper.lost) == ([], 0)
     clock.move(2)
     await sweeper.close_finished_days()
     assert (await closed_days(database), sweeper.lost) == ([TODAY], 1)
-    assert await listed(database) == [speaking.id]
+    assert await listed(database) == sorted([silent.id, speaking.id])  # what it holds stays reserved
 
-    returned, flusher = owner(tmp_path / "dead", database, clock)
-    sum(returned.adopt_each())
+    _, flusher, _ = process(tmp_path / "dead", database, clock)
+    await flusher.adopt()
     await flusher.flush_once()
 
     assert await booked(database) == [(TODAY, TODAY, 1), (TODAY, TODAY + timedelta(days=1), 1)]
 
 
-async def test_the_dead_are_taken_off_the_list_once_their_journals_are_carried(
+async def test_the_dead_end_once_their_journals_are_carried(
     sweeper: Sweeper, database: Database, clock: SetClock, tmp_path: Path
 ) -> None:
-    """A neighbour that has flushed what it adopted speaks for the dead: nothing waits for the hour, nothing is lost."""
-    dead, silent = owner(tmp_path, database, clock)
+    """A neighbour that has flushed what it adopted speaks for the dead: no day waits for the hour, nothing is lost."""
+    dead, _, silent = process(tmp_path, database, clock)
     for _ in range(3):
-        dead.closed(make_record(clock.new_id()))
-    await silent.report()
+        dead.closed(make_record(clock.new_id(), owner=silent.id))
+    await silent.beat()
     dead.close()
     die(silent)
-    neighbour, flusher = owner(tmp_path, database, clock)
-    sum(neighbour.adopt_each())
-    await flusher.report()
-    assert await listed(database) == sorted([silent.id, flusher.id])
+    neighbour, flusher, living = process(tmp_path, database, clock)
+    await flusher.adopt()
+    await living.beat()
+    clock.move(DAY)
+    await living.beat()
+    await hear_of_all(database)
+    await sweeper.close_finished_days()
+    assert (await listed(database), await closed_days(database)) == (sorted([silent.id, living.id]), [])
 
     await flusher.flush_once()
-    await flusher.report()
+    await living.end_dead()
+    await living.beat()
+    await sweeper.close_finished_days()
 
-    assert await listed(database) == [flusher.id]
+    assert (await listed(database), await closed_days(database), sweeper.lost) == ([living.id], [TODAY], 0)
     assert [path.name for path in left_in(tmp_path)] == [f"{neighbour.token}.owner"]
 
 
-async def test_who_left_calls_that_the_counters_do_not_know_stays_listed(
-    database: Database, clock: SetClock, tmp_path: Path
+async def test_an_owner_that_returns_after_an_hour_may_be_lost_again(
+    sweeper: Sweeper, database: Database, clock: SetClock, tmp_path: Path
 ) -> None:
-    """A rebuild of the counters asks for them by that row."""
-    _, silent = owner(tmp_path, database, clock)
-    await silent.report()
-    async with database.begin() as connection:
-        await connection.execute(text("UPDATE flushers SET unsettled = 2"))
-    die(silent)
-    _, flusher = owner(tmp_path, database, clock)
+    """It is counted once each time that it goes, not with every look; its leases stay where they are."""
+    owner = await Lessee(database, clock).begin()
+    await owner.draw(10, 1000)
+    lost = []
+    for _ in range(2):
+        clock.move(HOUR + 1)
+        for _ in range(3):
+            await sweeper.close_finished_days()
+            lost.append(sweeper.lost)
+        await owner.report()
 
-    await flusher.report()
-    assert await listed(database) == sorted([silent.id, flusher.id])
+    assert lost == [1, 1, 1, 2, 2, 2]
     async with database.begin() as connection:
-        await connection.execute(text("UPDATE flushers SET unsettled = 0"))
-    await flusher.report()
-
-    assert await listed(database) == [flusher.id]
+        drawn = (await connection.execute(text("SELECT DISTINCT granted - returned FROM leases"))).scalars()
+        assert sorted(drawn) == [10, 1000]
 
 
 async def test_a_writer_whose_clock_is_behind_changes_no_closed_day(database: Database, clock: SetClock) -> None:
@@ -158,7 +168,7 @@ async def test_a_sweeper_whose_clock_is_ahead_closes_and_drops_nothing(database:
         await insert_records(connection, [make_record(present.new_id())], today=present.today())
     ahead = SetClock(float(now) + 800 * DAY)
 
-    await Sweeper(cast(Quotas, None), database, ahead).do_chores()
+    await Sweeper(database, ahead).do_chores()
 
     assert await closed_days(database) == []
     assert [calls for _, _, calls in await booked(database)] == [1]
@@ -204,10 +214,16 @@ async def test_a_day_in_the_default_partition_stays_there_and_is_dropped_in_its_
     assert [calls for _, _, calls in await booked(database)] == [4]
 
 
-def die(flusher: Flusher) -> None:
+def die(owner: Owner) -> None:
     """Let go of what tells neighbours that it lives, as its death does."""
-    assert flusher._claim is not None
-    os.close(flusher._claim)
+    assert owner._claim is not None
+    os.close(owner._claim)
+
+
+async def hear_of_all(database: Database) -> None:
+    """Let every owner have been heard of just now, as the last of them was."""
+    async with database.begin() as connection:
+        await connection.execute(text("UPDATE owners SET seen_at = (SELECT max(seen_at) FROM owners)"))
 
 
 async def closed_days(database: Database) -> list[date]:
@@ -217,9 +233,11 @@ async def closed_days(database: Database) -> list[date]:
 
 
 async def listed(database: Database) -> list[str]:
-    """Return the flushers that days wait for."""
+    """Return the owners that have not ended."""
     async with database.begin() as connection:
-        return list((await connection.execute(text("SELECT id FROM flushers ORDER BY id"))).scalars())
+        return list(
+            (await connection.execute(text("SELECT id FROM owners WHERE ended_at IS NULL ORDER BY id"))).scalars()
+        )
 
 
 async def booked(database: Database) -> list[tuple[object, ...]]:
