@@ -223,8 +223,11 @@ class Leases:
             ]
             tomorrow = self._rooms[scope, today + 1] = _rooms_on(scope, today + 1)
             if asks:
+                sent = self.acknowledged
                 async with asyncio.timeout(ASK_WITHIN):
                     taken = await self._store.take(self.owner, tomorrow[0].day, [asks], self.share / self.living)
+                if taken.beat is not None:
+                    self.heard(sent, taken.beat)
                 self._take_in(taken, today + 1, tomorrow)
 
     def leave(self) -> None:
