@@ -112,7 +112,7 @@ SILENT_ROOM = text(f"""
         SELECT unit, granted - returned - spent AS unused,
                day = CAST(clock_timestamp() AT TIME ZONE 'UTC' AS date) AS is_today
         FROM leases JOIN owners ON owners.id = leases.owner
-        WHERE scope = :scope AND day >= {_MONTH} AND {_IS_SILENT}
+        WHERE scope = :scope AND day >= {_MONTH} AND day < {_MONTH} + interval '1 month' AND {_IS_SILENT}
     ) AS lease
 """)  # noqa: S608
 LOCK = text("""

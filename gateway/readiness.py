@@ -8,9 +8,9 @@ from collections.abc import Awaitable
 from typing import Any
 
 from redis.asyncio import Redis
-from sqlalchemy import text
 
 from billing.journal import Journal
+from billing.owner_list import silent_owners
 from billing.store_errors import STORES_AWAY
 from gateway.clock import Clock
 from gateway.database import Database
@@ -20,7 +20,7 @@ HOLDS_FOR = 1.0  # seconds
 
 
 class Readiness:
-    """Looks at Postgres, Redis and the journal."""
+    """Looks at Postgres, Redis, the journal, and at owners that hold room of budgets and do not answer."""
 
     def __init__(self, database: Database, redis: Redis, journal: Journal, clock: Clock) -> None:
         self._database = database
@@ -28,6 +28,7 @@ class Readiness:
         self._journal = journal
         self._clock = clock
         self._found: dict[str, str] = {}
+        self._silent = 0  # owners, when Postgres last told
         self._found_at = float("-inf")
         self._looking: asyncio.Task[None] | None = None
 
@@ -41,12 +42,17 @@ class Readiness:
 
     async def _look(self) -> None:
         postgres, redis = await asyncio.gather(_answers(self._ask_postgres()), _answers(self._redis.ping()))
-        self._found = {"postgres": postgres, "redis": redis, "journal": self._journal.check()}
+        self._found = {
+            "postgres": postgres,
+            "redis": redis,
+            "journal": self._journal.check(),
+            "owners": f"{self._silent} silent" if self._silent else "ok",
+        }
         self._found_at = self._clock.monotonic()
 
     async def _ask_postgres(self) -> None:
         async with self._database.begin() as connection:
-            await connection.execute(text("SELECT 1"))
+            self._silent = await silent_owners(connection)
 
 
 async def _answers(check: Awaitable[Any]) -> str:

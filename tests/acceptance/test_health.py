@@ -22,7 +22,7 @@ def test_a_ready_house_names_its_parts(house: House, path: str) -> None:
     """Quotas and the journal have their say beside Postgres and Redis; load generators look at /health."""
     answer = httpx.get(house.url + path).json()
 
-    assert answer["parts"].keys() == {"postgres", "redis", "quotas", "journal"}
+    assert answer["parts"].keys() == {"postgres", "redis", "quotas", "journal", "owners"}
     assert answer["parts"]["journal"] == "ok"
     assert answer["status"] == ("ok" if set(answer["parts"].values()) == {"ok"} else "degraded")
 

@@ -19,7 +19,6 @@ from billing.sweep import Sweeper
 from gateway.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
-from tests.support.journals import left_in
 from tests.support.lessee import Lessee
 
 TODAY = date(2026, 4, 5)
@@ -121,7 +120,7 @@ async def test_the_dead_end_once_their_journals_are_carried(
     await sweeper.close_finished_days()
 
     assert (await listed(database), await closed_days(database), sweeper.lost) == ([living.id], [TODAY], 0)
-    assert [path.name for path in left_in(tmp_path)] == [f"{neighbour.token}.owner"]
+    assert [path.name for path in tmp_path.glob("*.owner")] == [f"{neighbour.token}.owner"]
 
 
 async def test_an_owner_that_returns_after_an_hour_may_be_lost_again(

@@ -19,6 +19,7 @@ class Lessee:
         self.id = owner
         self.database = database
         self.clock = clock
+        self._granted: dict[date, dict[tuple[str, str], int]] = {}
         self.store = PostgresLeases(database, clock, uses_server_time=False)
 
     async def begin(self) -> Lessee:
@@ -37,7 +38,10 @@ class Lessee:
                  for unit, amount in ((TOKENS, tokens), (NANOUSD, nanousd))]  # fmt: skip
         needs = [Need(scope, unit, amount, amount, amount) for scope, unit, amount in rooms]
         taken = await self.store.take(self.id, f"{self.clock.today()}", [needs], 1.0)
-        return bool(taken.leases) and taken.refused is None
+        granted = {(row.scope, row.unit): row.granted for row in taken.leases or ()}
+        before = self._granted.get(self.clock.today(), {})
+        self._granted[self.clock.today()] = before | granted
+        return any(granted.get((scope, unit), 0) > before.get((scope, unit), 0) for scope, unit, _ in rooms)
 
     async def book(self, *records: UsageRecord, today: date | None = None) -> list[UsageRecord]:
         """Write rows that name it into the ledger, in one transaction; return those that were new."""

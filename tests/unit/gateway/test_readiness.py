@@ -17,6 +17,7 @@ class Parts:
     def __init__(self) -> None:
         self.asked = 0
         self.is_away = False
+        self.silent = 0  # owners
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
@@ -26,7 +27,11 @@ class Parts:
             raise ConnectionError
         yield self
 
-    async def execute(self, _: object) -> None: ...
+    async def execute(self, *_: object) -> Parts:
+        return self
+
+    def scalar_one(self) -> int:
+        return self.silent
 
     async def ping(self) -> None: ...
 
@@ -46,7 +51,7 @@ def test_a_crowd_has_each_part_asked_once() -> None:
         first.cancel()
         found = await asyncio.gather(*others)
 
-        assert found == [{"postgres": "ok", "redis": "ok", "journal": "ok"}] * 299
+        assert found == [{"postgres": "ok", "redis": "ok", "journal": "ok", "owners": "ok"}] * 299
         assert parts.asked == 1
 
     asyncio.run(scene())
@@ -66,5 +71,22 @@ def test_what_was_found_is_told_for_a_second() -> None:
         told.append(await readiness.parts())
 
         assert [each["postgres"] for each in told] == ["ok", "ok", "does not answer"]
+
+    asyncio.run(scene())
+
+
+def test_owners_that_do_not_answer_are_told_and_still_while_postgres_is_away() -> None:
+    """What they hold cannot be used: it stays told as it was last known."""
+
+    async def scene() -> None:
+        parts, clock = Parts(), SetClock()
+        readiness = Readiness(parts, parts, parts, clock)  # type: ignore[arg-type]
+        parts.silent = 2
+        told = [await readiness.parts()]
+        parts.is_away = True
+        clock.move(HOLDS_FOR)
+        told.append(await readiness.parts())
+
+        assert [each["owners"] for each in told] == ["2 silent", "2 silent"]
 
     asyncio.run(scene())
