@@ -146,6 +146,16 @@ FUNCTIONS = {
                 ) THEN
                     RETURN json_build_object('refused', 'clock', 'beat', v_beat);
                 END IF;
+                INSERT INTO leases (owner, scope, unit, day)
+                SELECT DISTINCT take_room.owner, room.scope COLLATE "C", room.unit COLLATE "C", CAST(take_room.day AS date)
+                FROM unnest(scopes, units) AS room (scope, unit)
+                ORDER BY 2, 3
+                ON CONFLICT DO NOTHING;
+                PERFORM FROM leases AS lease
+                WHERE lease.owner = take_room.owner AND lease.day = CAST(take_room.day AS date)
+                  AND lease.scope = ANY (scopes)
+                ORDER BY lease.scope, lease.unit
+                FOR NO KEY UPDATE;
                 PERFORM make_balances(scopes, units, v_days);
                 PERFORM FROM balances AS balance
                 WHERE balance.scope = ANY (scopes) AND balance.period IN (day, left(day, 7))
@@ -178,11 +188,10 @@ FUNCTIONS = {
                         v_refused := true;
                         CONTINUE;
                     END IF;
-                    INSERT INTO leases AS lease (owner, scope, unit, day, granted)
-                    SELECT take_room.owner, given.scope, given.unit, CAST(take_room.day AS date), given.amount
+                    UPDATE leases AS lease SET granted = lease.granted + given.amount
                     FROM unnest(v_scopes, v_units, v_amounts) AS given (scope, unit, amount)
-                    ORDER BY given.scope COLLATE "C", given.unit COLLATE "C"
-                    ON CONFLICT ON CONSTRAINT leases_pkey DO UPDATE SET granted = lease.granted + excluded.granted;
+                    WHERE lease.owner = take_room.owner AND lease.day = CAST(take_room.day AS date)
+                      AND lease.scope = given.scope AND lease.unit = given.unit AND given.amount > 0;
                     PERFORM draw(v_scopes, v_units, array_fill(take_room.day, ARRAY[cardinality(v_scopes)]), v_amounts);
                 END LOOP;
                 FOR v_balance IN
@@ -437,14 +446,20 @@ FUNCTIONS = {
             WHERE balance.scope = ANY (scopes) AND balance.period IN (day, left(day, 7));
         END
     """,
-    # Sets the caps of a scope's open balances to what its row says, in the transaction that changed it.
-    "follow_limits(of text) RETURNS void LANGUAGE plpgsql": """
+    # Sets the caps of a scope's open balances to what its row says, in the transaction that changed it. Where more than
+    # the new cap is drawn, the owners are called to return what they do not use.
+    "follow_limits(of text, moment timestamptz DEFAULT NULL) RETURNS void LANGUAGE plpgsql": """
         BEGIN
             PERFORM FROM balances AS balance WHERE balance.scope = of
             ORDER BY balance.scope, balance.unit, balance.period
             FOR NO KEY UPDATE;
             UPDATE balances AS balance SET cap = cap_of(balance.scope, balance.unit, balance.period)
             WHERE balance.scope = of;
+            UPDATE balances AS balance SET tight_since = coalesce(moment, clock_timestamp())
+            WHERE balance.scope = of AND left_of(balance) < 0 AND tight_since IS NULL;
+            IF FOUND THEN
+                PERFORM pg_notify('tollgate_leases', of);
+            END IF;
         END
     """,
 }

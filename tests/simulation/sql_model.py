@@ -129,6 +129,9 @@ class SqlModel:
             return Taken(refused="recovering", beat=beat)
         if abs(clock - moment) > 2 and not any(period == day for _, _, period in self.balances):
             return Taken(refused="clock", beat=beat)
+        for need in needs:
+            if (key := (owner, need.scope, need.unit, day)) not in self.leases:
+                self._put_lease(key, Lease())
         self._make_balances((need.scope, need.unit, day) for need in needs)
         was_refused = False
         for ask in asks:
@@ -240,13 +243,17 @@ class SqlModel:
                 amount = tokens if unit == TOKENS else nanousd
                 self._put(self.balances, key, replace(balance, corrected=balance.corrected + amount))
 
-    def set_limits(self, scope: str, limits: dict[str, int]) -> None:
-        """Change a scope's limits, and the caps of its balances with them."""
+    def set_limits(self, scope: str, limits: dict[str, int], moment: float) -> None:
+        """Change a scope's limits, and the caps of its balances with them; recall what is drawn beyond them."""
         self._statement()
         self._put(self.limits, scope, limits)
         for key, balance in tuple(self.balances.items()):
             if key[0] == scope:
-                self._put(self.balances, key, replace(balance, cap=self._cap_of(*key)))
+                balance = replace(balance, cap=self._cap_of(*key))
+                if balance.cap is not None and balance.left < 0 and balance.tight_since is None:
+                    balance = replace(balance, tight_since=moment)
+                    self.on_notify(scope)
+                self._put(self.balances, key, balance)
 
     def close_day(self, day: str) -> None:
         """Close a day."""

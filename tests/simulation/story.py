@@ -108,7 +108,7 @@ def change_limits(world: World, scope: str, calls: int) -> None:
         for name, of_one in (("tokens_per_day", 100), ("nanousd_per_day", 1000), ("nanousd_per_month", 1500))
         if dice.random() < 0.6
     }
-    world.run("admin", "set_limits", lambda model, _: model.set_limits(scope, limits))
+    world.run("admin", "set_limits", lambda model, now: model.set_limits(scope, limits, now))
 
 
 def attach(machine: Machine) -> None:

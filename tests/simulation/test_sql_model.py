@@ -188,14 +188,15 @@ class Pair:
             )
             if self.dice.random() < 0.6 and (cap := self.dice.choice(caps))
         }  # fmt: skip
-        self.model.set_limits(scope, limits)
+        self.model.set_limits(scope, limits, self.clock.now())
         table = "teams" if scope.startswith("team:") else "api_keys"
         async with self.database.begin() as connection:
             await connection.execute(
                 text(f"UPDATE {table} SET limits = CAST(:limits AS jsonb) WHERE id = :id"),
                 {"limits": json.dumps(limits), "id": scope.partition(":")[2]},
             )
-            await connection.execute(text("SELECT follow_limits(:scope)"), {"scope": scope})
+            moment = datetime.fromtimestamp(self.clock.now(), UTC)
+            await connection.execute(text("SELECT follow_limits(:scope, :moment)"), {"scope": scope, "moment": moment})
         return None, None
 
     async def _correct(self, _: str) -> Any:
