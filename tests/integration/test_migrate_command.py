@@ -142,3 +142,17 @@ def test_an_unreachable_database_is_said_in_a_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Postgres cannot be reached" in done.stderr and "Traceback" not in done.stderr
     assert time.monotonic() - started < 30
+
+
+def test_old_processes_are_named_and_nothing_is_done(new_database_url: str, tmp_path: Path) -> None:
+    """The step to leases needs a house that stands still: who runs, or did a moment ago, is told in a line."""
+    migrations.downgrade(new_database_url, "0016")
+    listed = "INSERT INTO flushers (id, watermark, seen_at) VALUES ('host:7', now(), now() + interval '1 hour')"
+    asyncio.run(execute(new_database_url, listed))
+    config = write_config(tmp_path / "tollgate.yaml", new_database_url, "redis://127.0.0.1:9/0")
+
+    done = subprocess.run([str(TOLLGATE), "migrate", "--config", str(config)], capture_output=True, text=True)
+
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "host:7" in done.stderr and "stop them all" in done.stderr
+    assert find_schema(new_database_url) == "0016"
