@@ -358,6 +358,8 @@ class Leases:
         """Ask the database; ``None`` when it does not answer."""
         if not self.may_ask or day_of(asked[0].request.request_id) <= self._forgotten:
             return Taken(refused="clock")
+        if self.is_away:  # until the next beat is answered: each caller would wait for the deadline
+            return None
         day = self._rooms_of(asked[0].request)[0][0].day
         share, sent = self.share / self.living, self.acknowledged
         try:
@@ -381,6 +383,7 @@ class Leases:
             for of_tokens, of_money in self._rooms_of(request):
                 for room, amount in ((of_tokens, request.tokens), (of_money, request.cost_nanousd)):
                     is_first = room not in free
+                    room.hold = max(room.hold, amount)
                     left = free.get(room, room.free)
                     need = max(0, amount - left)
                     free[room] = left + need - amount

@@ -147,7 +147,8 @@ FUNCTIONS = {
                     RETURN json_build_object('refused', 'clock', 'beat', v_beat);
                 END IF;
                 INSERT INTO leases (owner, scope, unit, day)
-                SELECT DISTINCT take_room.owner, room.scope COLLATE "C", room.unit COLLATE "C", CAST(take_room.day AS date)
+                SELECT DISTINCT take_room.owner, room.scope COLLATE "C", room.unit COLLATE "C",
+                                CAST(take_room.day AS date)
                 FROM unnest(scopes, units) AS room (scope, unit)
                 ORDER BY 2, 3
                 ON CONFLICT DO NOTHING;
