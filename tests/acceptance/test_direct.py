@@ -39,7 +39,7 @@ def ask(house: House, path: str, body: bytes, is_plain: bool, headers: Mapping[s
 
     with house.client() as client:
         told = {"content-type": "application/json", "authorization": f"Bearer {house.team_key}", **headers}
-        said = {name: value.encode("latin-1") for name, value in told.items() if value is not None}
+        said = {name.encode(): value.encode("latin-1") for name, value in told.items() if value is not None}
         client.headers.pop("authorization", None)
         return client.post(path, content=body if is_plain else pieces(), headers=said)
 
