@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from redis.asyncio import Redis
 
 from billing.holds import HoldRequest, Leg, Limits, Scope
+from billing.rate_talk import TELL
 from billing.rate_words import RefusedRate
-from billing.rates import TELL, Rates
+from billing.rates import Rates
 from tests.support.clock import SetClock
 
 TEAM = "team_a"
