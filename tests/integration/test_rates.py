@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from billing.holds import HoldRequest, Leg, LimitName, Limits, Scope
-from billing.rates import RENEW, TELL, Rates
+from billing.rate_talk import RENEW, TELL
+from billing.rates import Rates
 from gateway.clock import Clock
 from gateway.embedded import temporary_valkey
 from tests.support.clock import SetClock
@@ -259,8 +260,10 @@ async def test_a_process_that_dies_frees_its_slots(make_rates: MakeRates, clock:
     for _ in range(5):
         clock.move(RENEW)
         await living.tell()
+        clock.move(TELL)
+        await living.tell()
     assert await living.ask(ask(clock, limits)) is not None
-    clock.move(RENEW + 0.1)
+    clock.move(RENEW)
     await living.tell()
 
     assert await living.ask(ask(clock, limits)) is None and await living.ask(ask(clock, limits)) is None
@@ -347,6 +350,7 @@ async def test_a_wiped_redis_hears_of_running_calls_at_once(
     await redis.flushall()
     clock.move(0.3)
     assert await admit(rates, replace(ask(clock, key=limits), team_id="team_b"))
+    clock.move(TELL)
     await rates.tell()
 
     another = make_rates(owners=2)
