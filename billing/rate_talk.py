@@ -109,10 +109,18 @@ class RateTalk(ABC):
             self._tell()
 
     async def close(self) -> None:
-        """Give the connection back."""
-        for team in self._teams.values():
-            if team.driver is not None:
-                team.driver.cancel()
+        """Tell what is left to tell, give slices back, and the connection."""
+        if not self.is_away:
+            for team in self._due:
+                team.is_due = True
+                for scope in team.touched:
+                    scope.until = 0.0
+                self._depart(team)
+        drivers = [team.driver for team in self._teams.values() if team.driver is not None]
+        if drivers:
+            await asyncio.wait(drivers, timeout=DEADLINE)
+        for driver in drivers:
+            driver.cancel()
         await self._script.close()
 
     def _team(self, team_id: str) -> RateTeam:

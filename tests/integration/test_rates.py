@@ -233,6 +233,19 @@ async def test_what_never_ran_is_given_back_whole(make_rates: MakeRates, clock: 
     assert await redis.exists(SLOTS) == 0
 
 
+async def test_closing_tells_what_is_left(make_rates: MakeRates, clock: SetClock, redis: Redis) -> None:
+    """A process that ends gives its slice back, and the slots of calls that have ended, before their time."""
+    rates, limits = make_rates(), Limits(requests_per_minute=1000, concurrent_requests=100)
+    calls = [ask(clock, limits) for _ in range(30)]
+    for call in calls:
+        assert await admit(rates, call)
+        rates.settle(call, 100)
+    assert await told(redis, "r") > [30]
+    await rates.close()
+
+    assert await told(redis, "r", "h") == [30, 0] and await redis.exists(SLOTS) == 0
+
+
 async def test_a_caller_that_leaves_while_it_waits_is_not_counted(
     make_rates: MakeRates, clock: SetClock, redis: Redis
 ) -> None:
