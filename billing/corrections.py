@@ -8,7 +8,7 @@ from datetime import date, datetime
 from uuid import UUID
 
 from msgspec import Struct
-from sqlalchemy import func, literal, select, text, tuple_
+from sqlalchemy import literal, select, text, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -42,22 +42,6 @@ BOOKED = [name for name in Correction.__struct_fields__ if name not in ("actor",
 
 
 CORRECT = text("SELECT correct_balances(CAST(:scopes AS text[]), :day, :tokens, :nanousd)")
-
-
-class CorrectionSum(Struct, frozen=True, kw_only=True):
-    """What the corrections of one team, key and day come to. ``key_id`` None: those that name no key."""
-
-    team_id: str
-    key_id: str | None
-    day: date
-    input_tokens: int
-    output_tokens: int
-    cost_nanousd: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in and out, as the counters have them."""
-        return self.input_tokens + self.output_tokens
 
 
 async def add_correction(connection: AsyncConnection, correction: Correction) -> Correction | None:
@@ -100,41 +84,6 @@ async def list_corrections(
         seen = select(table.created_at).where(table.id == before).scalar_subquery()
         query = query.where(tuple_(table.created_at, table.id) < tuple_(seen, literal(before)))
     return [Correction(**row) for row in (await connection.execute(query)).mappings()]
-
-
-async def sums_of(
-    connection: AsyncConnection,
-    first: date,
-    last: date,
-    *,
-    before: datetime | None = None,
-) -> list[CorrectionSum]:
-    """Return the sums of the days from ``first`` to ``last``, both included, by team, day and key in this order.
-
-    The counters of a team are the sums of its rows with and without a key; those of a key are the sums of its own.
-    ``before``: only what was booked before that moment.
-    """
-    table = corrections.c
-    sums = [func.sum(table[name]).label(name) for name in ("input_tokens", "output_tokens", "cost_nanousd")]
-    query = (
-        select(table.team_id, table.key_id, table.day, *sums)
-        .where(table.day.between(first, last))
-        .group_by(table.team_id, table.key_id, table.day)
-        .order_by(table.team_id, table.day, table.key_id)
-    )
-    if before is not None:
-        query = query.where(table.created_at < before)
-    return [
-        CorrectionSum(
-            team_id=row["team_id"],
-            key_id=row["key_id"],
-            day=row["day"],
-            input_tokens=int(row["input_tokens"]),
-            output_tokens=int(row["output_tokens"]),
-            cost_nanousd=int(row["cost_nanousd"]),
-        )
-        for row in (await connection.execute(query)).mappings()
-    ]
 
 
 async def has_booked(connection: AsyncConnection, team_id: str, day: date, model: str) -> bool:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from itertools import islice
 
 import structlog
 from sqlalchemy.exc import StatementError
 
 from billing.edges import Clock, Database
 from billing.journal import Closed, Journal
+from billing.kept import KEPT_FOR
 from billing.leases import Leases
 from billing.ledger import TooOld, write_records
 from billing.records import UsageRecord
 from billing.store_errors import POSTGRES_AWAY, is_about_a_value
 
-KEPT_FOR = 86_400.0  # seconds that flushed segments are kept, for a database that forgets
+AGAIN = 500  # rows in one transaction, of calls that are delivered again: they are read between two calls' turns
 BATCH = 2000  # rows in one transaction, at most
 LEAST_BATCH = 20  # rows, while Postgres is too slow for more in the time that a statement has
 GATHER = 0.05  # seconds to wait for more, once something closed
@@ -141,10 +143,13 @@ class Flusher:
 
     async def deliver_again(self) -> None:
         """Write the calls of the last day again, for a database that forgot: it takes those that it lacks."""
-        for segment in self._journal.kept(self._clock.now() - KEPT_FOR):
-            records = list(segment)
-            for start in range(0, len(records), BATCH):
-                await self._write(records[start : start + BATCH], set())
+        for calls in self._journal.kept(self._clock.now() - KEPT_FOR):
+            while records := list(islice(calls, AGAIN)):
+                try:
+                    await self._write(records, set())
+                except TooOld as exc:  # as their flush found, too, or retention since
+                    known = [record for record in records if record.request_id not in exc.request_ids]
+                    await self._write(known, set())
 
     async def _sync_for_ever(self) -> None:
         while True:

@@ -9,58 +9,32 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Iterable
-from importlib.resources import files
 
-import structlog
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
 
 from billing.edges import Clock
 from billing.holds import HoldRequest, Remaining, Scope
 from billing.rate_scope import RateScope
-from billing.rate_team import Caller, RateTeam, Sent, refused
-from billing.rate_words import BUCKETS, WINDOW, RefusedRate, unpack
-from billing.script import Script
-from billing.store_errors import REDIS_AWAY, redis_refuses
+from billing.rate_talk import DEADLINE, RateTalk
+from billing.rate_team import Caller, refused
+from billing.rate_words import BUCKETS, WINDOW, RefusedRate
 
-DEADLINE = 0.25  # seconds that a call waits at the most
-TELL = 0.23  # seconds until what is free again is told; a slice has ended by then, and a busy team asked for another
-RETRY = 1.0  # seconds between two tries to reach a Redis that is away
-RENEW = 5.0  # seconds between two statements of the slots of running calls; Redis keeps them for 30
 FORGET = 120.0  # seconds after which a scope without calls is forgotten
-
-SCRIPT = files("billing").joinpath("rates.lua").read_text()
-
-log = structlog.get_logger(__name__)
 
 Counted = tuple[int, int, list[RateScope]]  # bucket in which the call began, tokens held, its scopes
 
 
-class Rates:
+class Rates(RateTalk):
     """The rates of all teams, for one process. Nothing here raises for a Redis that is away."""
 
     def __init__(
         self, redis: Redis, clock: Clock, *, owner: str, uses_server_time: bool = True, deadline: float = DEADLINE
     ) -> None:
-        """``owner`` names this start of the process, and no other."""
-        self.owners = 1  # living ones, this one among them
-        self.is_away = False  # Redis does not answer
-        self.refusals = 0  # commands that Redis answered, and would not do
-        self._script = Script(redis, SCRIPT, deadline=deadline / 2)  # one trip to wait for, and one's own
-        self._clock, self._monotonic = clock, clock.monotonic
-        self._owner = owner
-        self._uses_server_time = uses_server_time
-        self._ahead = clock.now() - clock.monotonic()  # what Redis's clock shows more than ours, and no less
-        self._numbers = itertools.count(1)  # of commands
-        self._teams: dict[str, RateTeam] = {}
+        """``owner`` names this start of the process, and no other; a call waits for ``deadline`` seconds at most."""
+        super().__init__(redis, clock, owner=owner, uses_server_time=uses_server_time, deadline=deadline)
         self._scopes: dict[tuple[str, str], RateScope] = {}
         self._counted: dict[str, Counted] = {}  # running calls by request id
-        self._due: dict[RateTeam, float] = {}  # who has something to tell, and when, in monotonic seconds
-        self._doubted: dict[RateTeam, None] = {}  # whose last command was not answered
-        self._wake = asyncio.Event()
-        self._renewed_at = 0.0
 
     def take(self, request: HoldRequest) -> bool | None:
         """Count a call inside what this process has drawn: all scopes and limits, or none. ``None``: ask Redis.
@@ -145,57 +119,6 @@ class Rates:
             min((of for _, of in left if of is not None), key=lambda of: of.remaining, default=None),
         )
 
-    async def run(self) -> None:
-        """Tell Redis, within a fifth of a second, of what is free again, and every few seconds of running calls.
-
-        Nothing is said where nothing has happened. While Redis is away, look for it once a second.
-        """
-        while True:
-            if self.is_away:
-                await asyncio.sleep(RETRY)
-                await self.look()
-                continue
-            now = self._monotonic()
-            moment = min(next(iter(self._due.values()), now + RENEW), self._renewed_at + RENEW)
-            self._wake.clear()
-            if moment > now:
-                try:
-                    async with asyncio.timeout(moment - now):
-                        await self._wake.wait()
-                except TimeoutError:
-                    pass
-            self._tell()
-
-    async def tell(self) -> None:
-        """Tell what is due, and wait until Redis has heard it."""
-        self._tell()
-        await asyncio.gather(*(team.driver for team in self._teams.values() if team.driver is not None))
-
-    async def look(self) -> None:
-        """Try to reach a Redis that is away: say again what was not answered."""
-        if not self.is_away:
-            return
-        team = next(iter(self._doubted))
-        del self._doubted[team]
-        self._doubted[team] = None  # the next try is another team's
-        sent = team.in_doubt
-        assert sent is not None
-        if team.driver is None and await self._send(team, sent) and self.is_away:
-            self.is_away = False
-            log.info("rates_redis_back")
-            for scope in self._scopes.values():
-                scope.share = None
-            for team in self._doubted:
-                self._depart(team)
-            self._tell()
-
-    async def close(self) -> None:
-        """Give the connection back."""
-        for team in self._teams.values():
-            if team.driver is not None:
-                team.driver.cancel()
-        await self._script.close()
-
     def _meet(self, request: HoldRequest, scope: Scope) -> RateScope:
         known = self._scopes.get((scope.kind, scope.id))
         if known is None:
@@ -205,12 +128,6 @@ class Rates:
         elif known.scope.limits is not scope.limits:
             known.adopt(scope)
         return known
-
-    def _team(self, team_id: str) -> RateTeam:
-        team = self._teams.get(team_id)
-        if team is None:
-            team = self._teams[team_id] = RateTeam(team_id, self._owner, self._numbers)
-        return team
 
     def _turn_to(self, scope: RateScope, bucket: int) -> list[int]:
         """Return the cell in which calls are counted from now on."""
@@ -236,113 +153,28 @@ class Rates:
         if team not in self._due:
             self._note(team)
 
-    def _note(self, team: RateTeam) -> None:
-        """Let a team tell what it has to, soon, unless a call asks before."""
-        self._due.setdefault(team, self._monotonic() + TELL)
-        self._wake.set()
-
-    def _tell(self) -> None:
-        if self.is_away:
-            return
-        now = self._monotonic()
-        if now - self._renewed_at >= RENEW:
-            self._renew(now)
-        for team, moment in list(self._due.items()):
-            if moment > now:
-                break
-            del self._due[team]
-            team.is_due = True
-            self._depart(team)
-
     def _renew(self, now: float) -> None:
-        """Have all slots of running calls stated again, and forget scopes that nothing runs in."""
-        self._renewed_at = now
         for key, scope in list(self._scopes.items()):
+            team = self._teams[scope.team_id]
             if scope.live and scope.caps[2] >= 0:
                 scope.touch()
-                self._due[self._teams[scope.team_id]] = now
-            elif not scope.live and now - scope.told_at > FORGET and self._teams[scope.team_id].is_silent:
+                self._note(team)
+            elif not scope.live and now - scope.told_at > FORGET and team.is_silent:
                 del self._scopes[key]
         used = {scope.team_id for scope in self._scopes.values()}
         for team_id, team in list(self._teams.items()):
             if team_id not in used and team.is_silent:
                 del self._teams[team_id]
 
-    def _depart(self, team: RateTeam) -> None:
-        if team.driver is None:
-            team.driver = asyncio.create_task(self._drive(team))
+    def _come_back(self) -> None:
+        for scope in self._scopes.values():
+            scope.share = None
 
-    async def _drive(self, team: RateTeam) -> None:
-        """Say what the team has to say, one command after the other."""
-        try:
-            while not self.is_away:
-                now = self._monotonic()
-                time = -1.0 if self._uses_server_time else self._clock.now()
-                sent = team.say(now, int((now + self._ahead) * BUCKETS), self.owners, time)
-                if sent is None:
-                    return
-                self._due.pop(team, None)
-                if not await self._send(team, sent):
-                    return
-        finally:
-            team.driver = None
+    def _count(self, caller: Caller, bucket: int) -> None:
+        self._counted[caller.request.request_id] = (bucket, caller.tokens, caller.scopes)
 
-    async def _send(self, team: RateTeam, sent: Sent) -> bool:
-        """Say a command; return whether Redis answered. Its callers get their answers in either case."""
-        is_again, before = team in self._doubted, team.said_at
-        try:
-            reply = await self._script.call(sent.keys, sent.packed)
-            if reply is None:  # a later one was answered
-                raise ResponseError("LATE")
-            answer = unpack(reply)
-        except REDIS_AWAY as exc:
-            self._fail(team, sent, exc)
-            return redis_refuses(exc)
-        self._doubted.pop(team, None)
-        team.said_at = sent.sent_at
-        if not is_again:
-            self._ahead = answer.now - sent.sent_at
-        for caller in team.hear(sent, answer):
-            if caller.answer.done():  # it waits no more
-                for scope in caller.scopes:
-                    scope.live -= 1
-                    scope.slots += 1
-                    scope.change(answer.bucket, -1, -caller.tokens, -caller.tokens)
-            else:
-                self._counted[caller.request.request_id] = (answer.bucket, caller.tokens, caller.scopes)
-                caller.answer.set_result(None)
-        if team.touched:
-            self._note(team)
-        if not answer.was_known and sent.sent_at - before < FORGET / 2:
-            self._renew(self._monotonic())  # Redis was wiped: it knows nobody's slots
-        return True
-
-    def _fail(self, team: RateTeam, sent: Sent, exc: Exception) -> None:
-        callers, teams = list(sent.callers), [team]
-        if redis_refuses(exc):
-            self.refusals += 1
-            log.warning("rates_refused", team_id=team.id, error=str(exc))
-            team.in_doubt = None
-            self._doubted.pop(team, None)
-            team.touched.update(sent.scopes)
-            self._note(team)
-        else:
-            if not self.is_away:
-                log.warning("rates_redis_away", error=repr(exc))
-            self.is_away = True
-            self._doubted[team] = None
-            self._wake.set()
-            teams = list(self._teams.values())
-            if isinstance(exc, ResponseError):  # this server cannot serve now; another may
-                self._script.reconnect()
-        for each in teams:
-            if self.is_away:
-                callers += each.waiting
-                each.waiting = []
-        now = self._monotonic()
-        for caller in callers:
-            if not caller.answer.done():
-                caller.answer.set_result(self._refuse_alone(caller.request, caller.scopes, caller.tokens, now))
+    def _decide_alone(self, caller: Caller) -> RefusedRate | None:
+        return self._refuse_alone(caller.request, caller.scopes, caller.tokens, self._monotonic())
 
     def _refuse_alone(
         self, request: HoldRequest, scopes: list[RateScope], tokens: int, now: float

@@ -25,6 +25,9 @@ class BookMetrics:
         self._books_differ = meters.gauge_of_worst(
             "tollgate_books_differ", "Figures of the ledger that a book does not share, by the last audit", "book"
         )
+        self._books_compared = meters.gauge_of_worst(
+            "tollgate_books_compared", "Lines, leases and balances that the last audit compared"
+        )
         self._books_audited = meters.gauge_of_worst(
             "tollgate_books_audited_timestamp_seconds", "When the books were last compared; 0: not yet"
         )
@@ -63,6 +66,7 @@ class BookMetrics:
         self._journal_quarantined.set(flusher.quarantined)
         self._books_differ.labels("statements").set(auditor.found.statements)
         self._books_differ.labels("counters").set(auditor.found.counters)
+        self._books_compared.set(auditor.found.books)
         self._books_audited.set(auditor.found.at)
         self._rises.follow(self._hold_exceeded, quotas.exceeded)
         self._rises.follow(self._redis_refusals, quotas.rates.refusals)

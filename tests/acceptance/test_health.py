@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import httpx
 import pytest
 
-from billing.auditor import Auditor, Found
-from billing.flusher import Flusher
-from billing.quotas import Quotas
-from billing.restore import Restorer
-from billing.sweep import Sweeper
+from billing.auditor import Found
+from gateway.books import Books
 from gateway.telemetry.metrics import Metrics
 from tests.support.house import House
 from tests.support.waiting import until
@@ -59,13 +59,15 @@ def test_the_money_rooms_are_measured(house: House) -> None:
 def test_a_scrape_shows_what_others_counted() -> None:
     """However often it is rendered, each is counted once."""
     metrics = Metrics()
-    quotas, sweeper, flusher = object.__new__(Quotas), object.__new__(Sweeper), object.__new__(_Flusher)
-    quotas.exceeded, quotas.refused, quotas.is_standalone, sweeper.freed, sweeper.lost = 2, 1, True, 5, 4
-    auditor = object.__new__(Auditor)
-    auditor.found = Found(1.0, statements=2, counters=3)
-    restorer = object.__new__(Restorer)
-    restorer.rebuilt = 8
-    metrics.books.follow(quotas, restorer, sweeper, flusher, auditor)
+    quotas = SimpleNamespace(exceeded=2, is_standalone=True, rates=SimpleNamespace(refusals=1))
+    books = SimpleNamespace(
+        quotas=quotas,
+        flusher=SimpleNamespace(backlog=7, damaged=6, quarantined=9),
+        owner=SimpleNamespace(recovered=8, buried=5),
+        sweeper=SimpleNamespace(lost=4),
+        auditor=SimpleNamespace(found=Found(1.0, statements=2, counters=3, books=10)),
+    )
+    metrics.books.follow(cast(Books, books))
     metrics.render()
     quotas.exceeded, quotas.is_standalone = 3, False
 
@@ -76,10 +78,4 @@ def test_a_scrape_shows_what_others_counted() -> None:
     assert "tollgate_journals_lost_total 4.0" in lines and "tollgate_journals_damaged_total 6.0" in lines
     assert "tollgate_rebuilds_total 8.0" in lines and "tollgate_journal_files_quarantined 9.0" in lines
     assert 'tollgate_books_differ{book="statements"} 2.0' in lines
-    assert 'tollgate_books_differ{book="counters"} 3.0' in lines
-
-
-class _Flusher(Flusher):
-    backlog = 7  # type: ignore[assignment]
-    damaged = 6  # type: ignore[assignment]
-    quarantined = 9  # type: ignore[assignment]
+    assert 'tollgate_books_differ{book="counters"} 3.0' in lines and "tollgate_books_compared 10.0" in lines

@@ -46,7 +46,7 @@ def test_a_correction_is_counted_though_nobody_heard_that_it_was_booked(house: H
 
     assert (way.lost, unheard.status_code, again.status_code) == (1, 503, 201)
     assert team.usage().json()["corrections"]["entries"] == 1
-    assert lasting_differences(house.settings.database_url, house.settings.redis_url) == []
+    assert lasting_differences(house.settings.database_url) == []
 
 
 def test_refusals_after_an_unheard_commit_do_not_make_a_call_free(
@@ -77,7 +77,7 @@ def test_refusals_after_an_unheard_commit_do_not_make_a_call_free(
     assert (first.status_code, again.status_code) == (200, 200) and again.content == first.content
     record = house.record_of(first)
     assert record["status"] == "answered" and record["cost_usd"] > 0 and len(upstream.requests) == 1
-    assert lasting_differences(house.settings.database_url, house.settings.redis_url) == []
+    assert lasting_differences(house.settings.database_url) == []
 
 
 def refusal() -> Exception:

@@ -227,3 +227,4 @@ def test_team_is_told_whose_key_it_holds(team: PayingTeam) -> None:
 
     assert (shown["id"], shown["key"]["key_id"]) == (team.id, team.key_id)
     assert shown["limits"]["usd_per_day"] is None
+    assert shown["unavailable"] == {"tokens_today": 0, "usd_today": 0, "usd_this_month": 0}

@@ -113,6 +113,6 @@ def test_every_key_is_paid_once_whoever_is_killed(house: FaultHouse, seed: int) 
         charged = [row for row in rows[key] if row["cost_nanousd"]]
         assert [(row["request_id"], row["status"]) for row in charged] == [(answers[0][0], "answered")]
         assert {row["status"] for row in rows[key] if not row["cost_nanousd"]} <= {"failed", "superseded"}
-    assert lasting_differences(house.postgres.url, house.redis.url, within=60) == []
+    assert lasting_differences(house.postgres.url, within=60) == []
     ill = ("Traceback", "unexpected_error", "reply_failed", "background_work_failed", "stored_answer_unreadable")
     assert [line for line in house.new_log_lines() if any(word in line for word in ill)] == []

@@ -184,7 +184,7 @@ async def read_books(
         complaints += await books.check_journals(connection, house.data_dir / "journal")
         if not complaints:
             complaints += told_otherwise(house, teams, rows)
-            complaints += map(repr, await differences(house.postgres.url, house.redis.url))
+            complaints += map(repr, await differences(house.postgres.url))
         return rows, complaints
     finally:
         await connection.close()

@@ -47,7 +47,7 @@ def upstream() -> Iterator[ScriptedUpstream]:
 def test_a_house_goes_on_from_its_backup(
     new_database_url: str, postgres_url: str, redis_url: str, upstream: ScriptedUpstream, tmp_path: Path
 ) -> None:
-    """Keys work, the books and the counters agree on what the backup has, and new calls come on top."""
+    """Keys work, ledger, leases and balances agree on what the backup has, and new calls come on top."""
     Redis.from_url(redis_url).flushall()
     settings = settings_for(new_database_url, redis_url, upstream.url, tmp_path)
     key = asyncio.run(make_team(settings, "team_a"))
@@ -61,7 +61,7 @@ def test_a_house_goes_on_from_its_backup(
     restored = settings_for(backup, redis_url, upstream.url, tmp_path)
     try:
         requests = answer_calls(restored, key, 1)
-        differ = asyncio.run(differences(restored.database_url, restored.redis_url))
+        differ = asyncio.run(differences(restored.database_url))
     finally:
         asyncio.run(execute(postgres_url, "DROP DATABASE backup WITH (FORCE)"))
 

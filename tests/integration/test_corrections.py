@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import date, timedelta
+from datetime import date
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from billing.corrections import CorrectionSum, list_corrections, sums_of
+from billing.corrections import list_corrections
 from billing.ledger import insert_records
 from billing.money import to_nano
 from billing.statements import GroupBy, Tag, Totals, period
@@ -244,8 +244,8 @@ async def test_a_model_that_left_the_catalogue_can_be_corrected(books: Database)
     assert shown["model"] == "retired-model"
 
 
-async def test_sums_are_by_team_key_and_day(books: Database) -> None:
-    """What a rebuild of the counters and the audit add to the ledger's sums."""
+async def test_balances_are_by_team_key_and_day(books: Database) -> None:
+    """Each entry reaches its team and, where it names one, its key: of its day, and for money of its month."""
     async with books.begin() as connection:
         key = (await create_key(connection, "pepper", NewKey(team_id="team_a"), ACT, NOON)).record.key_id
     await book(books, cost_usd=Decimal("2"), input_tokens=3, output_tokens=4)
@@ -254,24 +254,21 @@ async def test_sums_are_by_team_key_and_day(books: Database) -> None:
     await book(books, date="2026-04-04", output_tokens=9)
     await book(books, team_id="team_b")
 
+    query = "SELECT scope, period, corrected FROM balances WHERE unit = :unit AND corrected <> 0 ORDER BY 1, 2"
     async with books.begin() as connection:
-        one_day = await sums_of(connection, TODAY, TODAY)
-        two_days = await sums_of(connection, TODAY - timedelta(days=1), TODAY)
+        money = [tuple(row) for row in await connection.execute(text(query), {"unit": "nanousd"})]
+        tokens = [tuple(row) for row in await connection.execute(text(query), {"unit": "tokens"})]
 
-    usual = {"team_id": "team_a", "day": TODAY, "input_tokens": 0, "output_tokens": 0}
-    assert one_day[:2] == [
-        CorrectionSum(**(usual | {"key_id": key, "cost_nanousd": -to_nano(1)})),
-        CorrectionSum(
-            **(usual | {"key_id": None, "cost_nanousd": to_nano("1.5"), "input_tokens": 2, "output_tokens": 4})
-        ),
+    assert money == [
+        (f"key:{key}", "2026-04", -to_nano(1)),
+        (f"key:{key}", "2026-04-05", -to_nano(1)),
+        ("team:team_a", "2026-04", to_nano("-0.5")),
+        ("team:team_a", "2026-04-04", -to_nano(1)),
+        ("team:team_a", "2026-04-05", to_nano("0.5")),
+        ("team:team_b", "2026-04", -to_nano(1)),
+        ("team:team_b", "2026-04-05", -to_nano(1)),
     ]
-    assert one_day[1].tokens == 6
-    assert [(one.team_id, one.day.day, one.cost_nanousd) for one in two_days] == [
-        ("team_a", 4, -to_nano(1)),
-        ("team_a", 5, -to_nano(1)),
-        ("team_a", 5, to_nano("1.5")),
-        ("team_b", 5, -to_nano(1)),
-    ]
+    assert tokens == [("team:team_a", "2026-04-04", 9), ("team:team_a", "2026-04-05", 6)]
 
 
 async def test_lists_are_newest_first_and_can_be_paged(books: Database) -> None:

@@ -19,8 +19,9 @@ import gateway.database
 import migrations
 from billing import flusher as flusher_module
 from billing.flusher import Flusher
+from billing.ids import date_of
 from billing.journal import Journal
-from billing.ledger import insert_records
+from billing.ledger import forget_days, insert_records
 from billing.money import to_nano
 from billing.prices import Price, cost_of
 from billing.records import Status, UsageRecord
@@ -297,3 +298,30 @@ async def count(database: Database) -> tuple[int, int]:
     async with database.begin() as connection:
         row = (await connection.execute(query)).one()
     return row[0], row[1]
+
+
+async def test_what_a_database_forgot_is_delivered_again(database: Database, tmp_path: Path) -> None:
+    """Every call of the last day's segments, whatever day it began on, but for those of days that are forgotten."""
+    clock = SetClock()
+    journal = Journal.open(tmp_path, clock=clock)
+    flusher = Flusher(journal, database, clock)
+    records = []
+    for _ in range(3):
+        records += [make_record(clock.new_id()) for _ in range(300)]
+        clock.move(2 * 86_400)
+    for record in records:
+        journal.closed(record)
+    while await flusher.flush_once():
+        pass
+    async with database.begin() as connection:
+        await connection.execute(text("TRUNCATE usage_records, usage_daily"))
+        await forget_days(connection, date_of(records[300].request_id))
+
+    for _ in range(2):
+        await flusher.deliver_again()
+
+    async with database.begin() as connection:
+        rows = (await connection.execute(text("SELECT CAST(request_id AS text) FROM usage_records"))).scalars()
+        assert set(rows) == {record.request_id for record in records[300:]}
+        assert (await connection.execute(text("SELECT sum(calls) FROM usage_daily"))).scalar_one() == 600
+    journal.close()

@@ -11,16 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from redis.asyncio import Redis
 from sqlalchemy import text
 
 from billing.audit import audit
 from billing.errors import JournalFull
 from billing.flusher import Flusher
-from billing.holds import Hold, HoldRequest, Leg, Limits, Scope
 from billing.journal import Journal
 from billing.ledger import insert_records
-from billing.quotas import Quotas
 from billing.records import Status
 from gateway.clock import Clock
 from gateway.database import Database
@@ -28,6 +25,7 @@ from protocol.usage import Usage
 from tests.support.factories import make_record
 from tests.support.house import running_house, settings_for
 from tests.support.journals import adopt, left_in
+from tests.support.lessee import Lessee
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.waiting import until
 
@@ -46,7 +44,7 @@ from protocol.usage import Usage
 from tests.support.factories import make_record
 
 journal = Journal.open(Path(sys.argv[1]), clock=Clock())
-closed, streaming = (make_record(request_id, output_tokens=0, cost_nanousd=0) for request_id in sys.argv[2:4])
+closed, streaming = (make_record(request_id, owner="dead", output_tokens=0, cost_nanousd=0) for request_id in sys.argv[2:4])
 journal.opened(closed)
 journal.opened(streaming)
 journal.progress(streaming.request_id, Usage(100, 0, 12), 1200)
@@ -242,63 +240,45 @@ def test_a_gateway_on_a_full_disk_says_so_and_recovers_by_itself(
     assert answered.status_code == 200
 
 
-async def test_the_books_agree_after_a_kill(database: Database, redis: Redis, tmp_path: Path) -> None:
-    """The next process writes the dead one's rows, the counters learn of them, and the audit finds nothing."""
+async def test_the_books_agree_after_a_kill(database: Database, tmp_path: Path) -> None:
+    """The next process writes the dead one's rows on its leases and ends it; the audit finds nothing."""
     clock = Clock()
-    quotas = Quotas(redis, clock, deadline=5.0)
-    holds = [await open_hold(quotas, clock) for _ in range(2)]
-    victim = start_victim(tmp_path, *(hold.request.request_id for hold in holds))
-    kill(victim)
+    dead = await Lessee(database, clock, "dead").begin()
+    assert await dead.draw(1000, 10_000)
+    kill(start_victim(tmp_path, *(clock.new_id() for _ in range(2))))
     journal = Journal.open(tmp_path, clock=clock)
-    flusher = Flusher(journal, database, clock, book_adopted=quotas.book)
+    flusher = Flusher(journal, database, clock)
 
-    sum(journal.adopt_each())
+    await flusher.adopt()
     while await flusher.flush_once():
         pass
+    await dead.end()
 
-    state = await quotas.usage("team_a")
-    assert (state.day_nanousd, state.day_nanousd_held, state.live) == (3200, 0, 0)
-    assert await audit(database, quotas, clock.today()) == []
+    async with database.begin() as connection:
+        drawn = text("SELECT DISTINCT drawn FROM balances WHERE unit = 'nanousd'")
+        assert (await connection.execute(drawn)).scalars().all() == [3200]
+    assert (await audit(database, clock.today())).differences == []
 
 
-async def test_the_audit_finds_what_was_changed(database: Database, redis: Redis, tmp_path: Path) -> None:
+async def test_the_audit_finds_what_was_changed(database: Database, tmp_path: Path) -> None:
     """A nano-dollar that only one book knows is named: day, team, line, and both sums."""
     clock = Clock()
-    quotas = Quotas(redis, clock, deadline=5.0)
     journal = Journal.open(tmp_path, clock=clock)
-    hold = await open_hold(quotas, clock)
-    record = make_record(hold.request.request_id)
+    record = make_record(clock.new_id())
     journal.opened(record)
     journal.closed(record)
     await Flusher(journal, database, clock).flush_once()
-    await quotas.book([record])
-    assert await audit(database, quotas, clock.today()) == []
+    assert (await audit(database, clock.today())).differences == []
 
     async with database.begin() as connection:
         await connection.execute(text("UPDATE usage_daily SET cost_nanousd = cost_nanousd + 1"))
-    [ledger, counted_day, counted_month, *of_key] = await audit(database, quotas, clock.today())
+    [of_rows, *of_leases] = (await audit(database, clock.today())).differences
 
-    assert (ledger.quantity, ledger.ledger, ledger.statements) == ("cost_nanousd", 400_000, 400_001)
-    assert "key_a gpt-4o interactive answered" in ledger.where
-    assert (counted_day.where, counted_day.counters) == ("day", 400_000)
-    assert (counted_month.where, counted_month.counters) == ("month", 400_000)
-    assert [one.where for one in of_key] == ["day of key_a", "month of key_a"]
-
-
-async def open_hold(quotas: Quotas, clock: Clock) -> Hold:
-    """Hold room for a call of team_a."""
-    scopes = (Scope("team", "team_a", Limits(nanousd_per_day=10**9)), Scope("key", "key_a", Limits()))
-    hold = await quotas.open(
-        HoldRequest(
-            request_id=clock.new_id(),
-            team_id="team_a",
-            scopes=scopes,
-            legs=(Leg("a", 500, 500_000),),
-            valid_until=clock.now() + 5,
-        )
-    )
-    assert isinstance(hold, Hold)
-    return hold
+    assert (of_rows.book, of_rows.quantity) == ("statements", "cost_nanousd")
+    assert (of_rows.expected, of_rows.found) == (400_000, 400_001)
+    assert "key_a gpt-4o interactive answered" in of_rows.where
+    assert {(one.book, one.expected, one.found) for one in of_leases} == {("leases", 400_001, 400_000)}
+    assert [one.where for one in of_leases] == ["key:key_a", "team:team_a"]
 
 
 def fill(path: Path) -> None:

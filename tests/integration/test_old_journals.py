@@ -18,7 +18,6 @@ import gateway.cli
 from billing.flusher import Flusher
 from billing.journal import Closed, Journal
 from billing.ledger import TooOld, forget_days, insert_records, memory_begins
-from billing.quotas import Quotas
 from billing.records import Status
 from billing.statements import period
 from billing.sweep import Sweeper
@@ -47,11 +46,11 @@ def database_url(new_database_url: str) -> str:
 
 
 @pytest.fixture
-async def sweeper(database: Database, quotas: Quotas, clock: SetClock) -> Sweeper:
+async def sweeper(database: Database, clock: SetClock) -> Sweeper:
     """A sweeper of a house with one team, which keeps rows for thirty days."""
     async with database.begin() as connection:
         await connection.execute(text("INSERT INTO teams (id, name) VALUES ('team_a', 'A')"))
-    return Sweeper(quotas, database, clock, keep_rows=KEPT * DAY, uses_server_time=False)
+    return Sweeper(database, clock, keep_rows=KEPT * DAY, uses_server_time=False)
 
 
 async def test_a_journal_that_returns_after_retention_bills_nothing_again(
@@ -235,7 +234,7 @@ async def test_what_is_not_forgotten_is_booked(
 
 async def flush(journal: Journal, database: Database, clock: SetClock) -> None:
     """Carry everything that is closed."""
-    flusher = Flusher(journal, database, clock, uses_server_time=False)
+    flusher = Flusher(journal, database, clock)
     while await flusher.flush_once():
         pass
 

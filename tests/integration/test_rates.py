@@ -8,13 +8,15 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from billing.holds import HoldRequest, Leg, LimitName, Limits, Scope
-from billing.rates import RENEW, TELL, Rates
+from billing.rate_talk import RENEW, TELL
+from billing.rates import Rates
 from gateway.clock import Clock
 from gateway.embedded import temporary_valkey
 from tests.support.clock import SetClock
@@ -231,6 +233,19 @@ async def test_what_never_ran_is_given_back_whole(make_rates: MakeRates, clock: 
     assert await redis.exists(SLOTS) == 0
 
 
+async def test_closing_tells_what_is_left(make_rates: MakeRates, clock: SetClock, redis: Redis) -> None:
+    """A process that ends gives its slice back, and the slots of calls that have ended, before their time."""
+    rates, limits = make_rates(), Limits(requests_per_minute=1000, concurrent_requests=100)
+    calls = [ask(clock, limits) for _ in range(30)]
+    for call in calls:
+        assert await admit(rates, call)
+        rates.settle(call, 100)
+    assert await told(redis, "r") > [30]
+    await rates.close()
+
+    assert await told(redis, "r", "h") == [30, 0] and await redis.exists(SLOTS) == 0
+
+
 async def test_a_caller_that_leaves_while_it_waits_is_not_counted(
     make_rates: MakeRates, clock: SetClock, redis: Redis
 ) -> None:
@@ -259,8 +274,10 @@ async def test_a_process_that_dies_frees_its_slots(make_rates: MakeRates, clock:
     for _ in range(5):
         clock.move(RENEW)
         await living.tell()
+        clock.move(TELL)
+        await living.tell()
     assert await living.ask(ask(clock, limits)) is not None
-    clock.move(RENEW + 0.1)
+    clock.move(RENEW)
     await living.tell()
 
     assert await living.ask(ask(clock, limits)) is None and await living.ask(ask(clock, limits)) is None
@@ -327,7 +344,7 @@ async def test_what_others_write_to_its_keys_costs_no_outage(
         assert await admit(rates, ask(clock, limits))
         clock.move(1)
 
-    assert not rates.is_away
+    assert (rates.is_away, rates.refusals) == (False, 0)
 
 
 async def _keys_of(redis: Redis, rates: Rates, clock: SetClock, limits: Limits) -> list[bytes]:
@@ -347,6 +364,7 @@ async def test_a_wiped_redis_hears_of_running_calls_at_once(
     await redis.flushall()
     clock.move(0.3)
     assert await admit(rates, replace(ask(clock, key=limits), team_id="team_b"))
+    clock.move(TELL)
     await rates.tell()
 
     another = make_rates(owners=2)
@@ -385,15 +403,18 @@ async def test_a_frozen_redis_holds_up_one_deadline_of_calls(clock: SetClock) ->
     it was asked again, changes nothing."""
     with temporary_valkey() as server:
         client: Redis = Redis.from_url(server.url)
-        rates = Rates(client, clock, owner="o", uses_server_time=False, deadline=0.4)
+        rates = Rates(client, clock, owner="o", uses_server_time=False, deadline=1.0)
         limits = Limits(requests_per_minute=100)
         assert await admit(rates, ask(clock, limits))
         pid = int((await client.info("server"))["process_id"])
         os.kill(pid, signal.SIGSTOP)
         try:
-            assert all(await asyncio.gather(*(admit(rates, ask(clock, limits)) for _ in range(20))))
+            first = asyncio.create_task(admit(rates, ask(clock, limits)))
+            await asyncio.sleep(0.1)  # its command is on its way
+            async with asyncio.timeout(3.0):
+                assert all(await asyncio.gather(first, *(admit(rates, ask(clock, limits)) for _ in range(19))))
             assert rates.is_away
-            async with asyncio.timeout(0.2):  # much less than the deadline for each
+            async with asyncio.timeout(0.8):  # less than a deadline for all of them
                 assert all([await admit(rates, ask(clock, limits)) for _ in range(20)])
             await rates.look()
         finally:
@@ -407,13 +428,34 @@ async def test_a_frozen_redis_holds_up_one_deadline_of_calls(clock: SetClock) ->
         await client.aclose()
 
 
+async def test_a_command_that_is_executed_late_changes_nothing(
+    make_rates: MakeRates, clock: SetClock, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of an older one, out of a connection that was given up, after a newer one was answered."""
+    rates, limits = make_rates(), Limits(requests_per_minute=100, concurrent_requests=9)
+    call, said = rates._script.call, []
+
+    async def listen(*words: Any) -> Any:
+        said.append(words)
+        return await call(*words)
+
+    monkeypatch.setattr(rates._script, "call", listen)
+    assert await admit(rates, ask(clock, limits)) and await admit(rates, ask(clock, limits))
+    before = await redis.hgetall(MINUTE), await redis.hgetall(SLOTS)
+
+    assert await call(*said[0]) is None
+    assert (await redis.hgetall(MINUTE), await redis.hgetall(SLOTS)) == before
+
+
 async def test_a_demoted_primary_is_away_and_comes_back(make_rates: MakeRates, clock: SetClock, redis: Redis) -> None:
     """READONLY is an outage; when the address leads to a primary again, the process finds it."""
     rates, limits = make_rates(), Limits(requests_per_minute=100)
     assert await admit(rates, ask(clock, limits))
+    line = rates._script._line
     await redis.replicaof("127.0.0.1", 1)
     try:
         assert await admit(rates, ask(clock, limits)) and rates.is_away
+        assert rates._script._line is not line  # another connection may lead to another server
         await rates.look()
         assert rates.is_away
     finally:

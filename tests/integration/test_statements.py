@@ -146,12 +146,15 @@ async def test_a_closed_day_never_changes(books: Database) -> None:
     assert after.is_closed
 
 
-async def test_a_day_waits_for_every_living_flusher(books: Database) -> None:
-    """A day closes when every flusher has passed it; one that was not seen for an hour is taken as lost."""
-    flusher = text("INSERT INTO flushers VALUES ('a', to_timestamp(:watermark), 1, to_timestamp(:seen))")
+async def test_a_day_waits_for_every_living_owner(books: Database) -> None:
+    """A day closes when every owner has passed it; one that was not seen for an hour is taken as lost."""
+    owner = text("""
+        INSERT INTO owners (id, started_at, seen_at, watermark) SELECT 'a', seen, seen, to_timestamp(:watermark)
+        FROM (SELECT to_timestamp(:seen) AS seen) AS moment
+    """)
     tomorrow = NOON + 86_400
     async with books.begin() as connection:
-        await connection.execute(flusher, {"watermark": NOON, "seen": tomorrow - 3000})
+        await connection.execute(owner, {"watermark": NOON, "seen": tomorrow - 3000})
 
         assert await close_days(connection, tomorrow) == []
         assert await close_days(connection, tomorrow + 1000) == [TODAY]

@@ -110,7 +110,7 @@ def test_whatever_happens_answers_are_right_and_nothing_is_left(
         moods.join()
     upstream.forget()
     until(lambda: not left_of(house))
-    differing = lasting_differences(house.settings.database_url, house.settings.redis_url)
+    differing = lasting_differences(house.settings.database_url)
     unheard = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
 
     assert faults == []

@@ -184,7 +184,7 @@ async def complaints_about(house: FaultHouse, calls: int, cost_nanousd: int) -> 
         wrong += await books.check_journals(connection, house.data_dir / "journal")
     finally:
         await connection.close()
-    wrong += map(repr, await differences(house.postgres.url, house.redis.url))
+    wrong += map(repr, await differences(house.postgres.url))
     redis = Redis.from_url(house.redis.url, socket_timeout=5)
     try:
         wrong += [str(await redis.hgetall(key)) async for key in redis.scan_iter(match="tollgate:*:holds")]

@@ -1,4 +1,4 @@
-# What `tollgate audit` would print of yesterday and today: where the books differ, and what cannot be compared yet.
+# What `tollgate audit` would print of yesterday and today: where the books differ; and which owners do not answer.
 
 from __future__ import annotations
 
@@ -6,32 +6,29 @@ import asyncio
 import time
 from datetime import timedelta
 
-from redis.asyncio import Redis
-
 from billing.audit import Difference, audit
-from billing.cut_off import CutOff, owners_cut_off
-from billing.quotas import Quotas
+from billing.owner_list import ListedOwner, list_owners
 from gateway.clock import Clock
 from gateway.database import Database
 from tests.support.waiting import PATIENCE
 
 
-async def differences(database_url: str, redis_url: str) -> list[Difference | CutOff]:
+async def differences(database_url: str) -> list[Difference | ListedOwner]:
     """Compare the books now."""
-    clock, redis = Clock(), Redis.from_url(redis_url, socket_timeout=5)
+    today = Clock().today()
     database = Database(database_url, pool_size=1)
     try:
-        days = (clock.today() - timedelta(days=1), clock.today())
-        found = [one for day in days for one in await audit(database, Quotas(redis, clock, deadline=5.0), day)]
-        return [*found, *await owners_cut_off(database)]
+        days = (today - timedelta(days=1), today)
+        found = [one for day in days for one in (await audit(database, day)).differences]
+        async with database.begin() as connection:
+            return [*found, *(one for one in await list_owners(connection) if one.state != "answers")]
     finally:
         await database.close()
-        await redis.aclose()
 
 
-def lasting_differences(database_url: str, redis_url: str, within: float = PATIENCE) -> list[Difference | CutOff]:
-    """Compare them until they agree, for so many seconds at most: what runs or was left by the dead is booked yet."""
+def lasting_differences(database_url: str, within: float = PATIENCE) -> list[Difference | ListedOwner]:
+    """Compare them until they agree and all owners answer, for so many seconds at most."""
     deadline = time.monotonic() + within
-    while (found := asyncio.run(differences(database_url, redis_url))) and time.monotonic() < deadline:
+    while (found := asyncio.run(differences(database_url))) and time.monotonic() < deadline:
         time.sleep(0.2)
     return found
