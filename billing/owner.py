@@ -190,7 +190,7 @@ class Owner:
             self._owes = False
             try:
                 await self._flusher.deliver_again()
-                for name in buried(self._journal.directory, self._clock.now()):
+                for name in sorted(buried(self._journal.directory, self._clock.now())):
                     await self._store.end(name)
             except POSTGRES_AWAY as exc:
                 log.info("not_delivered_again", error=repr(exc))

@@ -1,9 +1,9 @@
-# Every order of what two owners may do with three calls in two scopes: each state is visited once, and in each the books
-# are compared. The statements are the model's, holding and settling are the real leases'.
+# Every order of what two owners may do with three calls in two scopes: each state is visited once, and in each the
+# books are compared. The statements are the model's, holding and settling are the real leases'.
 #
-# What an owner sends lies on the wire until it is executed, now, late or never; so does what it is answered. An owner may
-# give up and ask again, crash with calls held and rows unflushed, be adopted, and be ended. So many faults befall at most
-# (an answer lost, one given up, a crash, a cap lowered); orders are all that there are.
+# What an owner sends lies on the wire until it is executed, now, late or never; so does what it is answered. An owner
+# may give up and ask again, crash with calls held and rows unflushed, be adopted, and be ended. At most so many faults
+# befall (an answer lost, an ask given up, a crash, a cap lowered), in all orders that there are.
 
 from __future__ import annotations
 
@@ -69,20 +69,20 @@ class State(Struct, frozen=True):
         """What makes it another state: not beats, nor when an owner was seen."""
         owners, balances, leases, _, rows = self.tables
         return (
-            self.calls, self.owners, self.wire, self.is_lowered, self.faults, tuple(sorted(balances.items(), key=_first)),
-            tuple(sorted(leases.items(), key=_first)), frozenset(rows),
+            self.calls, self.owners, self.wire, self.is_lowered, self.faults,
+            tuple(sorted(balances.items(), key=_first)), tuple(sorted(leases.items(), key=_first)), frozenset(rows),
             tuple(row.ended_at is None for row in owners.values()),
         )  # fmt: skip
 
 
 class Search:
-    """The search. ``leases`` makes an owner's leases, ``model`` the tables: a test plants bugs there."""
+    """The search, of so many calls and faults."""
 
-    def __init__(self, faults: int, model: type[SqlModel] = SqlModel, leases: type[Leases] = Leases) -> None:
+    def __init__(self, *, calls: int, faults: int) -> None:
+        self.calls = calls
         self.faults = faults
-        self.model = model()
+        self.model = SqlModel()
         self.model.on_grant = self._check_grant
-        self.leases = leases
         self.visited = 0
         self.requests = [_request(number, hold) for number, (hold, _) in enumerate(CALLS)]
         self._broken: Broken | None = None
@@ -101,8 +101,9 @@ class Search:
                     for name in ("nanousd_per_day", "nanousd_per_month")
                     if (cap := getattr(limits, name)) is not None
                 },
+                NOON,
             )
-        first = State((Call(),) * len(CALLS), (Owner(),) * len(OWNERS), faults=self.faults, tables=self._dump())
+        first = State((Call(),) * self.calls, (Owner(),) * len(OWNERS), faults=self.faults, tables=self._dump())
         seen = {first.key()}
         queue: deque[tuple[State, Any]] = deque([(first, None)])
         while queue and len(seen) < most:
@@ -129,7 +130,7 @@ class Search:
             yield from self._arrive(state, message)
         if not state.is_lowered and state.faults:
             self._load(state)
-            self.model.set_limits(SCOPES[0].name, {"nanousd_per_day": CAP_AFTER})
+            self.model.set_limits(SCOPES[0].name, {"nanousd_per_day": CAP_AFTER}, NOON)
             yield "lower the cap", _fault(replace(state, is_lowered=True, tables=self._dump()))
 
     def _steps_of_call(self, state: State, number: int, call: Call) -> Iterator[tuple[str, State]]:
@@ -295,7 +296,7 @@ class Search:
         return tuple(map(dict, tables))
 
     def _leases(self, state: State, at: int) -> Leases:
-        leases = self.leases(None, SetClock(), OWNERS[at], share=0.5)  # type: ignore[arg-type]
+        leases = Leases(None, SetClock(), OWNERS[at], share=0.5)  # type: ignore[arg-type]
         pairs = []
         for scope, (granted, returned, used, held, _) in zip(SCOPES, state.owners[at].rooms, strict=True):
             of_money = Room(scope.name, NANOUSD, DAY_TEXT)
