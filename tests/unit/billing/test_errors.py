@@ -43,11 +43,11 @@ def test_a_limit_of_a_key_is_told_as_such() -> None:
     assert error.limit == "key.usd_per_day"
 
 
-def test_a_hold_that_came_too_late_hit_no_limit() -> None:
+def test_a_limit_that_cannot_be_checked_is_no_refusal_for_good() -> None:
     """503, and worth a retry: nothing was run."""
-    error = refusal_error(refused(is_late=True))
+    error = refusal_error(refused(is_unknown=True))
 
-    assert (error.status, error.code, error.limit) == (503, "overloaded", "")
+    assert (error.status, error.code) == (503, "overloaded")
     assert error.headers == {"retry-after": "1"}
 
 

@@ -74,15 +74,11 @@ class Books:
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []
 
-    def close(self, hold: Hold) -> str:
-        """Return the epoch in which the call closed."""
-        return "epoch"
-
-    async def settle(self, hold: Hold, used: Settlement, epoch: str) -> None:
+    def settle(self, hold: Hold, used: Settlement) -> None:
         """Remember the charge."""
         self.told.append(("settle", used.cost_nanousd))
 
-    async def release(self, hold: Hold, epoch: str) -> None:
+    def release(self, hold: Hold) -> None:
         """Remember that nothing was charged."""
         self.told.append(("release", 0))
 
@@ -117,9 +113,9 @@ class Scene:
         spec = model("small", gpu_hour_nanousd=gpu_hour)
         target = Target(spec, Endpoint("here", "http://upstream"))
         route = Route("small", (target,) if first is None else (first, target), "named")
-        holding = HoldRequest(request_id=call.request_id, team_id="a", scopes=(), legs=(), valid_until=0)
+        holding = HoldRequest(request_id=call.request_id, team_id="a", scopes=(), legs=())
         self.account = Account(Hold(request=holding), self.journal, cast(Any, self.books))
-        self.account.open(record_for(call, route, route.targets[0], Status.FAILED))
+        self.account.open(record_for(call, self.account.hold, route, route.targets[0], Status.FAILED))
         provider = ProviderSettings(
             name="upstream",
             format="openai",

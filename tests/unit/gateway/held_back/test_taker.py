@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from billing.holds import Hold, HoldRequest
 from billing.money import to_nano
 from billing.records import Status, UsageRecord
 from gateway.access import Caller, Team
@@ -64,9 +65,12 @@ async def scene() -> AsyncIterator[Scene]:
     await scene.database.close()
 
 
+NO_HOLD = Hold(request=HoldRequest(request_id="", team_id="a", scopes=(), legs=()))
+
+
 def record_of(call: Call) -> UsageRecord:
     route = Route("auto", (SMALL,), "auto_small", 0.9)
-    return record_for(call, route, SMALL, Status.ANSWERED, input_tokens=5, output_tokens=3, cost_nanousd=11)
+    return record_for(call, NO_HOLD, route, SMALL, Status.ANSWERED, input_tokens=5, output_tokens=3, cost_nanousd=11)
 
 
 async def test_only_a_share_of_what_small_models_answer_is_watched(scene: Scene) -> None:
@@ -96,7 +100,9 @@ async def test_what_large_models_answer_is_watched_where_a_route_explores(scene:
         hook = scene.taker.watch(call, LARGE)
         assert hook is not NOT_TAKEN and scene.taker.watch(call, SMALL) is not NOT_TAKEN
         hook.delta(Delta(text="The Seine."))
-        hook.close(record_for(call, Route("auto", (LARGE,), reason, 0.3), LARGE, Status.ANSWERED, cost_nanousd=50))
+        hook.close(
+            record_for(call, NO_HOLD, Route("auto", (LARGE,), reason, 0.3), LARGE, Status.ANSWERED, cost_nanousd=50)
+        )
         taken.append(len(scene.background._tasks))
 
     assert taken == [1, 1, 1]
@@ -110,7 +116,7 @@ async def test_the_other_kind_is_asked_with_the_rights_of_the_team(
 ) -> None:
     """Through the route itself, for no more than that kind can cost; not at all where the team may not use it."""
     call = scene.call()
-    record = record_for(call, Route("auto", (target,), reason, 0.3), target, Status.ANSWERED, cost_nanousd=50)
+    record = record_for(call, NO_HOLD, Route("auto", (target,), reason, 0.3), target, Status.ANSWERED, cost_nanousd=50)
 
     def noted(allowed: frozenset[str] | None, name: str = "auto") -> HeldBackCall | None:
         asker = replace(call, wish=Wish(allowed_models=allowed), request=replace(ASKED, model=name))
