@@ -1,8 +1,12 @@
 # The audit: ledger, daily sums, leases and balances say the same, to the nano-dollar. All are read in one snapshot, and
 # each is written in the transaction that writes its source, so whatever differs is wrong: nothing is on its way.
+#
+# What a row costs is not reckoned again: rows name no edition of a price yet (usage_records.price is empty). Once they do,
+# that is one more comparison, beside compare_lines and by the same pages.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -16,7 +20,9 @@ from billing.records import CHARGED
 from billing.row_sums import compare_lines
 
 STATEMENTS, LEASES, BALANCES = "statements", "leases", "balances"
-MOST_TOLD = 1000  # differences of one book
+MOST_TOLD = 1000  # differences of one book, of a page
+PAGE = 1000  # teams and keys whose leases and balances are compared by one statement: some 400,000 leases of 200 owners
+AFTER_ALL = "\x7f"  # after the name of any scope
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -40,7 +46,8 @@ class Report(Struct, frozen=True):
 async def audit(database: Database, day: date, *, today: date | None = None) -> Report:
     """Compare all books of one day and its month. ``today`` is Postgres's to say, where it is not given.
 
-    Rows are added up a page at a time, so that no statement takes long; nothing is locked, and nothing of it waits.
+    Rows are added up a page at a time, teams and keys compared some at a time, so that no statement takes long; nothing
+    is locked, and nothing of it waits.
     Leases and balances are kept of this month and the last. Raises POSTGRES_AWAY.
     """
     async with database.begin() as connection:
@@ -52,10 +59,11 @@ async def audit(database: Database, day: date, *, today: date | None = None) -> 
         ]
         moment = await database_moment(connection) if today is None else datetime(*today.timetuple()[:3], tzinfo=UTC)
         if day >= first_month(moment).date():
-            for compare in (_compare_leases, _compare_balances):
-                count, found = await compare(connection, day)
-                books += count
-                differences += found
+            async for after, until in _pages(connection):
+                for compare in (_compare_leases, _compare_balances):
+                    count, found = await compare(connection, day, after, until)
+                    books += count
+                    differences += found
     return Report(books, differences)
 
 
@@ -66,15 +74,29 @@ async def database_moment(connection: AsyncConnection) -> datetime:
     return moment.astimezone(UTC)
 
 
-async def _compare_leases(connection: AsyncConnection, day: date) -> tuple[int, list[Difference]]:
+async def _pages(connection: AsyncConnection) -> AsyncIterator[tuple[str, str]]:
+    """Yield spans of the names of scopes, each after the first of the two and up to the second, that cover them all."""
+    after = ""
+    while len(names := (await connection.execute(SCOPES, {"after": after, "page": PAGE})).scalars().all()) == PAGE:
+        yield after, names[-1]
+        after = names[-1]
+    yield after, AFTER_ALL
+
+
+async def _compare_leases(
+    connection: AsyncConnection, day: date, after: str, until: str
+) -> tuple[int, list[Difference]]:
     """Compare what charged calls used of a day, by scope and unit, with what its leases say is spent."""
-    values = {"day": day, "charged": list(CHARGED), "most": MOST_TOLD}
+    values = {"day": day, "charged": list(CHARGED), "after": after, "until": until, "most": MOST_TOLD}
     return _read(LEASES, day, (await connection.execute(STATEMENTS_AND_LEASES, values)).mappings().all())
 
 
-async def _compare_balances(connection: AsyncConnection, day: date) -> tuple[int, list[Difference]]:
+async def _compare_balances(
+    connection: AsyncConnection, day: date, after: str, until: str
+) -> tuple[int, list[Difference]]:
     """Compare the balances of a day and its month with leases, corrections and limits."""
-    values = {"day": day, "first": day.replace(day=1), "period": f"{day}", "month": f"{day:%Y-%m}", "most": MOST_TOLD}
+    periods = {"day": day, "first": day.replace(day=1), "period": f"{day}", "month": f"{day:%Y-%m}"}
+    values = {**periods, "after": after, "until": until, "most": MOST_TOLD}
     return _read(BALANCES, day, (await connection.execute(SOURCES_AND_BALANCES, values)).mappings().all())
 
 
@@ -94,6 +116,8 @@ def _read(book: str, day: date, rows: Any) -> tuple[int, list[Difference]]:
     return int(rows[0]["expected"]), differences
 
 
+SCOPES = text("SELECT DISTINCT scope FROM balances WHERE scope > :after ORDER BY scope LIMIT :page")
+
 STATEMENTS_AND_LEASES = text("""
     WITH used AS (
         SELECT scope.name COLLATE "C" AS scope, unit.name COLLATE "C" AS unit, sum(unit.amount) AS spent
@@ -101,9 +125,12 @@ STATEMENTS_AND_LEASES = text("""
              LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
              LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd)) AS unit (name, amount)
         WHERE day = :day AND status = ANY(CAST(:charged AS text[]))
+          AND scope.name COLLATE "C" > :after AND scope.name COLLATE "C" <= :until
         GROUP BY 1, 2
     ), leased AS (
-        SELECT scope, unit, sum(spent) AS spent FROM leases WHERE day = :day GROUP BY scope, unit
+        SELECT scope, unit, sum(spent) AS spent FROM leases
+        WHERE scope > :after AND scope <= :until AND day = :day
+        GROUP BY scope, unit
     ), book AS MATERIALIZED (
         SELECT scope, unit, coalesce(used.spent, 0) AS expected, coalesce(leased.spent, 0) AS found
         FROM used FULL JOIN leased USING (scope, unit)
@@ -117,10 +144,11 @@ STATEMENTS_AND_LEASES = text("""
 SOURCES_AND_BALANCES = text("""
     WITH lent AS (
         SELECT scope, unit, :period AS period, sum(granted - returned) AS drawn FROM leases
-        WHERE day = :day GROUP BY scope, unit
+        WHERE scope > :after AND scope <= :until AND day = :day GROUP BY scope, unit
         UNION ALL
         SELECT scope, unit, :month, sum(granted - returned) FROM leases
-        WHERE unit = 'nanousd' AND day >= :first AND day < CAST(:first AS date) + interval '1 month'
+        WHERE scope > :after AND scope <= :until
+          AND unit = 'nanousd' AND day >= :first AND day < CAST(:first AS date) + interval '1 month'
         GROUP BY scope, unit
     ), entry AS (
         SELECT scope.name COLLATE "C" AS scope, unit.name COLLATE "C" AS unit, part.period,
@@ -130,7 +158,8 @@ SOURCES_AND_BALANCES = text("""
              LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd))
                  AS unit (name, amount),
              LATERAL (VALUES (to_char(day, 'YYYY-MM-DD')), (to_char(day, 'YYYY-MM'))) AS part (period)
-        WHERE day >= :first AND day < CAST(:first AS date) + interval '1 month' AND scope.name IS NOT NULL
+        WHERE day >= :first AND day < CAST(:first AS date) + interval '1 month'
+          AND scope.name COLLATE "C" > :after AND scope.name COLLATE "C" <= :until
           AND (part.period = :period OR part.period = :month AND unit.name = 'nanousd')
         GROUP BY 1, 2, 3
     ), book AS MATERIALIZED (
@@ -140,7 +169,9 @@ SOURCES_AND_BALANCES = text("""
                balance.cap, CAST(coalesce(team.limits, key.limits) ->> (
                    unit || CASE length(period) WHEN 7 THEN '_per_month' ELSE '_per_day' END
                ) AS bigint) AS limit_of_row
-        FROM (SELECT * FROM balances WHERE period IN (:period, :month)) AS balance
+        FROM (
+            SELECT * FROM balances WHERE scope > :after AND scope <= :until AND period IN (:period, :month)
+        ) AS balance
         FULL JOIN lent USING (scope, unit, period)
         FULL JOIN entry USING (scope, unit, period)
         LEFT JOIN teams AS team ON scope = 'team:' || team.id

@@ -19,6 +19,7 @@ from billing.owners import buried, bury, carried, claim, note_told, server_told
 from billing.store_errors import POSTGRES_AWAY
 
 EVERY = 1.0  # seconds between beats
+YOUNG = 30  # beats of a start in which each looks for the dead
 DEAD_EVERY = 10  # beats between looks for the dead, and reports of how far the journal is carried
 ANSWER_WITHIN = 2.0  # seconds that the database has for a beat
 START_WITHIN = 2.0  # seconds that a starting process waits for its first beat
@@ -131,7 +132,7 @@ class Owner:
             self._leases.recall(beat.tight)
         await self._leases.take_tomorrow()
         self._beats += 1
-        if self._beats % DEAD_EVERY == 1:
+        if self._beats < YOUNG or self._beats % DEAD_EVERY == 0:  # the dead hold what a new start has to wait for
             await self.end_dead()
 
     async def end_dead(self) -> None:
@@ -189,7 +190,7 @@ class Owner:
             self._owes = False
             try:
                 await self._flusher.deliver_again()
-                for name in buried(self._journal.directory, self._clock.now()):
+                for name in sorted(buried(self._journal.directory, self._clock.now())):
                     await self._store.end(name)
             except POSTGRES_AWAY as exc:
                 log.info("not_delivered_again", error=repr(exc))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,13 @@ from billing.audit import audit
 from billing.flusher import Flusher
 from billing.holds import Hold, HoldRequest, Leg, Limits, Scope, Settlement
 from billing.journal import Journal
+from billing.lease_store import PostgresLeases
+from billing.leases import Leases
+from billing.owner import Owner, owner_id
 from billing.quotas import Quotas
+from billing.rates import Rates
 from billing.records import Status, UsageRecord
 from billing.store_errors import POSTGRES_AWAY
-from billing.sweep import Sweeper
 from gateway.answering.account import Account
 from gateway.database import Database
 from gateway.idempotency_store import Answered, IdempotencyStore
@@ -29,7 +33,6 @@ from tests.support.postgres_proxy import postgres_proxy
 PLACE = Place("team_a", "chat.completions", "key-1")
 ANSWER = StoredAnswer(200, (), b"the whole answer")
 COST = 700  # nano-dollars
-LEASE_IS_OVER = 31.0  # seconds
 
 
 class Scene:
@@ -39,21 +42,29 @@ class Scene:
         self.clock = SetClock()
         self.database = database
         self.folder = folder
-        self.quotas = Quotas(redis, self.clock, uses_server_time=False, deadline=5.0)
         self.store = IdempotencyStore(database, self.clock, Sealer("pepper", "idempotency"), retention=86_400.0)
-        self.journal = Journal.open(folder, clock=self.clock)
+        self.journal, self.owner, self.leases = self.process(database)
+        self.quotas = Quotas(self.leases, Rates(redis, self.clock, owner=self.owner.id))
+
+    def process(self, database: Database) -> tuple[Journal, Owner, Leases]:
+        """Return a process's journal, itself as the database knows it, and its leases."""
+        journal = Journal.open(self.folder, clock=self.clock)
+        store = PostgresLeases(database, self.clock, uses_server_time=False)
+        leases = Leases(store, self.clock, owner_id(journal), share=0.5)
+        flusher = Flusher(journal, database, self.clock, leases)
+        return journal, Owner(leases, flusher, journal, store, self.clock), leases
 
     async def begin(self) -> None:
         """Claim, hold, open and stream a part."""
         async with self.database.begin() as connection:
             await connection.execute(text("INSERT INTO teams (id, name) VALUES ('team_a', 'A')"))
+        await self.owner.start()
         hold = await self.quotas.open(
             HoldRequest(
                 request_id=self.clock.new_id(),
                 team_id="team_a",
                 scopes=(Scope("team", "team_a", Limits()), Scope("key", "key_a", Limits())),
                 legs=(Leg("a", 500, 1000),),
-                valid_until=self.clock.now() + 5,
             )
         )
         assert isinstance(hold, Hold)
@@ -61,39 +72,48 @@ class Scene:
         assert await self.store.claim(self.claim) == self.claim
         self.account = Account(hold, self.journal, self.quotas, owes_parts=False)
         unknown = {"status": Status.FAILED, "input_tokens": 0, "cached_input_tokens": 0, "output_tokens": 0}
-        self.account.open(make_record(hold.request.request_id, cost_nanousd=0, **unknown))
+        named = {"owner": self.owner.id, "held_tokens": 500, "held_nanousd": 1000}
+        self.account.open(make_record(hold.request.request_id, cost_nanousd=0, **unknown, **named))
         self.account.count = lambda: Settlement(Usage(100, 0, 12), 400)
         self.account.note_progress()
-        self.record = make_record(hold.request.request_id, cost_nanousd=COST)
+        self.record = make_record(hold.request.request_id, cost_nanousd=COST, **named)
 
     async def die(self, *, next_is_heard: bool = True) -> None:
-        """Leave everything as it is; the next process adopts the journal, and the sweeper frees the hold.
+        """Leave everything as it is; the next process adopts the journal, and ends the dead one.
 
         A next process that is not heard commits once without hearing of it, and flushes again.
         """
         self.journal.close()
-        after = Journal.open(self.folder, clock=self.clock)
-        sum(after.adopt_each())
+        assert self.owner._claim is not None
+        os.close(self.owner._claim)
         with postgres_proxy(self.database.url) as way:
             by_it = Database(way.url)
-            flusher = Flusher(after, by_it, self.clock, book_adopted=self.quotas.book)
+            after, owner, _ = self.process(by_it)
+            await owner.start()
+            flusher = Flusher(after, by_it, self.clock)
             if not next_is_heard:
                 way.lose_commit_of("INSERT INTO usage_records")
                 with pytest.raises(POSTGRES_AWAY):
                     await flusher.flush_once()
             while await flusher.flush_once():
                 pass
+            await owner.end_dead()
+            await owner.stop()
             await by_it.close()
-        self.clock.move(LEASE_IS_OVER)
-        await Sweeper(self.quotas, self.database, self.clock).sweep_once()
         after.close()
 
     async def books(self) -> list[tuple[str, int]]:
-        """Return status and cost of every row, once ledger, statements and counters agree."""
-        assert await audit(self.database, self.quotas, self.clock.today()) == []
+        """Return status and cost of every row, once ledger, statements, leases and balances agree: with every process
+        gone, what is drawn is what the rows cost."""
+        assert (await audit(self.database, self.clock.today(), today=self.clock.today())).differences == []
         async with self.database.begin() as connection:
-            rows = await connection.execute(text("SELECT status, cost_nanousd FROM usage_records"))
-            return [tuple(row) for row in rows]
+            drawn = (
+                await connection.execute(text("SELECT DISTINCT drawn FROM balances WHERE unit = 'nanousd'"))
+            ).scalar()
+            found = await connection.execute(text("SELECT status, cost_nanousd FROM usage_records"))
+            rows = [tuple(row) for row in found]
+        assert (drawn or 0) == sum(cost for _, cost in rows)
+        return rows
 
 
 @pytest.fixture
@@ -137,10 +157,10 @@ async def test_a_call_that_its_adopter_writes_twice_is_counted_as_its_row_says(s
 
 
 async def test_who_ends_without_hearing_that_it_was_stored_is_paid_once(scene: Scene) -> None:
-    """It leaves its books as a killed process does: the row is in the ledger, and the counters learn of it there."""
+    """It leaves its books as a killed process does: the row is in the ledger, on the lease of its owner."""
     assert await scene.store.store(scene.claim, ANSWER, scene.record)
     scene.account.leave()
-    await scene.account.settle()
+    scene.account.settle()
     await scene.die()
 
     assert await scene.books() == [("answered", COST)]
@@ -159,8 +179,9 @@ async def test_who_lives_on_is_paid_once(scene: Scene) -> None:
     """Stored, closed, settled, flushed: one row, counted once everywhere."""
     assert await scene.store.store(scene.claim, ANSWER, scene.record)
     scene.account.close(scene.record)
-    await scene.account.settle()
-    await Flusher(scene.journal, scene.database, scene.clock).flush_once()
+    scene.account.settle()
+    await Flusher(scene.journal, scene.database, scene.clock, scene.leases).flush_once()
+    await scene.owner.stop()
 
     assert await scene.books() == [("answered", COST)]
 
@@ -171,9 +192,10 @@ async def test_who_was_taken_over_is_owed_nothing(scene: Scene, status: Status) 
     async with scene.database.begin() as connection:
         await connection.execute(text("UPDATE idempotency SET request_id = 'another'"))
     assert not await scene.store.store(scene.claim, ANSWER, scene.record)
-    ended: UsageRecord = make_record(scene.claim.request_id, status=status, cost_nanousd=0)
+    ended: UsageRecord = make_record(scene.claim.request_id, status=status, cost_nanousd=0, owner=scene.owner.id)
     scene.account.close(ended)
-    await scene.account.settle()
-    await Flusher(scene.journal, scene.database, scene.clock).flush_once()
+    scene.account.settle()
+    await Flusher(scene.journal, scene.database, scene.clock, scene.leases).flush_once()
+    await scene.owner.stop()
 
     assert await scene.books() == [(status.value, 0)]

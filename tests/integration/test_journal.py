@@ -44,7 +44,8 @@ from protocol.usage import Usage
 from tests.support.factories import make_record
 
 journal = Journal.open(Path(sys.argv[1]), clock=Clock())
-closed, streaming = (make_record(request_id, owner="dead", output_tokens=0, cost_nanousd=0) for request_id in sys.argv[2:4])
+unknown = {"owner": "dead", "output_tokens": 0, "cost_nanousd": 0}
+closed, streaming = (make_record(request_id, **unknown) for request_id in sys.argv[2:4])
 journal.opened(closed)
 journal.opened(streaming)
 journal.progress(streaming.request_id, Usage(100, 0, 12), 1200)

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from billing.lease_store import NANOUSD, TOKENS, Need
 from billing.records import Status
-from tests.simulation.sql_model import BalanceRow, Key, Lease, LeaseKey, SqlModel, day_in, spent_by
+from tests.simulation.sql_model import (
+    MISSED,
+    RECOVERY,
+    BalanceRow,
+    Key,
+    Lease,
+    LeaseKey,
+    SqlModel,
+    day_in,
+    spent_by,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -82,6 +92,23 @@ def check_grant(model: SqlModel, owner: str, needs: list[Need], amounts: list[in
         for balance in caps:
             if balance.cap is not None and amount > max(0, need.need, share * balance.left):
                 raise Broken(8, f"a grant of {amount} for {need} of {balance}, by a share of {share}")
+
+
+def check_recovery(model: SqlModel, moment: float) -> None:
+    """(10): nothing is granted until every owner that was seen before a failover has told its leases again."""
+    found_at = model.failovers.get(1)
+    if found_at is None or moment >= found_at + RECOVERY:
+        return
+    for name, row in model.owners.items():
+        is_awaited = row.ended_at is None and row.started_at < found_at and row.seen_at > found_at - MISSED
+        if is_awaited and (row.set_again_at or 0) < found_at:
+            raise Broken(10, f"a grant before {name} has told its leases again")
+
+
+def check_opening(had: bool, clock: float, moment: float) -> None:
+    """(9): an owner whose clock differs by more than two seconds opens no new day."""
+    if not had and abs(clock - moment) > 2:
+        raise Broken(9, f"a day was opened by a clock that is off by {clock - moment:.1f} s")
 
 
 def check_again(model: SqlModel, verb: str) -> None:

@@ -134,8 +134,10 @@ class SimStore:
     async def take(self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float) -> Taken:
         """Draw room."""
         clock = self._now()
+        take = self._line.world.take
         return await self._line.ask(
-            "take", lambda model, moment: model.take_room(owner, day, asks, share, moment, clock)
+            "take",
+            lambda model, moment: take(lambda: model.take_room(owner, day, asks, share, moment, clock), day, clock),
         )
 
     async def give_back(self, owner: str, returns: Sequence[Told]) -> int | None:

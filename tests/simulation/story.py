@@ -133,7 +133,7 @@ async def _crash(world: World) -> None:
     if process is not None:
         machine = process.machine
         world.crash(process)
-        if world.dice.random() < 0.8:
+        if world.dice.random() < 0.8 or not world.living():
             await asyncio.sleep(3 * world.dice.random())
             if not machine.is_detached:
                 world.start(machine, world.dice.choice((0.0, 0.0, 2.5, -3 * DAY, 3 * DAY)))

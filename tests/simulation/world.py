@@ -8,13 +8,14 @@ import tempfile
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from billing import flusher as flusher_module
 from billing.holds import HoldRequest, RefusedHold
-from billing.ids import day_of
+from billing.ids import day_number, day_of
 from billing.lease_store import NANOUSD, TOKENS, Need
 from billing.leases import ASK_AGAIN, ASK_WITHIN, WAIT_FOR_ROOM
 from billing.records import UsageRecord
@@ -29,6 +30,7 @@ DISKS = "/dev/shm"
 MIDNIGHT = 1_777_593_600.0  # 2026-05-01 00:00 UTC: a day and a month begin
 TEAMS = {"t1": ("k1", "k2"), "t2": ("k3",), "t3": ("k4", "k5")}
 TAIL = 60  # of the trace that a failure shows
+STANDS_STILL = 10_000  # turns of the loop in which time passes
 
 
 class Machine:
@@ -69,6 +71,7 @@ class World:
             folder.mkdir()
             self.machines.append(Machine(folder))
         self._starts = 0
+        self._standing = 0  # turns of the loop since time last passed
         self._grant: tuple[str, float] | None = None
         self._refused_since: dict[tuple[str, str], float] = {}
         self._graveyard: list[Any] = []
@@ -168,6 +171,16 @@ class World:
 
     def _check_grant(self, owner: str, needs: list[Need], amounts: list[int], day: str, share: float) -> None:
         self._guard(lambda: invariants.check_grant(self.model, owner, needs, amounts, day, share))
+        if any(amounts):
+            self._guard(lambda: invariants.check_recovery(self.model, self.now))
+
+    def take(self, take: Callable[[], Any], day: str, clock: float) -> Any:
+        """Draw room, and check whose clock opens a day."""
+        had = any(period == day for _, _, period in self.model.balances)
+        taken = take()
+        if any(period == day for _, _, period in self.model.balances):
+            self._guard(lambda: invariants.check_opening(had, clock, self.now))
+        return taken
 
     def _guard(self, check: Callable[[], None]) -> None:
         if self.broken is None:
@@ -254,7 +267,7 @@ class World:
         task = self.loop.create_task(story)
         try:
             while not task.done() and self.broken is None:
-                self.loop._run_once()  # type: ignore[attr-defined]
+                self._step()
         finally:
             flusher_module.time = before
             self._end(task)
@@ -263,6 +276,13 @@ class World:
         if self.broken is not None:
             tail = "\n".join(" ".join(map(str, one)) for one in self.trace)
             raise AssertionError(f"seed {self.seed}: {self.broken}\n{tail}") from self.broken
+
+    def _step(self) -> None:
+        before = self.loop.elapsed
+        self.loop._run_once()  # type: ignore[attr-defined]
+        self._standing = self._standing + 1 if self.loop.elapsed == before else 0
+        if self._standing > STANDS_STILL:
+            self.broken = Broken(7, "something goes round and round, and no time passes")
 
     def _end(self, story: asyncio.Task[None]) -> None:
         for process in self.living():
@@ -278,10 +298,6 @@ def _raise(number: int, what: str) -> None:
 def _days(day: str) -> int:
     found = _NUMBERS.get(day)
     if found is None:
-        from datetime import date
-
-        from billing.ids import day_number
-
         found = _NUMBERS[day] = day_number(date.fromisoformat(day))
     return found
 

@@ -1,0 +1,240 @@
+# Bugs, one or more for each invariant: what a hurried hand could have written. The simulation or the search must find
+# every one of them.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from msgspec import Struct
+from msgspec.structs import replace
+
+from billing.leases import Leases, Room
+from billing.owner import Owner
+from tests.simulation.network import Trouble
+from tests.simulation.sql_model import BalanceRow, Lease, SqlModel, day_in, spent_by
+from tests.simulation.story import Plan
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+QUIET = Plan(faults=(), trouble=Trouble())
+
+
+class Bug(Struct, frozen=True):
+    """One bug, and the invariants of which one is the first to break."""
+
+    name: str
+    numbers: tuple[int, ...]
+    plant: Plant
+    plan: Plan = Plan()
+
+
+def _cap_is_not_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SqlModel, "_fits", lambda *_: True)
+    patch.setattr(SqlModel, "_may_fit", lambda *_: True)
+
+
+def _correction_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BalanceRow, "left", property(lambda row: row.cap - row.drawn))
+
+
+def _month_is_not_drawn(patch: pytest.MonkeyPatch) -> None:
+    draw = SqlModel._draw
+
+    def of_the_day(self: SqlModel, changes: Iterable[Any]) -> None:
+        keys_of, self.keys_of = self.keys_of, lambda *room: keys_of(*room)[:1]  # type: ignore[method-assign]
+        try:
+            draw(self, changes)
+        finally:
+            del self.keys_of
+
+    patch.setattr(SqlModel, "_draw", of_the_day)
+
+
+def _returns_are_added(patch: pytest.MonkeyPatch) -> None:
+    def give_back(self: SqlModel, owner: str, returns: Any, moment: float) -> int | None:
+        told = []
+        for one in returns:
+            lease = self.leases.get((owner, one.scope, one.unit, one.day), Lease())
+            told.append(replace(one, returned=lease.returned + one.returned))
+        return give_back_once(self, owner, told, moment)
+
+    give_back_once = SqlModel.give_back
+    patch.setattr(SqlModel, "give_back", give_back)
+
+
+def _setting_again_lowers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SqlModel, "_set_again_as", lambda self, lease, told: replace(lease, granted=told.granted))
+
+
+def _grants_are_added(patch: pytest.MonkeyPatch) -> None:
+    take_in = Leases._take_in
+
+    def add(self: Leases, taken: Any, day: int, *rest: Any) -> None:
+        before = {id(room): room.granted for pair in self._rooms.values() for room in pair}
+        take_in(self, taken, day, *rest)
+        for pair in self._rooms.values():
+            for room in pair:
+                if room.granted > before.get(id(room), 0) > 0:
+                    room.granted += before[id(room)]
+
+    patch.setattr(Leases, "_take_in", add)
+
+
+def _returned_stays_in_use(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Room, "free", property(lambda room: room.granted - room.used - room.held))
+
+
+def _rows_spend_each_time(patch: pytest.MonkeyPatch) -> None:
+    insert = SqlModel.insert
+
+    def again(self: SqlModel, flusher: str, records: Any, today: str) -> Any:
+        known = [record for record in records if record.request_id in self.rows]
+        answer = insert(self, flusher, records, today)
+        for record in known:
+            self.book_spent(flusher, dict(spent_by(record, day_in(record.request_id))))
+        return answer
+
+    patch.setattr(SqlModel, "insert", again)
+
+
+def _rows_beyond_a_lease_are_not_forced(patch: pytest.MonkeyPatch) -> None:
+    book = SqlModel.book_spent
+
+    def inside(self: SqlModel, flusher: str, spent: Any) -> int | None:
+        fitting = {}
+        for key, amount in spent.items():
+            lease = self.leases.get(key, Lease())
+            if lease.returned + lease.spent + amount <= lease.granted:
+                fitting[key] = amount
+        return book(self, flusher, fitting)
+
+    patch.setattr(SqlModel, "book_spent", inside)
+
+
+def _month_is_not_corrected(patch: pytest.MonkeyPatch) -> None:
+    correct = SqlModel.correct
+
+    def of_the_day(self: SqlModel, *args: Any) -> None:
+        keys_of, self.keys_of = self.keys_of, lambda *room: keys_of(*room)[:1]  # type: ignore[method-assign]
+        try:
+            correct(self, *args)
+        finally:
+            del self.keys_of
+
+    patch.setattr(SqlModel, "correct", of_the_day)
+
+
+def _ended_owners_keep_room(patch: pytest.MonkeyPatch) -> None:
+    def end(self: SqlModel, owner: str, moment: float) -> bool:
+        self._statement()
+        row = self.owners.get(owner)
+        if row is None or row.ended_at is not None:
+            return False
+        self._put(self.owners, owner, replace(row, ended_at=moment))
+        return True
+
+    patch.setattr(SqlModel, "end", end)
+
+
+def _ended_owners_are_served(patch: pytest.MonkeyPatch) -> None:
+    def touch(self: SqlModel, owner: str, **changes: float) -> int | None:
+        row = self.owners.get(owner)
+        if row is None:
+            return None
+        self._put(self.owners, owner, replace(row, beat=row.beat + 1, **changes))
+        return row.beat + 1
+
+    patch.setattr(SqlModel, "_touch", touch)
+
+
+def _idle_room_is_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Leases, "recall", lambda *_: None)
+    patch.setattr(Leases, "_return_tight", lambda self: setattr(self, "_returning", None))
+    patch.setattr(Room, "give_back", lambda *_: False)
+
+
+def _callers_wait_on(patch: pytest.MonkeyPatch) -> None:
+    async def ask(self: Leases, line: Any) -> bool:
+        await asyncio.sleep(0.6)
+        return await once(self, line)
+
+    once = Leases._ask
+    patch.setattr(Leases, "_ask", ask)
+
+
+def _share_is_not_kept(patch: pytest.MonkeyPatch) -> None:
+    def amount(self: SqlModel, need: Any, day: str, share: float) -> int:
+        return max(0, need.need, min(need.want, *(balance.left for balance in self._known(need, day)), need.want))
+
+    patch.setattr(SqlModel, "_amount", amount)
+
+
+def _clocks_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    take_room = SqlModel.take_room
+
+    def take(self: SqlModel, owner: str, day: str, asks: Any, share: float, moment: float, clock: float) -> Any:
+        return take_room(self, owner, day, asks, share, moment, moment)
+
+    patch.setattr(SqlModel, "take_room", take)
+
+
+def _grants_go_on_after_a_failover(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SqlModel, "_is_recovering", lambda *_: False)
+
+
+def _failovers_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
+    async def recover(self: Owner, beat: Any) -> None:
+        self._has_forgotten, self._set_again_for = False, beat.found_at
+
+    patch.setattr(Owner, "_recover", recover)
+
+
+def _only_the_beat_tells_of_a_failover(patch: pytest.MonkeyPatch) -> None:
+    beat = SqlModel.beat
+
+    def of_one_server(self: SqlModel, *args: Any) -> Any:
+        told = beat(self, *args)
+        return told and replace(told, server=1.0)
+
+    patch.setattr(SqlModel, "beat", of_one_server)
+
+
+FAILOVERS = Plan(faults=("fail_over", "fail_over", "crash", "down"), fault_every=2.0)
+
+BUGS = (
+    Bug("a grant does not read the cap", (1,), _cap_is_not_read),
+    Bug("a grant does not count corrections", (1,), _correction_is_not_counted),
+    Bug("a grant draws on the day alone", (1,), _month_is_not_drawn),
+    Bug("a return is added, not set", (2, 3), _returns_are_added),
+    Bug("setting leases again lowers them", (2, 3, 4), _setting_again_lowers, FAILOVERS),
+    Bug("a process adds what it is told of a grant", (3,), _grants_are_added),
+    Bug("a process uses what it has returned", (3,), _returned_stays_in_use),
+    Bug("a row spends each time it is delivered", (2, 4), _rows_spend_each_time),
+    Bug("a row beyond its lease is not booked", (4,), _rows_beyond_a_lease_are_not_forced),
+    Bug("a correction leaves its month as it is", (5,), _month_is_not_corrected),
+    Bug("an ended owner keeps its room", (6,), _ended_owners_keep_room),
+    Bug("an ended owner is served", (6,), _ended_owners_are_served),
+    Bug("idle room is never given back", (6, 7), _idle_room_is_kept, QUIET),
+    Bug("callers wait in vain", (7,), _callers_wait_on, QUIET),
+    Bug("a lease takes all that is left", (8,), _share_is_not_kept),
+    Bug("a clock that is off opens a day", (9,), _clocks_are_not_compared, Plan(faults=("skew",), fault_every=0.5)),
+    Bug("grants go on after a failover", (10,), _grants_go_on_after_a_failover, FAILOVERS),
+    Bug("a failover is not noticed", (1, 3, 4, 6, 10), _failovers_are_not_noticed, FAILOVERS),
+    Bug("a failover is noticed by the beats alone", (3, 4, 6, 10), _only_the_beat_tells_of_a_failover, FAILOVERS),
+)
+
+# Those that the search finds, too: no failovers, no clocks, no waiting.
+IN_SEARCH = {
+    "a grant does not read the cap",
+    "a grant draws on the day alone",
+    "a return is added, not set",
+    "a process adds what it is told of a grant",
+    "a process uses what it has returned",
+    "a row spends each time it is delivered",
+    "a row beyond its lease is not booked",
+    "an ended owner keeps its room",
+    "an ended owner is served",
+    "a lease takes all that is left",
+}
