@@ -1,8 +1,8 @@
 # The audit: ledger, daily sums, leases and balances say the same, to the nano-dollar. All are read in one snapshot, and
 # each is written in the transaction that writes its source, so whatever differs is wrong: nothing is on its way.
 #
-# What a row costs is not reckoned again: rows name no edition of a price yet (usage_records.price is empty). Once they do,
-# that is one more comparison, beside compare_lines and by the same pages.
+# What a row costs is not reckoned again: rows name no edition of a price yet (usage_records.price is empty). Once they
+# do, that is one more comparison, beside compare_lines and by the same pages.
 
 from __future__ import annotations
 
