@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from billing.edges import Clock
 from billing.holds import HoldRequest, LimitName, RefusedHold, Scope, headroom_of
 from billing.ids import EPOCH, day_of
-from billing.lease_store import NANOUSD, TOKENS, Balance, LeaseStore, Need, Taken, Told
+from billing.lease_store import NANOUSD, TOKENS, Balance, LeaseRow, LeaseStore, Need, Taken, Told
 from billing.store_errors import POSTGRES_AWAY
 
 ASK_WITHIN = 1.0  # seconds that the database has for an answer
@@ -31,6 +31,8 @@ HORIZON = 3600.0  # seconds of recent spending that a lease is made for
 RECENT = 60.0  # seconds that "recent" looks back
 MOST_RETURNS = 500  # leases told in one statement
 TOMORROW_AT_ONCE = 5  # scopes, each second: what was used in the last hour is done long before midnight
+
+NO_LEASE = LeaseRow("", "", 0, 0, 0)
 
 log = structlog.get_logger(__name__)
 
@@ -410,7 +412,7 @@ class Leases:
 
         ``None``: none of what was told is in its way.
         """
-        spent = {(row.scope, row.unit): row.spent for row in taken.leases or ()}
+        known = {(row.scope, row.unit): row for row in taken.leases or ()}
         found: list[RefusedHold] = []
         left: list[tuple[LimitName, int]] = []
         may_come = True
@@ -420,12 +422,14 @@ class Leases:
                     continue
                 room = rooms[balance.unit == NANOUSD]
                 limit, wanted = _limit_of(balance), request.tokens if balance.unit == TOKENS else request.cost_nanousd
-                ours = max(0, room.free)
+                lease = known.get((room.scope, room.unit), NO_LEASE)
+                # What is on its way back counts; below zero where calls cost more than was drawn, and are not in the ledger.
+                ours = room.free + max(0, room.returned - lease.returned)
                 headroom = balance.cap - max(0, balance.drawn + balance.corrected) + ours
                 left.append((limit, headroom))
                 if wanted <= headroom:
                     continue
-                unflushed = max(0, room.used - spent.get((room.scope, room.unit), 0))
+                unflushed = max(0, room.used - lease.spent)
                 used = (balance.spent or 0) + balance.corrected + unflushed
                 tight_for = balance.tight_for or 0.0
                 may_come = may_come and tight_for < TIGHT_LATELY and wanted <= headroom + (balance.unused or 0)

@@ -7,7 +7,7 @@ import asyncio
 
 from msgspec.structs import replace
 
-from billing.holds import Hold, HoldRequest, RefusedHold, Settlement
+from billing.holds import Headroom, Hold, HoldRequest, RefusedHold, Settlement
 from billing.leases import Leases
 from billing.rate_words import RefusedRate
 from billing.rates import Rates
@@ -83,6 +83,7 @@ def _refused(rate: RefusedRate) -> RefusedHold:
         else min(60.0, rate.retry_after or 1.0),  # a slice is counted a second longer
         is_settled=False,
         alone_exceeds=rate.alone_exceeds,
+        headroom=Headroom(tokens=None if rate.tokens is None else rate.tokens.remaining),
         requests=rate.requests,
         tokens=rate.tokens,
     )

@@ -1,4 +1,4 @@
-# What admission makes of a hold that is refused: asked for again when it came too late, or for an answer that fits.
+# What admission makes of a hold that is refused: asked for again for an answer that fits.
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from redis.asyncio import Redis
 
-from billing.errors import ExceedsLimit, QuotaExhausted, RateLimited, TooLate
-from billing.holds import Hold, HoldRequest, Limits, RefusedHold, Settlement
+from billing.errors import ExceedsLimit, QuotaExhausted, RateLimited
+from billing.holds import Limits, Settlement
 from billing.journal import Journal
 from billing.money import to_nano
 from billing.prices import Price
-from billing.quotas import NO_LIMITS, Quotas
 from gateway.access import Caller, Team
-from gateway.answering.admission import OPEN_WITHIN, admit
+from gateway.answering.admission import admit
 from gateway.answering.call import Call
 from gateway.answering.keeper import Keeper
 from gateway.providers.base import Request
@@ -36,29 +34,16 @@ from router.prompt_bounds import bound_prompt
 from router.targets import Endpoint, ModelSpec, Route, Target
 from tests.support.clock import SetClock
 from tests.support.house import model
+from tests.support.limited import LimitedQuotas
 
+NONE = Limits()
 SMALL = model("small")  # $1 in, $2 out; answers of up to 1,024 tokens
 
 
-class StandsStill(Quotas):
-    """Quotas of a process that stands still before it asks Redis, so many times."""
-
-    times = 0
-
-    async def open(self, request: HoldRequest) -> Hold | RefusedHold:
-        """Ask, after a standstill longer than a hold is waited for."""
-        if self.times:
-            self.times -= 1
-            cast(SetClock, self._clock).move(OPEN_WITHIN + 1)
-        return await super().open(request)
-
-
 @pytest.fixture
-async def services(redis: Redis, tmp_path: Path) -> AsyncIterator[Services]:
+async def services(quotas: LimitedQuotas, clock: SetClock, tmp_path: Path) -> AsyncIterator[Services]:
     """What admission needs of them."""
-    clock = SetClock()
     journal = Journal.open(tmp_path, clock=clock)
-    quotas = StandsStill(redis, clock, uses_server_time=False)
     parts: Any = SimpleNamespace(clock=clock, quotas=quotas, journal=journal, keeper=Keeper())
     yield parts
     journal.close()
@@ -68,8 +53,8 @@ def call_of(
     services: Services,
     request: Request | None = None,
     *,
-    team: Limits = NO_LIMITS,
-    key: Limits = NO_LIMITS,
+    team: Limits = NONE,
+    key: Limits = NONE,
     models: tuple[ModelSpec, ...] = (SMALL,),
     **more: Any,
 ) -> tuple[Call, Route]:
@@ -98,26 +83,6 @@ PROMPT = bound_prompt(chat()).size
 def budget_for(answer: int) -> int:
     """Return nano-dollars that cover a short question and an answer of so many tokens, to the last."""
     return 1_000 * PROMPT + 2_000 * answer
-
-
-async def test_a_gateway_that_stood_still_asks_once_more(services: Services) -> None:
-    """Its client still waits, and nothing was held the first time: the call is admitted, and held once."""
-    cast(StandsStill, services.quotas).times = 1
-
-    _, account = await admit(services, *call_of(services))
-
-    assert not account.hold.standalone
-    assert (await services.quotas.usage("a")).live == 1
-
-
-async def test_one_that_stands_still_again_says_so(services: Services) -> None:
-    """Nothing is held and nothing was run: the client is told to try again."""
-    cast(StandsStill, services.quotas).times = 2
-
-    with pytest.raises(TooLate):
-        await admit(services, *call_of(services))
-
-    assert (await services.quotas.usage("a")).live == 0
 
 
 @pytest.mark.parametrize("size", [1_000, 50_000])
@@ -205,7 +170,7 @@ async def test_a_budget_smaller_than_the_models_own_answer_says_what_is_in_the_w
     limits = Limits(nanousd_per_day=budget_for(900))
     _, account = await admit(services, *call_of(services, chat(), team=limits))
     if is_settled:
-        await services.quotas.settle(account.hold, Settlement(Usage(1), budget_for(700)))
+        services.quotas.settle(account.hold, Settlement(Usage(1), budget_for(700)))
 
     error = await _refused(services, chat(), limits)
 
@@ -279,17 +244,17 @@ async def test_calls_that_are_made_to_fit_never_pass_a_cap_together(services: Se
     calls = [call_of(services, chat(), team=Limits(nanousd_per_day=cap)) for _ in range(30)]
 
     ended = await asyncio.gather(*(admit(services, *one) for one in calls), return_exceptions=True)
-    state = await services.quotas.usage("a")
+    rooms = [pair for (scope, _), pair in services.quotas.leases._rooms.items() if scope == "team:a"]
     limits = sorted(one[0].fitted_output or 0 for one in ended if isinstance(one, tuple))
 
-    assert state.day_nanousd_held == cap
+    assert [of_money.held for _, of_money in rooms] == [cap]
     assert limits == [0, 0, 0, 600]
     assert {type(one) for one in ended if not isinstance(one, tuple)} == {RateLimited}
 
 
 async def _spend(services: Services, limits: Limits, cost: int) -> None:
     _, account = await admit(services, *call_of(services, chat(max_tokens=1), team=limits))
-    await services.quotas.settle(account.hold, Settlement(Usage(1), cost))
+    services.quotas.settle(account.hold, Settlement(Usage(1), cost))
 
 
 async def _refused(services: Services, request: Request, limits: Limits) -> ServiceError:

@@ -1,6 +1,6 @@
 # Grants, returns, flushes, limits, corrections and ends of owners that meet in Postgres, two and three at a time,
-# stopped at each lock. Whatever the order, what is there afterwards is what one after the other would have left: no cap is
-# passed, no row counts twice, a balance has drawn what its leases have. And nothing ever locks up.
+# stopped at each lock. Whatever the order, what is there afterwards is what one after the other would have left: no cap
+# is passed, no row counts twice, a balance has drawn what its leases have. And nothing ever locks up.
 
 from __future__ import annotations
 

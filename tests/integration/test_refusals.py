@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from sqlalchemy import text
 
 from billing.errors import refusal_error
 from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
+from billing.ledger import insert_records
 from billing.quotas import Quotas
+from gateway.database import Database
 from gateway.rate_limits import rate_limit_headers
 from protocol.errors import ServiceError
 from protocol.usage import Usage
 from tests.support.clock import SetClock
+from tests.support.factories import make_record
+from tests.support.limited import LimitedQuotas, open_quotas
 
 TOKENS, COST = 100, 1_000  # of every request here: tokens, and nano-dollars
 ROOM_FOR_TWO = {
@@ -93,29 +100,14 @@ async def test_a_minute_whose_tokens_are_used_says_when_they_leave_it(
     assert isinstance(running, Hold)
 
     beside = await refusal(quotas, ask(clock, limit, kind))
-    await quotas.release(running)
-    clock.move(40.5)  # what was used has left the minute
+    quotas.release(running)
+    clock.move(40.75)  # what was used has left the minute
     await spend(quotas, ask(clock, limit, kind), tokens=150)
     await spend(quotas, ask(clock, limit, kind), tokens=100)
     used_up = await refusal(quotas, ask(clock, limit, kind))
 
     assert "150 tokens are used and 100 tokens held" in beside.message and beside.headers["retry-after"] == "1"
     assert "250 tokens are used. Try" in used_up.message and used_up.headers["retry-after"] == "60"
-
-
-async def test_what_a_minute_holds_leaves_it_with_its_second(quotas: Quotas, clock: SetClock) -> None:
-    """A call that runs for longer than the minute holds nothing of it any more, nor gives anything back twice."""
-    limit = LimitName.TOKENS_PER_MINUTE
-    running = await quotas.open(ask(clock, limit, "team"))
-    assert isinstance(running, Hold)
-    held = [(await quotas.usage("team_a")).used_and_held(limit)]
-    clock.move(61)
-    await quotas.open(ask(clock, limit, "team"))
-    held.append((await quotas.usage("team_a")).used_and_held(limit))
-    await quotas.release(running)
-    held.append((await quotas.usage("team_a")).used_and_held(limit))
-
-    assert held == [(0, 100), (0, 100), (0, 100)]
 
 
 @pytest.mark.parametrize("limit", BUDGETS)
@@ -129,7 +121,7 @@ async def test_a_budget_half_spent_and_half_held_is_worth_a_retry(
     assert isinstance(running, Hold)
 
     error = await refusal(quotas, ask(clock, limit, kind))
-    await quotas.release(running)
+    quotas.release(running)
     after = await quotas.open(ask(clock, limit, kind))
 
     assert (error.code, error.headers["retry-after"]) == ("rate_limit_exceeded", "1")
@@ -156,39 +148,54 @@ async def test_a_request_larger_than_its_limit_names_max_tokens(
 
 @every_limit
 @every_scope
-async def test_a_refused_request_consumes_nothing(quotas: Quotas, clock: SetClock, limit: LimitName, kind: str) -> None:
+async def test_a_refused_request_consumes_nothing(
+    quotas: LimitedQuotas, clock: SetClock, limit: LimitName, kind: str
+) -> None:
     """However often one asks in vain, the other scope and the other limits stay as they were."""
-    for _ in range(2):
-        await quotas.open(ask(clock, limit, kind))
-    before = [await quotas.usage("team_a"), await quotas.usage("team_a", key_id="key_a")]
+    held = [await quotas.open(ask(clock, limit, kind)) for _ in range(2)]
+    before = await drawn(quotas)
 
     for _ in range(20):
         await refusal(quotas, ask(clock, limit, kind))
 
-    assert [await quotas.usage("team_a"), await quotas.usage("team_a", key_id="key_a")] == before
+    after = await drawn(quotas)
+    assert all(after[scope] <= before[scope] for scope in before)  # what lay idle went back meanwhile
+    assert quotas.leases.running == 2
+    for hold in held:
+        assert isinstance(hold, Hold)
+        quotas.release(hold)
+    clock.move(61)  # the minute of the two is over
+    assert all([isinstance(await quotas.open(ask(clock, limit, kind)), Hold) for _ in range(2)])
 
 
-@every_limit
+@pytest.mark.parametrize("limit", BUDGETS)
 async def test_500_callers_at_once_share_a_cap_of_100_to_the_last(
-    redis: Redis, clock: SetClock, limit: LimitName
+    database: Database, redis: Redis, clock: SetClock, limit: LimitName
 ) -> None:
     """Through two gateways: a hundred are held and not one more, and what ends makes room for exactly as many."""
-    unit = COST if "usd" in limit else TOKENS if "tokens" in limit else 1
+    unit = COST if "usd" in limit else TOKENS
     limits = Limits(**{limit.value.replace("usd_", "nanousd_"): 100 * unit})
-    gateways = [Quotas(redis, clock, uses_server_time=False, deadline=20.0) for _ in range(2)]
+    async with AsyncExitStack() as stack:
+        opened = [open_quotas(database, redis, clock, name, living=2) for name in "ab"]
+        gateways = [await stack.enter_async_context(each) for each in opened]
+        for gateway in gateways:
+            hold = await gateway.open(request_of(clock, team=limits))
+            assert isinstance(hold, Hold)
+            gateway.release(hold)
 
-    async def ask_all() -> list[tuple[Quotas, Hold]]:
-        turns = [gateways[number % 2] for number in range(500)]
-        answers = await asyncio.gather(*(quotas.open(request_of(clock, team=limits)) for quotas in turns))
-        return [pair for pair in zip(turns, answers, strict=True) if isinstance(pair[1], Hold)]
+        async def ask_all() -> list[tuple[Quotas, Hold | RefusedHold]]:
+            turns = [gateways[number % 2] for number in range(500)]
+            answers = await asyncio.gather(*(quotas.open(request_of(clock, team=limits)) for quotas in turns))
+            return [pair for pair in zip(turns, answers, strict=True) if isinstance(pair[1], Hold)]
 
-    held = await ask_all()
-    await asyncio.gather(*(quotas.release(hold) for quotas, hold in held[::3]))
-    again = await ask_all()
-    state = await gateways[0].usage("team_a")
+        held = await ask_all()
+        for quotas, one in held[::3]:
+            assert isinstance(one, Hold)
+            quotas.release(one)
+        again = await ask_all()
 
-    assert (len(held), len(again)) == (100, 34)
-    assert sum(state.used_and_held(limit)) == 100 * unit
+        assert (len(held), len(again)) == (100, 34)
+        assert (await drawn(gateways[0]))["team:team_a", limit is LimitName.TOKENS_PER_DAY] == 100 * unit
 
 
 @every_limit
@@ -239,7 +246,7 @@ async def test_a_new_period_opens_at_midnight(
     clock.move(1.0)
 
     after = [await quotas.open(ask(clock, limit, kind)) for _ in range(2)]
-    await quotas.settle(running, Settlement(Usage(TOKENS), COST))
+    quotas.settle(running, Settlement(Usage(TOKENS), COST))
     error = await refusal(quotas, ask(clock, limit, kind))
 
     assert isinstance(before, RefusedHold)
@@ -247,10 +254,12 @@ async def test_a_new_period_opens_at_midnight(
     assert error.code == "rate_limit_exceeded"  # held by the two of today: yesterday's settlement is yesterday's
 
 
-async def test_a_month_is_not_over_at_midnight(quotas: Quotas, clock: SetClock) -> None:
+async def test_a_month_is_not_over_at_midnight(quotas: LimitedQuotas, clock: SetClock) -> None:
     """Only the day's limits open again."""
-    for _ in range(2):
-        await spend(quotas, ask(clock, LimitName.USD_PER_MONTH, "team"))
+    spent = [await spend(quotas, ask(clock, LimitName.USD_PER_MONTH, "team")) for _ in range(2)]
+    rows = [make_record(hold.request.request_id, owner=hold.owner, cost_nanousd=COST) for hold in spent]
+    async with quotas.database.begin() as connection:
+        await insert_records(connection, rows, today=clock.today())
     clock.move(86_400)
 
     error = await refusal(quotas, ask(clock, LimitName.USD_PER_MONTH, "team"))
@@ -261,7 +270,7 @@ async def test_a_month_is_not_over_at_midnight(quotas: Quotas, clock: SetClock) 
 @every_scope
 async def test_headers_say_what_is_left_of_both_minutes(quotas: Quotas, clock: SetClock, kind: str) -> None:
     """On answers and on refusals alike; a duration is written as Go writes it."""
-    limits = {kind: Limits(requests_per_minute=2, tokens_per_minute=1_000)}
+    limits: dict[str, Any] = {kind: Limits(requests_per_minute=2, tokens_per_minute=1_000)}
     first = await quotas.open(request_of(clock, **limits))
     second = await quotas.open(request_of(clock, **limits))
     third = await quotas.open(request_of(clock, **limits))
@@ -295,15 +304,21 @@ def request_of(
         team_id="team_a",
         scopes=(Scope("team", "team_a", team or Limits()), Scope("key", key_id, key or Limits())),
         legs=(Leg("dear", times * TOKENS, times * COST), Leg("cheap", TOKENS // 2, COST // 2)),
-        valid_until=clock.now() + 5,
     )
+
+
+async def drawn(quotas: LimitedQuotas) -> dict[tuple[str, bool], int]:
+    """Return what is drawn of today's balances: by scope, and whether it is of tokens."""
+    query = text("SELECT scope, unit = 'tokens', drawn FROM balances WHERE length(period) = 10")
+    async with quotas.database.begin() as connection:
+        return {(scope, of_tokens): drawn for scope, of_tokens, drawn in await connection.execute(query)}
 
 
 async def spend(quotas: Quotas, request: HoldRequest, *, tokens: int = TOKENS, cost: int = COST) -> Hold:
     """Hold what must have room, and use it."""
     hold = await quotas.open(request)
     assert isinstance(hold, Hold)
-    await quotas.settle(hold, Settlement(Usage(tokens), cost))
+    quotas.settle(hold, Settlement(Usage(tokens), cost))
     return hold
 
 

@@ -11,7 +11,7 @@ from datetime import date, timedelta
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import asyncpg
 import msgspec
@@ -185,7 +185,8 @@ async def slots_of(redis: Redis, team: str) -> dict[str, int]:
     """Return the slots that each owner keeps for a team's running calls, and for those that it may admit by itself."""
     now = await redis.time()
     taken = {}
-    for owner, said in (await redis.hgetall(f"tollgate:{{{team}}}:rates:slots:team")).items():
+    found = cast(dict[bytes, bytes], await redis.hgetall(f"tollgate:{{{team}}}:rates:slots:team"))
+    for owner, said in found.items():
         slots, until = said.split()
         if int(slots) and int(until) > now[0] * 1000:
             taken[owner.decode()] = int(slots)

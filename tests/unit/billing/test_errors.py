@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from billing.errors import ExceedsLimit, LimitUnknown, QuotaExhausted, RateLimited, refusal_error
+from billing.errors import ExceedsLimit, QuotaExhausted, RateLimited, refusal_error
 from billing.holds import LimitName, Limits, RefusedHold, Scope
 
 
@@ -43,13 +43,12 @@ def test_a_limit_of_a_key_is_told_as_such() -> None:
     assert error.limit == "key.usd_per_day"
 
 
-def test_a_limit_that_cannot_be_checked_is_no_used_up_one() -> None:
-    """503 and worth a retry, naming the limit: nothing was run, and nothing is known to be used."""
+def test_a_limit_that_cannot_be_checked_is_no_refusal_for_good() -> None:
+    """503, and worth a retry: nothing was run."""
     error = refusal_error(refused(is_unknown=True))
 
-    assert isinstance(error, LimitUnknown)
-    assert (error.status, error.code, error.limit) == (503, "overloaded", "team.usd_per_day")
-    assert error.headers == {"retry-after": "1"} and "cannot be checked" in error.message
+    assert (error.status, error.code) == (503, "overloaded")
+    assert error.headers == {"retry-after": "1"}
 
 
 def test_a_used_up_quota_is_not() -> None:

@@ -33,7 +33,6 @@ from tests.support.house import model
 MODELS = {name: model(name) for name in ("small", "large")}
 SMALL, LARGE = (Target(MODELS[name], Endpoint("here", "http://upstream")) for name in ("small", "large"))
 AUTO = AutoRoute(small=("small",), large=("large",), held_back=HeldBack(share=0.5, budget_nanousd=10**9))
-HOLD = Hold(request=HoldRequest(request_id="r", team_id="a", scopes=(), legs=()))
 CATALOG = Catalog(MODELS, {}, {"auto": AUTO}, {}, {"any": "auto"})
 ASKED = ChatRequest(model="auto", messages=(Message(role="user", content="Which river?"),))
 
@@ -66,9 +65,12 @@ async def scene() -> AsyncIterator[Scene]:
     await scene.database.close()
 
 
+NO_HOLD = Hold(request=HoldRequest(request_id="", team_id="a", scopes=(), legs=()))
+
+
 def record_of(call: Call) -> UsageRecord:
     route = Route("auto", (SMALL,), "auto_small", 0.9)
-    return record_for(call, HOLD, route, SMALL, Status.ANSWERED, input_tokens=5, output_tokens=3, cost_nanousd=11)
+    return record_for(call, NO_HOLD, route, SMALL, Status.ANSWERED, input_tokens=5, output_tokens=3, cost_nanousd=11)
 
 
 async def test_only_a_share_of_what_small_models_answer_is_watched(scene: Scene) -> None:
@@ -99,7 +101,7 @@ async def test_what_large_models_answer_is_watched_where_a_route_explores(scene:
         assert hook is not NOT_TAKEN and scene.taker.watch(call, SMALL) is not NOT_TAKEN
         hook.delta(Delta(text="The Seine."))
         hook.close(
-            record_for(call, HOLD, Route("auto", (LARGE,), reason, 0.3), LARGE, Status.ANSWERED, cost_nanousd=50)
+            record_for(call, NO_HOLD, Route("auto", (LARGE,), reason, 0.3), LARGE, Status.ANSWERED, cost_nanousd=50)
         )
         taken.append(len(scene.background._tasks))
 
@@ -114,7 +116,7 @@ async def test_the_other_kind_is_asked_with_the_rights_of_the_team(
 ) -> None:
     """Through the route itself, for no more than that kind can cost; not at all where the team may not use it."""
     call = scene.call()
-    record = record_for(call, HOLD, Route("auto", (target,), reason, 0.3), target, Status.ANSWERED, cost_nanousd=50)
+    record = record_for(call, NO_HOLD, Route("auto", (target,), reason, 0.3), target, Status.ANSWERED, cost_nanousd=50)
 
     def noted(allowed: frozenset[str] | None, name: str = "auto") -> HeldBackCall | None:
         asker = replace(call, wish=Wish(allowed_models=allowed), request=replace(ASKED, model=name))
