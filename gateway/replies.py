@@ -61,7 +61,7 @@ class ReplyResponse:
         self._scope = scope
         if self._call.streams:
             scope["state"]["write_error"] = self._write_error
-        async with ended_when_client_leaves(scope, receive) as client:
+        with ended_when_client_leaves(scope, receive) as client:
             if self._call.idempotency_key is None:
                 await self._run(self._call, self._dialect, send, client)
             else:
@@ -75,7 +75,7 @@ class ReplyResponse:
             if call.streams:
                 await self._stream(self._open_reply(call, client, keep_ending), dialect, send)
             else:
-                await self._send_whole(self._open_reply(call, client, keep_ending), dialect, send)
+                await self._send_whole(call, client, keep_ending, dialect, send)
         finally:
             self._services.metrics.in_flight.dec()
 
@@ -87,9 +87,7 @@ class ReplyResponse:
         try:
             yield reply
         finally:
-            if client.has_left:
-                reply.abandon()
-            reply.close()
+            _let_go(reply, client)
 
     async def _run_and_keep(self, call: Call, send: Any, keep: Keep) -> None:
         written = Written(self._dialect)
@@ -100,12 +98,18 @@ class ReplyResponse:
 
         await self._run(call, written, send, Client(), keep_ending)  # nobody whose leaving ends the call
 
-    async def _send_whole(self, opening: AbstractAsyncContextManager[Reply], dialect: Dialect, send: Any) -> None:
-        async with opening as reply:
+    async def _send_whole(
+        self, call: Call, client: Client, keep_ending: KeepEnding | None, dialect: Dialect, send: Any
+    ) -> None:
+        reply = await answer(self._services, call, client)
+        reply.keep_ending = keep_ending
+        try:
             whole, usage = await reply.collect()
             body = dialect.whole(reply, whole, usage)
             await send({"type": "http.response.start", "status": 200, "headers": answer_headers(reply, body)})
             await send({"type": "http.response.body", "body": body, "more_body": False})
+        finally:
+            _let_go(reply, client)
 
     async def _stream(self, opening: AbstractAsyncContextManager[Reply], dialect: Dialect, send: Any) -> None:
         sender = StreamSender(send, self._services.settings.keep_alive)
@@ -133,6 +137,13 @@ class ReplyResponse:
         """Return the bytes that end a stream which was begun with 200; no handler of errors hears of it any more."""
         self._services.refusals.note(self._scope, error)
         return self._dialect.error(error)
+
+
+def _let_go(reply: Reply, client: Client) -> None:
+    """Close a reply by whichever way it ended."""
+    if client.has_left:
+        reply.abandon()
+    reply.close()
 
 
 class Written:

@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,6 +28,7 @@ LONGEST_WORDS = 2_000  # characters of an upstream's refusal that its caller is 
 # for nesting that is too deep.
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
+_texts = msgspec.json.Decoder(str)
 NOTHING = Raw()  # msgspec takes no union of Raw with None
 MOST_OF_ERROR = 64 * 1024  # bytes of a failing answer that are decoded
 
@@ -103,16 +105,21 @@ def read_usage(said: Raw, shape: type[T]) -> T | None:
     if said is NOTHING:
         return None
     try:
-        return msgspec.json.decode(said, type=shape | None)
+        return _decoder_of(shape).decode(said)
     except NOT_JSON:
         return None
+
+
+@cache
+def _decoder_of(shape: type[T]) -> msgspec.json.Decoder[T | None]:
+    return msgspec.json.Decoder(shape | None)
 
 
 def text_in(said: Raw) -> str | None:
     """Return a text that was said where anything may be, and anything else as nothing: it is never built."""
     data = bytes(said)
     try:
-        return msgspec.json.decode(data, type=str) if data.startswith(b'"') else None
+        return _texts.decode(data) if data.startswith(b'"') else None
     except NOT_JSON:
         return None
 
