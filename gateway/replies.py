@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -24,6 +25,7 @@ from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
 from protocol.leaving import Client, ended_when_client_leaves
 from protocol.usage import Usage
+from protocol.writing import WRITING
 
 log = structlog.get_logger()
 
@@ -112,10 +114,11 @@ class ReplyResponse:
             _let_go(reply, client)
 
     async def _stream(self, opening: AbstractAsyncContextManager[Reply], dialect: Dialect, send: Any) -> None:
-        sender = StreamSender(send, self._services.settings.keep_alive)
+        sender = StreamSender(send, self._services.settings.keep_alive, self._writing())
         try:
             async with opening as reply:
                 await sender.begin(reply_headers(reply))
+                reply.relay(lambda words: sender.can_say_now() and sender.say_now(dialect.pieces(reply, words)))
                 async for events in reply.pieces():
                     if body := dialect.pieces(reply, events):
                         await sender.say(body, is_last=type(events[-1]) is ReplyEnd)
@@ -132,6 +135,11 @@ class ReplyResponse:
         finally:
             sender.close()
         await sender.end()
+
+    def _writing(self) -> Callable[[bytes], bool] | None:
+        """Return what writes to the client past ASGI, where there is such a thing and no tape has to hear it."""
+        write = self._scope.get("extensions", {}).get(WRITING)
+        return None if write is None or self._call.idempotency_key is not None else partial(write, self._scope)
 
     def _write_error(self, error: ServiceError) -> bytes:
         """Return the bytes that end a stream which was begun with 200; no handler of errors hears of it any more."""
