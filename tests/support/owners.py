@@ -1,10 +1,9 @@
-# An owner of calls as a gateway is one: quotas, journal, flusher and restorer on real servers, without the HTTP.
+# An owner of calls as a gateway is one: quotas, journal, flusher and leases on real servers, without the HTTP.
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +12,12 @@ from redis.asyncio import Redis
 from billing.flusher import Flusher
 from billing.holds import Hold, HoldRequest, Leg, Limits, Scope
 from billing.journal import Journal
+from billing.lease_store import PostgresLeases
+from billing.leases import Leases
+from billing.owner import Owner, owner_id
 from billing.quotas import Quotas
-from billing.rebuild_store import PostgresStore
+from billing.rates import Rates
 from billing.records import Status
-from billing.restore import Restorer
 from gateway.answering.account import Account
 from gateway.background import stop_all
 from gateway.clock import Clock
@@ -27,34 +28,24 @@ UNLIMITED = Limits()
 
 
 @dataclass
-class Owner:
+class Process:
     """One process's books, all in this one."""
 
     clock: Clock
-    redis: Redis
+    leases: Leases
+    rates: Rates
     quotas: Quotas
     journal: Journal
     flusher: Flusher
-    restorer: Restorer
-    flushing: asyncio.Task[None] | None = None
-    is_calling: bool = True
+    owner: Owner
 
-    def ask(
-        self,
-        team_id: str = "team_a",
-        *,
-        team: Limits = UNLIMITED,
-        key: Limits = UNLIMITED,
-        tokens: int = 1000,
-        cost: int = 1_000_000,
-    ) -> HoldRequest:
+    def ask(self, *, team: Limits = UNLIMITED, tokens: int = 1000, cost: int = 1_000_000) -> HoldRequest:
         """Return a request for a hold."""
         return HoldRequest(
             request_id=self.clock.new_id(),
-            team_id=team_id,
-            scopes=(Scope("team", team_id, team), Scope("key", "key_a", key)),
+            team_id="team_a",
+            scopes=(Scope("team", "team_a", team), Scope("key", "key_a", UNLIMITED)),
             legs=(Leg("a", tokens, cost),),
-            valid_until=self.clock.now() + 5,
         )
 
     async def begin(self, request: HoldRequest) -> Account:
@@ -62,67 +53,58 @@ class Owner:
         hold = await self.quotas.open(request)
         assert isinstance(hold, Hold), hold
         account = Account(hold, self.journal, self.quotas)
-        account.open(make_record(request.request_id, team_id=request.team_id, status=Status.FAILED, cost_nanousd=0))
+        account.open(
+            make_record(request.request_id, owner=hold.owner, output_tokens=0, status=Status.FAILED, cost_nanousd=0)
+        )
         return account
 
     def close(self, account: Account, *, tokens: int = 120, cost: int = 400_000) -> None:
         """Close a call in the journal."""
-        request = account.hold.request
+        hold = account.hold
         account.close(
             make_record(
-                request.request_id,
-                team_id=request.team_id,
-                input_tokens=tokens,
-                output_tokens=0,
-                cost_nanousd=cost,
+                hold.request.request_id, owner=hold.owner, input_tokens=tokens, output_tokens=0, cost_nanousd=cost
             )
         )
 
-    async def call_for_ever(self) -> None:
-        """Make calls of random length and cost, one after the other, as long as ``is_calling``."""
-        dice = random.Random()
-        while self.is_calling:
-            account = await self.begin(self.ask())
-            await asyncio.sleep(dice.expovariate(50))
-            self.close(account, tokens=dice.randrange(1000), cost=dice.randrange(1_000_000))
-            await asyncio.sleep(dice.expovariate(200))
-            await account.settle()
+    async def call(self, *, tokens: int = 120, cost: int = 400_000, team: Limits = UNLIMITED) -> None:
+        """Make a whole call."""
+        account = await self.begin(self.ask(team=team))
+        self.close(account, tokens=tokens, cost=cost)
+        account.settle()
 
-    async def pause_flushing(self) -> None:
-        """Flush nothing any more."""
-        if self.flushing is not None:
-            await stop_all([self.flushing])
+    async def flush(self) -> None:
+        """Carry what is closed to the ledger."""
+        while await self.flusher.flush_once():
+            pass
 
     async def stop(self) -> None:
         """End as a process does that is asked to."""
-        await self.pause_flushing()
-        await self.restorer.stop()
+        await self.flush()
+        await self.owner.stop()
         self.journal.close()
-        await self.redis.aclose()
+        await self.rates.close()
 
     async def die(self) -> None:
-        """End as a killed process does: nothing more is said, flushed or taken off; the journal's locks are free."""
-        await stop_all(task for task in (self.flushing, self.restorer._task, self.restorer._noting) if task is not None)
+        """End as a killed process does: nothing more is said; its locks are free."""
+        tasks = (self.leases._telling, self.owner._delivering)
+        await stop_all([task for task in tasks if task is not None])
         self.journal.close()
-        if self.flusher._claim is not None:
-            os.close(self.flusher._claim)
-        await self.quotas.disconnect()
-        await self.redis.aclose()
+        if self.owner._claim is not None:
+            os.close(self.owner._claim)
+            self.owner._claim = None
+        await self.rates.close()
+        await asyncio.sleep(0)
 
 
-async def open_owner(
-    data_dir: Path,
-    database: Database,
-    redis_url: str,
-) -> Owner:
-    """Start an owner, as app.py does."""
+async def open_process(data_dir: Path, database: Database, redis: Redis) -> Process:
+    """Start one, as the gateway does; it beats and flushes when a test says so."""
     clock = Clock()
-    redis: Redis = Redis.from_url(redis_url, socket_timeout=0.25, socket_connect_timeout=0.25)
     journal = Journal.open(data_dir / "journal", clock=clock)
-    quotas = Quotas(redis, clock)
-    flusher = Flusher(journal, database, clock, book_adopted=quotas.book_adopted)
-    restorer = Restorer(quotas, journal, flusher, PostgresStore(database, clock), redis, clock)
-    await restorer.start()
-    owner = Owner(clock, redis, quotas, journal, flusher, restorer)
-    owner.flushing = asyncio.create_task(flusher.run())
-    return owner
+    store = PostgresLeases(database, clock)
+    leases = Leases(store, clock, owner_id(journal), share=0.25)
+    rates = Rates(redis, clock, owner=leases.owner)
+    flusher = Flusher(journal, database, clock, leases)
+    owner = Owner(leases, flusher, journal, store, clock)
+    await owner.start()
+    return Process(clock, leases, rates, Quotas(leases, rates), journal, flusher, owner)

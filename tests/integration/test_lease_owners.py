@@ -1,0 +1,154 @@
+# Processes as owners of leases, from their start to the end of their journals: beats, crashes, damaged journals,
+# a database that forgot, a Redis that was wiped. What is drawn is what rows have spent and living owners hold, always.
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from sqlalchemy import text
+
+from billing.holds import Limits, RefusedHold
+from gateway.database import Database
+from tests.support.owners import Process, open_process
+
+CAP = Limits(nanousd_per_day=10_000_000)
+Start = Callable[[], Awaitable[Process]]
+
+
+@pytest.fixture
+async def start(database: Database, redis: Redis, tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts processes on one data directory, for a team with a budget."""
+    async with database.begin() as connection:
+        await connection.execute(
+            text("INSERT INTO teams (id, name, limits) VALUES ('team_a', '', '{\"nanousd_per_day\": 10000000}')")
+        )
+        await connection.execute(
+            text("INSERT INTO api_keys (id, team_id, digest, prefix) VALUES ('key_a', 'team_a', 'x', '')")
+        )
+    started: list[Process] = []
+
+    async def start() -> Process:
+        started.append(await open_process(tmp_path, database, redis))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.owner._claim is not None:
+            await process.die()
+
+
+async def money(database: Database) -> tuple[int, int]:
+    """Return what is drawn of the team's day, and what its rows cost."""
+    async with database.begin() as connection:
+        drawn = text("SELECT sum(drawn) FROM balances WHERE scope = 'team:team_a' AND unit = 'nanousd'"
+                     " AND length(period) = 10")  # fmt: skip
+        cost = text("SELECT sum(cost_nanousd) FROM usage_records")
+        of_drawn, of_cost = [(await connection.execute(query)).scalar_one() for query in (drawn, cost)]
+        return int(of_drawn or 0), int(of_cost or 0)
+
+
+async def test_a_clean_end_gives_everything_back(start: Start, database: Database) -> None:
+    """What is drawn afterwards is what the rows cost, and the owner is listed as ended."""
+    process = await start()
+    await process.call(team=CAP)
+    assert (await money(database))[0] > 400_000
+    await process.stop()
+
+    assert await money(database) == (400_000, 400_000)
+    async with database.begin() as connection:
+        assert (await connection.execute(text("SELECT count(*) FROM owners WHERE ended_at IS NULL"))).scalar_one() == 0
+
+
+async def test_a_crash_keeps_room_until_its_journal_is_carried(start: Start, database: Database) -> None:
+    """The neighbour that adopts the journal writes its calls once, ends the dead owner, and its idle room is free."""
+    dead = await start()
+    await dead.call(team=CAP)
+    account = await dead.begin(dead.ask(team=CAP))
+    assert account.opened is not None
+    await dead.die()
+    reserved, cost = await money(database)
+    assert (reserved > 1_000_000, cost) == (True, 0)
+    neighbour = await start()
+    await neighbour.flush()
+    await neighbour.owner.end_dead()
+
+    assert await money(database) == (400_000, 400_000)  # the one that was cut off had sent nothing
+    assert neighbour.owner.buried == 1
+    await neighbour.owner.end_dead()
+    assert neighbour.owner.buried == 1
+
+
+async def test_a_damaged_journal_keeps_its_room(start: Start, database: Database, tmp_path: Path) -> None:
+    """What its calls cost cannot be known: the lease stays reserved for people to look at."""
+    dead = await start()
+    await dead.call(team=CAP)
+    await dead.die()
+    reserved, _ = await money(database)
+    for segment in (tmp_path / "journal").glob("*.journal"):
+        written = bytearray(segment.read_bytes())
+        written[40:60] = bytes(20)
+        segment.write_bytes(written)
+    neighbour = await start()
+    await neighbour.flush()
+    await neighbour.owner.end_dead()
+
+    assert neighbour.owner.buried == 0
+    assert (await money(database))[0] == reserved
+
+
+async def test_an_owner_that_was_ended_begins_as_another(start: Start, database: Database) -> None:
+    """It stops holding inside what is not its own any more; what runs is settled, and the books agree in the end."""
+    process = await start()
+    running = await process.begin(process.ask(team=CAP))
+    name = process.owner.id
+    async with database.begin() as connection:
+        await connection.execute(text("SELECT end_owner(:name, NULL)"), {"name": name})
+    await process.owner.beat()
+
+    assert process.owner.id != name
+    assert not process.leases.try_hold(process.ask(team=CAP))
+    await process.owner.beat()
+    await process.call(team=CAP)
+    process.close(running)
+    running.settle()
+    await process.stop()
+    assert await money(database) == (800_000, 800_000)
+
+
+async def test_a_database_that_forgot_is_told_again(start: Start, database: Database) -> None:
+    """Leases, balances and rows of the lost moments are there again, each once."""
+    process = await start()
+    await process.call(team=CAP)
+    await process.flush()
+    running = await process.begin(process.ask(team=CAP))
+    before = await money(database)
+    async with database.begin() as connection:
+        for table in ("leases", "balances", "usage_records", "usage_daily"):
+            await connection.execute(text(f"DELETE FROM {table}"))
+        await connection.execute(text("UPDATE owners SET beat = 0"))
+    await process.owner.beat()
+    if process.owner._delivering is not None:
+        await process.owner._delivering
+
+    assert process.owner.recovered == 1
+    assert (await money(database))[1] == before[1] == 400_000
+    assert (await money(database))[0] >= before[0]
+    process.close(running)
+    running.settle()
+    await process.stop()
+    assert await money(database) == (800_000, 800_000)
+
+
+async def test_a_wiped_redis_forgets_no_money(start: Start, database: Database, redis: Redis) -> None:
+    """Budgets are not in it: a call that the budget refuses is refused after a wipe as before."""
+    process = await start()
+    await process.call(team=CAP, cost=9_500_000)
+    await redis.flushall()
+    refused = await process.quotas.open(process.ask(team=CAP))
+
+    assert isinstance(refused, RefusedHold)
+    assert refused.is_settled
+    assert refused.used == 9_500_000
