@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -75,6 +75,9 @@ class App:
         await send({"type": "http.response.body", "body": b"k"})
 
 
+ended: dict[int, Callable[[bytes], bool]] = {}  # what wrote the latest relayed answer of a connection
+
+
 async def relay(scope: Any, send: Any) -> None:
     """Answer with a stream of which what can be is written at once, past ASGI."""
     write = partial(scope["extensions"][WRITING], scope)
@@ -82,6 +85,9 @@ async def relay(scope: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"a", "more_body": True})
     told += [write(b""), write(b"bc")]
+    if (earlier := ended.get(id(scope["extensions"][WRITING].__self__))) is not None:
+        assert not earlier(b"not this call's"), "bytes of a call that has ended, in the answer to the next"
+    ended[id(scope["extensions"][WRITING].__self__)] = write
     await send({"type": "http.response.body", "body": b"%d%d%d" % tuple(told), "more_body": False})
     told = [write(b""), write(b"after the end")]
     assert not any(told), "bytes behind the end of a body"
