@@ -17,6 +17,7 @@ from tests.support.books import slots_of
 
 EVERY = 0.03  # seconds
 ANSWERS_WITHIN = 0.5  # seconds
+DRIVER_FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 DRAWN = "SELECT unit, period, drawn + corrected AS drawn FROM balances WHERE scope = $1"
 
 
@@ -56,7 +57,7 @@ class CapWatch:
                         for team, caps in self._caps.items():
                             await self._look(connection, redis, team, caps)
                     self.samples += 1
-                except (OSError, TimeoutError, RedisError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                except (OSError, TimeoutError, RedisError, *DRIVER_FAULTS):
                     if connection is not None:
                         connection.terminate()
                     connection = None
