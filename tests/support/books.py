@@ -29,6 +29,11 @@ LINE = ("team_id", "day", "key_id", "model_used", "tier", "status")
 EPOCH = date(1970, 1, 1)
 LATER = "Ask again with the same Idempotency-Key."  # what a refusal says whose answer is made and not stored yet
 
+# Whether the database was found to have forgotten something since these teams were made.
+FORGOT_SINCE = """
+    SELECT EXISTS (SELECT FROM failovers WHERE found_at > (SELECT min(created_at) FROM teams WHERE id = ANY($1)))
+"""
+
 Row = dict[str, Any]
 Room = tuple[str, str, str]  # scope, unit, and day or month
 
@@ -154,18 +159,22 @@ async def compare_statements(connection: asyncpg.Connection, rows: Sequence[Row]
 
 async def compare_leases(connection: asyncpg.Connection, rows: Sequence[Row], teams: Sequence[str]) -> list[str]:
     """Add the rows up by scope and day, and hold the sums against what leases have spent; hold the balances against the
-    leases. No lease has spent more than was granted, and no grant was forced."""
+    leases. No lease has spent more than it has; under a cap no grant was forced, unless the database forgot some."""
     scopes = [f"team:{team}" for team in teams] + sorted({f"key:{row['key_id']}" for row in rows})
     owed, spent, drawn, found = _owed(rows), Counter[Room](), Counter[Room](), Counter[Room]()
     complaints = []
+    may_overdraw = bool(await connection.fetchval(FORGOT_SINCE, teams))
+    balances = await connection.fetch("SELECT * FROM balances WHERE scope = ANY($1)", scopes)
+    capped = {(one["scope"], one["unit"]) for one in balances if one["cap"] is not None}
     for lease in await connection.fetch("SELECT * FROM leases WHERE scope = ANY($1)", scopes):
         scope, unit, day, left = lease["scope"], lease["unit"], str(lease["day"]), lease["granted"] - lease["returned"]
         spent[scope, unit, day] += lease["spent"]
         for period in (day, day[:7]) if unit == "nanousd" else (day,):
             drawn[scope, unit, period] += left
-        if lease["spent"] > left or lease["overdrawn"]:
+        is_strict = (scope, unit) in capped and not may_overdraw
+        if lease["spent"] > left or (lease["overdrawn"] and is_strict):
             complaints.append(f"a lease that was overdrawn: {dict(lease)}")
-    for balance in await connection.fetch("SELECT * FROM balances WHERE scope = ANY($1)", scopes):
+    for balance in balances:
         found[balance["scope"], balance["unit"], balance["period"]] = balance["drawn"]
     for room in sorted(owed.keys() | spent.keys()):
         if owed[room] != spent[room]:
