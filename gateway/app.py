@@ -29,6 +29,7 @@ from gateway.clock import Clock
 from gateway.connections import ConnectionLimit
 from gateway.cors import cors_of
 from gateway.database import Database
+from gateway.direct import Direct
 from gateway.draining import Drain
 from gateway.failures import LARGEST_BODY, render_error
 from gateway.held_back.recalibrations import Recalibrations
@@ -102,7 +103,7 @@ def create_app(
         ),
         on_app_init=[_without_chatter],
     )
-    telemetry = Telemetry(app, clock, drain)
+    telemetry = Telemetry(Direct(app), clock, drain)
     return telemetry
 
 

@@ -11,29 +11,32 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from protocol.errors import BadRequest
+from protocol.exchange import Exchange
 from protocol.leaving import LEAVING
 from protocol.listening import has_descriptors_left
 
-if TYPE_CHECKING:
-    from uvicorn._types import ASGISendEvent
-
 LONGEST_HEAD = 1 << 18  # bytes; a read brings as many, so a head of that may still be whole
 LONGEST_URL = 8192  # bytes
+USUAL_URL = 128  # bytes; as long are kept parsed
 MOST_PARAMETERS = 128  # of a query; Litestar keeps the last thousand queries parsed, some 150 bytes a parameter
 MOST_HEADERS = 256  # fields; the trailers of a body count, too
 MOST_PIPELINED = 64  # requests that wait for the answers of those before them
 SPARED = 1.0  # seconds that a connection may be idle where idle ones make room, and between two such occasions
 OFFER = (b"upgrade", b"http2-settings")  # headers, and what the header "connection" says of them
 
+ASGI: Any = {"version": "3.0", "spec_version": "2.3"}
 
 _take_field, _take_body = HttpToolsProtocol.on_header, HttpToolsProtocol.on_body  # super() costs half as much again
 
@@ -52,6 +55,7 @@ class HttpProtocol(HttpToolsProtocol):
     _framing = 0  # bytes that were read since the last of them: chunk extensions, trailers
     _body_began = 0.0  # loop time
     _deadline: asyncio.TimerHandle | None = None  # for the end of a head or a body
+    _idle_from = math.inf  # loop time; infinite while something is asked
     _tell: Callable[[], object] | None = None  # what the call that runs does when its client leaves
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -67,6 +71,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the call that runs."""
         self._has_time()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
         if self.scope is not None:
             del self.scope["extensions"]  # who asks from now on waits for ASGI's word, which is there
@@ -95,8 +101,19 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
             raise ValueError("too many requests ahead of their answers")
         self._unset_keepalive_if_required()
-        super().on_message_begin()
-        self.scope["extensions"] = {LEAVING: self._tell_when_left}  # type: ignore[dict-item]
+        self.url, self.headers, self.expect_100_continue = b"", [], False
+        self.scope = {
+            "type": "http",
+            "asgi": ASGI,
+            "http_version": "1.1",
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,  # type: ignore[typeddict-item]
+            "root_path": self.root_path,
+            "headers": self.headers,
+            "state": self.app_state.copy(),
+            "extensions": {LEAVING: self._tell_when_left},  # type: ignore[dict-item]
+        }
         self._head = 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -117,10 +134,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._has_time()
         self._unset_keepalive_if_required()  # the answer before may have ended while this head came
         if not self.parser.should_upgrade():
-            super().on_headers_complete()
+            self._begin_call()
             self._is_in_body, self._body, self._framing = True, 0, 0
-            if self.cycle.scope["http_version"] == "1.0":
-                self.cycle.send = _until_close(self.cycle)  # type: ignore[assignment,method-assign]
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body is here."""
@@ -144,6 +159,49 @@ class HttpProtocol(HttpToolsProtocol):
         """Return the id of a request that is refused here."""
         return uuid.uuid4().hex
 
+    def on_response_complete(self) -> None:
+        """The answer has been written: the next call begins, or the connection is idle."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_from = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._end_when_idle_for(self.timeout_keep_alive)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection if it has been idle for long enough. One timer serves many calls: it is moved when it
+        rings, not before."""
+        self.timeout_keep_alive_task = None
+        left = self._idle_from + self.timeout_keep_alive - self.loop.time()
+        if left <= 0:
+            self.transport.close()
+        elif left < math.inf:
+            self._end_when_idle_for(left)
+
+    def _end_when_idle_for(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._idle_from = math.inf
+
+    def _begin_call(self) -> None:
+        scope, parser, version = self.scope, self.parser, self.parser.get_http_version()
+        path, raw_path, query = (_usual_place_of if len(self.url) <= USUAL_URL else _place_of)(self.url)
+        scope["method"], scope["http_version"] = parser.get_method().decode("ascii"), version
+        scope["path"], scope["raw_path"] = self.root_path + path, self.root_path.encode("ascii") + raw_path
+        scope["query_string"] = query
+        before, knows_chunks = self.cycle, version != "1.0"
+        self.cycle = Exchange(self, keep_alive=knows_chunks and parser.should_keep_alive(), knows_chunks=knows_chunks)
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
     def _make_room(self, now: float) -> bool:
         """Close idle connections, once a second at most; return whether there were any."""
         if now - HttpProtocol._made_room < SPARED:
@@ -161,8 +219,7 @@ class HttpProtocol(HttpToolsProtocol):
             return now
         if self.cycle is None:
             return now if self._deadline is None else self._deadline.when() - self.head_within
-        keep_alive = self.timeout_keep_alive_task
-        return now if keep_alive is None else keep_alive.when() - self.timeout_keep_alive
+        return min(now, self._idle_from)
 
     def _tell_when_left(self, tell: Callable[[], object] | None) -> None:
         self._tell = tell
@@ -239,21 +296,14 @@ class HttpProtocol(HttpToolsProtocol):
             self._deadline = None
 
 
-def _until_close(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
-    """Return how to answer who knows no chunks: a body of which no length is said ends with the connection."""
-    send_framed, has_length = cycle.send, True
+def _place_of(url: bytes) -> tuple[str, bytes, bytes]:
+    """Return the path that a URL has, as it is meant and as it came, and its query. Raises ValueError and its kin."""
+    parsed = httptools.parse_url(url)
+    path = parsed.path.decode("ascii")
+    return unquote(path) if "%" in path else path, parsed.path, parsed.query or b""
 
-    async def send(message: ASGISendEvent) -> None:
-        nonlocal has_length
-        if message["type"] == "http.response.start":
-            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
-            if not has_length:
-                cycle.chunked_encoding = False
-        elif message["type"] == "http.response.body" and not has_length:
-            cycle.expected_content_length = len(message.get("body", b""))
-        await send_framed(message)
 
-    return send
+_usual_place_of = lru_cache(1024)(_place_of)
 
 
 def _without_offer(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:

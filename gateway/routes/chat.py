@@ -33,6 +33,7 @@ MOST_STOPS = 16
     summary="Answer a conversation",
     takes=ChatRequest,
     options=Options,
+    is_direct=True,
 )
 async def create_chat_completion(request: AnyRequest) -> ASGIApp:
     """Answer the last turn of a conversation, whole or as a stream of chunks."""

@@ -29,6 +29,7 @@ from protocol.usage import Usage
     summary="Complete a text",
     takes=CompletionRequest,
     options=Options,
+    is_direct=True,
 )
 async def create_completion(request: AnyRequest) -> ASGIApp:
     """Go on from a prompt, whole or as a stream of chunks."""

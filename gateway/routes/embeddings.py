@@ -30,6 +30,7 @@ from protocol.usage import Usage
     summary="Turn texts into vectors",
     takes=EmbeddingRequest,
     options=Options,
+    is_direct=True,
 )
 async def create_embeddings(request: AnyRequest) -> ASGIApp:
     """Return one vector for each input, as floats or as base64 of little-endian float32."""

@@ -29,6 +29,7 @@ from protocol.messages import CLIENT_TOOLS, CountRequest, MessagesRequest, Messa
     summary="Answer a conversation, in Anthropic's shapes",
     takes=MessagesRequest,
     options=Options,
+    is_direct=True,
 )
 async def create_message(request: AnyRequest) -> ASGIApp:
     """Answer the last turn of a conversation, whole or as a stream of events."""

@@ -26,6 +26,8 @@ CLIENT_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 class Telemetry:
     """Wraps an ASGI app. The request's id is in ``scope["state"]["request_id"]`` and in x-request-id.
 
+    Once an answer has begun, ``scope["state"]["status"]`` has its status.
+
     Whoever answers with a stream that should not end in silence, should it be broken off, puts a function that writes
     an error into ``scope["state"]["write_error"]``.
     """
@@ -58,7 +60,7 @@ class Telemetry:
         async def send_with_id(message: dict[str, Any]) -> None:
             nonlocal status, is_whole
             if message["type"] == "http.response.start":
-                status = message["status"]
+                state["status"] = status = message["status"]
                 ident = state["request_id"].encode()
                 headers = [*message.get("headers", ()), (b"x-request-id", ident)]
                 if scope["path"].startswith("/v1/messages"):
