@@ -1,7 +1,7 @@
 # Many owners of leases on one Postgres and one Redis: what they ask of both with 2,000 teams of five keys, how soon all
 # serve again after everything was killed, and what one team at its cap does to itself and to the others.
 #
-#   python -m benchmarks.scale [--owners 50] [--teams 2000] [--rate 400] [--seconds 20] [--quick]
+#   python -m benchmarks.scale [--owners 50] [--teams 2000] [--keys 5] [--rate 400] [--seconds 20] [--quick]
 #
 # An owner is what a gateway process is to the stores: leases, rates, journal, flusher, sweeper and auditor, opened by
 # gateway.books with connections of its own, but for the HTTP. Two processes hold all of them (scale_owners.py), so that
@@ -33,7 +33,6 @@ from benchmarks.scale_report import Load, Restart, report
 from gateway.embedded import EmbeddedPostgres, EmbeddedValkey
 
 PROCESSES = 2
-KEYS = 5  # of each team
 CALM = 5.0  # seconds in which owners only say that they live
 CAPPED = "team_capped"
 
@@ -43,6 +42,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     owners: int
     teams: int
+    keys: int  # of each team
     rate: float  # calls a second, all owners together
     seconds: float
     crowd: int  # owners at the team that is at its cap
@@ -54,6 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what many owners ask of Postgres and Redis.")
     parser.add_argument("--owners", type=int, default=50)
     parser.add_argument("--teams", type=int, default=2000)
+    parser.add_argument("--keys", type=int, default=5, help="of each team")
     parser.add_argument("--rate", type=float, default=400.0, help="calls a second, over all owners and teams")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--crowd", type=int, default=200, help="owners that serve the team at its cap")
@@ -63,6 +64,7 @@ def main() -> None:
     options = Options(
         owners=6 if said.quick else said.owners,
         teams=20 if said.quick else said.teams,
+        keys=said.keys,
         rate=60.0 if said.quick else said.rate,
         seconds=3.0 if said.quick else said.seconds,
         crowd=10 if said.quick else said.crowd,
@@ -101,7 +103,7 @@ class Bench:
         try:
             self.start_stores()
             migrations.upgrade(self.postgres.url)
-            asyncio.run(make_teams(self.postgres.url, options.teams))
+            asyncio.run(make_teams(self.postgres.url, options.teams, options.keys))
             self.start_owners(options.owners)
             calm = self.measure("owners that only live", CALM, ("wait", CALM))
             share = options.rate / PROCESSES
@@ -111,7 +113,7 @@ class Bench:
             self.start_owners(options.crowd)
             share = options.callers / PROCESSES
             capped = self.measure("one team at its cap", options.seconds, ("crowd", share, options.seconds))
-            return report([calm, busy, capped], restart, options.owners, options.crowd, options.teams, KEYS)
+            return report([calm, busy, capped], restart, options.owners, options.crowd, options.teams, options.keys)
         finally:
             self.end_owners()
             self.valkey.stop()
@@ -133,7 +135,7 @@ class Bench:
                 valkey=self.valkey.url,
                 owners=list(range(number, owners, PROCESSES)),
                 teams=self.options.teams,
-                keys=KEYS,
+                keys=self.options.keys,
                 capped=CAPPED,
                 seed=number,
             )
@@ -203,7 +205,7 @@ async def transactions(url: str) -> float:
         await connection.close()
 
 
-async def make_teams(url: str, teams: int) -> None:
+async def make_teams(url: str, teams: int, keys: int) -> None:
     """Make teams and keys with every budget set and none near, and one team that is soon at its cap."""
     connection = await asyncpg.connect(url)
     plenty = (
@@ -220,7 +222,7 @@ async def make_teams(url: str, teams: int) -> None:
             "sha256(('key_' || n || '_' || k)::bytea), 'tg-0000', $3::jsonb "
             "FROM generate_series(1, $1) n, generate_series(1, $2) k",
             teams,
-            KEYS,
+            keys,
             plenty,
         )
         limits = '{"nanousd_per_day": 1000000000}'

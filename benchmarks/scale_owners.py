@@ -81,6 +81,7 @@ class Told(Struct):
     waits: list[float] = []  # ms until a call was let in
     refused: list[float] = []  # ms until it was refused
     wrong: int = 0  # refused although the cap had room for all that waited
+    unknown: int = 0  # of all refused, because Postgres did not say in time what is left
     late: list[float] = []  # s from the close of another team's call until its row was seen
     unseen: int = 0  # rows that were not there after ten seconds
     cpu: float = 0.0  # seconds of this process
@@ -211,6 +212,7 @@ class Keeper:
             self.told.waits.append(took)
             return hold
         self.told.refused.append(took)
+        self.told.unknown += hold.is_unknown
         return None
 
     async def answer(self, owner: Owner, hold: Hold, key: str, lasts: float, cost: int) -> None:

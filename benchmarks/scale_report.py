@@ -20,6 +20,7 @@ class Load(Struct, frozen=True, kw_only=True):
     waits: list[float]
     refused: list[float]
     wrong: int
+    unknown: int
     late: list[float]  # seconds
     owners_cpu: float
     unseen: int
@@ -36,6 +37,7 @@ class Load(Struct, frozen=True, kw_only=True):
             waits=[wait for one in told for wait in one.waits],
             refused=[wait for one in told for wait in one.refused],
             wrong=sum(one.wrong for one in told),
+            unknown=sum(one.unknown for one in told),
             owners_cpu=sum(one.cpu for one in told),
             late=[late for one in told for late in one.late],
             unseen=sum(one.unseen for one in told),
@@ -88,8 +90,9 @@ def report(loads: Sequence[Load], restart: Restart, owners: int, crowd: int, tea
             "",
             f"One team at its cap, over {crowd} owners: {len(capped.waits):,} calls let in, {len(capped.refused):,} "
             f"refused after {_spread(capped.refused)} ms (p50 / p99 / most; at most 250 and an answer of Postgres), of "
-            f"these **{capped.wrong}** although its cap had room for all that waited. Rows of the other teams were "
-            f"seen {_spread(capped.late, 2)} s after their calls had closed (at most **2**); {capped.unseen} were not "
+            f"these **{capped.wrong}** although its cap had room for all that waited ({capped.unknown} refused "
+            f"because Postgres did not answer in time). Rows of the other teams were seen {_spread(capped.late, 2)} s "
+            f"after their calls had closed (at most **2**); {capped.unseen} were not "
             "seen.",
             "",
         ]
