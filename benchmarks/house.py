@@ -23,12 +23,12 @@ from gateway.processes import descendants_of, free_port, last_lines, spawn, stop
 PROCESS_CPU = 2  # clock_getcpuclockid(3): a process's clock of nanoseconds, where /proc has ticks of 10 ms
 ADMIN_KEY = "tgadmin-of-no-account-beyond-a-benchmark"
 LIMITS = {
-    "requests-per-minute": "100000000",
-    "tokens-per-minute": "1000000000000",
-    "concurrent-requests": "100000",
-    "tokens-per-day": "1000000000000",
-    "usd-per-day": "10000000",
-    "usd-per-month": "100000000",
+    "requests_per_minute": 100_000_000,
+    "tokens_per_minute": 1_000_000_000_000,
+    "concurrent_requests": 100_000,
+    "tokens_per_day": 1_000_000_000_000,
+    "usd_per_day": 10_000_000,
+    "usd_per_month": 100_000_000,
 }
 
 
@@ -106,11 +106,11 @@ def start_gateway(
         config = folder / "tollgate.yaml"
         config.write_text(_config(upstream, models, folder, postgres.url, valkey.url, more or {}, safety))
         _tollgate("migrate", "--config", str(config))
-        key = make_team(config, "bench")
         port = free_port()
         command = [*(wrapper or [sys.executable]), "-m", "gateway.cli", "serve", "--config", str(config)]
         with run_server([*command, "--port", str(port)], core, port, log=folder / "gateway.log") as pid:
             url = f"http://127.0.0.1:{port}/v1/chat/completions"
+            key = make_team(url, "bench")
             name = "gateway" if safety == "off" else "gateway, checked"
             yield Server(name, url, key, (pid,), (postgres.pid, valkey.pid), takes_our_names=True)
     finally:
@@ -167,12 +167,18 @@ def _config(
     )
 
 
-def make_team(config: Path, team: str) -> str:
-    """Make a team with every limit set, and return a key of it."""
-    limits = [part for name, value in LIMITS.items() for part in (f"--{name}", value)]
-    _tollgate("teams", "create", team, *limits, "--config", str(config))
-    shown = _tollgate("keys", "create", "--team", team, *limits, "--format", "json", "--config", str(config))
-    return str(json.loads(shown)["key"])
+def make_team(url: str, team: str) -> str:
+    """Make a team with every limit set at the gateway whose calls go to ``url``, and return a key of it."""
+    admin = url.removesuffix("/v1/chat/completions") + "/admin"
+    _post(f"{admin}/teams", {"id": team, "limits": LIMITS})
+    return str(_post(f"{admin}/keys", {"team_id": team, "limits": LIMITS})["key"])
+
+
+def _post(url: str, body: Mapping[str, object]) -> dict[str, object]:
+    headers = {"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=30) as answer:
+        made: dict[str, object] = json.load(answer)
+        return made
 
 
 def _tollgate(*words: str) -> str:

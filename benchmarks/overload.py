@@ -88,7 +88,7 @@ def main() -> None:
             ],
         }
         gateway = stack.enter_context(start_gateway(upstream, {MODEL: "gpt-4o"}, folder, own, shared, more=more))
-        keys = {team: make_team(folder / "tollgate.yaml", team) for team in ("team-a", "team-b")}
+        keys = {team: make_team(gateway.url, team) for team in ("team-a", "team-b")}
         met = uvloop.run(measure(gateway, keys, seconds))
         refused = upstream_refusals(gateway)
     text = report(met, seconds, refused)

@@ -86,7 +86,7 @@ def main() -> None:
         passing = stack.enter_context(start_pass_through(upstream, own))
         gateway = stack.enter_context(start_gateway(upstream, MODELS, folder, own, shared))
         for server in (passing, gateway):
-            outcome_of(run_load(server, WARM, rate=20.0, seconds=1.0), server)
+            outcome_of(run_load(server, WARM, min(streams, 200), rate=20.0, seconds=1.0), server)
         measured = [measure(server, streams, size) for _ in range(said.rounds) for server in (passing, gateway)]
         booked = rows_written(gateway)
     text = report(measured, streams, size, booked)
@@ -99,7 +99,7 @@ def measure(server: Server, streams: int, size: Size) -> Measured:
     """Let ``streams`` run at a time at one server, and return what they cost."""
     memory, cpu, began = server.memory(), server.cpu(), time.monotonic()
     until = size.lasts + size.measured
-    load = run_load(server, size.model, streams / size.lasts, until, warm_up=size.lasts)
+    load = run_load(server, size.model, streams, streams / size.lasts, until, warm_up=size.lasts)
     time.sleep(max(0.0, began + size.lasts + 1 - time.monotonic()))  # from here on, all of them run
     before, since = server.cpu(), time.monotonic()
     grown: list[float] = []
@@ -119,15 +119,17 @@ def measure(server: Server, streams: int, size: Size) -> Measured:
     )
 
 
-def run_load(server: Server, model: str, rate: float, seconds: float, warm_up: float = 0.0) -> subprocess.Popen[str]:
-    """Begin to send ``rate`` streams a second for so many seconds."""
+def run_load(
+    server: Server, model: str, streams: int, rate: float, seconds: float, warm_up: float = 0.0
+) -> subprocess.Popen[str]:
+    """Begin to send ``rate`` streams a second for so many seconds; ``streams`` run at a time."""
     name = model if server.takes_our_names else MODELS[model]
     body = {"model": name, "messages": QUESTION, "max_tokens": 256, "stream": True}
     plan = {
         "url": server.url,
         "key": server.key,
         "body": body,
-        "connections": round(1.1 * rate * WHOLE.lasts),
+        "connections": streams + streams // 10,
         "requests": round(rate * seconds),
         "rate": rate,
         "warm_up": warm_up,

@@ -94,7 +94,6 @@ class Flusher:
             try:
                 if time.monotonic() >= chores_due:
                     chores_due = time.monotonic() + ADOPT_EVERY
-                    self._journal.prune_kept()
                     await self.adopt()
                 self._gathered = 0
                 while time.monotonic() < chores_due and (written := await self.flush_once()):

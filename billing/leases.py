@@ -423,7 +423,7 @@ class Leases:
                 room = rooms[balance.unit == NANOUSD]
                 limit, wanted = _limit_of(balance), request.tokens if balance.unit == TOKENS else request.cost_nanousd
                 lease = known.get((room.scope, room.unit), NO_LEASE)
-                # What is on its way back counts; below zero where calls cost more than was drawn, and are not in the ledger.
+                # What is on its way back counts; below zero where calls cost more than was drawn and no row says so.
                 ours = room.free + max(0, room.returned - lease.returned)
                 headroom = balance.cap - max(0, balance.drawn + balance.corrected) + ours
                 left.append((limit, headroom))

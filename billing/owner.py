@@ -134,6 +134,8 @@ class Owner:
         self._beats += 1
         if self._beats < YOUNG or self._beats % DEAD_EVERY == 0:  # the dead hold what a new start has to wait for
             await self.end_dead()
+        if self._beats % DEAD_EVERY == 0 and not self.is_astray:
+            self._journal.prune_kept()  # by a clock that was just set: one that is ahead would delete all of it
 
     async def end_dead(self) -> None:
         """End the owners of this folder that are dead and wholly in the ledger. Raises what the database raises."""
@@ -149,6 +151,7 @@ class Owner:
         try:
             async with asyncio.timeout(LEAVE_WITHIN):
                 await self._leases.tell()
+                await self._settle_forgotten()
                 if self._journal.oldest is None and not self._leases.running and self._is_listed:
                     await self._store.end(self.id)
                     self._forget_claim()
@@ -157,6 +160,15 @@ class Owner:
         if self._claim is not None:
             os.close(self._claim)
             self._claim = None
+
+    async def _settle_forgotten(self) -> None:
+        """Deliver again before we end, if the database forgot since our last beat: no neighbour may do it for us."""
+        if not self._is_listed:
+            return
+        owes = self._owes or self._delivering is not None
+        beat = await self._store.beat(self.id, self._clock.now(), self._journal.backlog)
+        if owes or self._has_forgotten or (beat is not None and beat.server != self._server):
+            await self._flusher.deliver_again()
 
     def _acknowledged(self, sent: int, beat: int) -> None:
         """Each statement of ours that commits counts one. Who counts less than was acknowledged has forgotten."""

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -24,6 +25,7 @@ from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
 from protocol.leaving import Client, ended_when_client_leaves
 from protocol.usage import Usage
+from protocol.writing import WRITING
 
 log = structlog.get_logger()
 
@@ -61,7 +63,7 @@ class ReplyResponse:
         self._scope = scope
         if self._call.streams:
             scope["state"]["write_error"] = self._write_error
-        async with ended_when_client_leaves(scope, receive) as client:
+        with ended_when_client_leaves(scope, receive) as client:
             if self._call.idempotency_key is None:
                 await self._run(self._call, self._dialect, send, client)
             else:
@@ -75,7 +77,7 @@ class ReplyResponse:
             if call.streams:
                 await self._stream(self._open_reply(call, client, keep_ending), dialect, send)
             else:
-                await self._send_whole(self._open_reply(call, client, keep_ending), dialect, send)
+                await self._send_whole(call, client, keep_ending, dialect, send)
         finally:
             self._services.metrics.in_flight.dec()
 
@@ -87,9 +89,7 @@ class ReplyResponse:
         try:
             yield reply
         finally:
-            if client.has_left:
-                reply.abandon()
-            reply.close()
+            _let_go(reply, client)
 
     async def _run_and_keep(self, call: Call, send: Any, keep: Keep) -> None:
         written = Written(self._dialect)
@@ -100,18 +100,25 @@ class ReplyResponse:
 
         await self._run(call, written, send, Client(), keep_ending)  # nobody whose leaving ends the call
 
-    async def _send_whole(self, opening: AbstractAsyncContextManager[Reply], dialect: Dialect, send: Any) -> None:
-        async with opening as reply:
+    async def _send_whole(
+        self, call: Call, client: Client, keep_ending: KeepEnding | None, dialect: Dialect, send: Any
+    ) -> None:
+        reply = await answer(self._services, call, client)
+        reply.keep_ending = keep_ending
+        try:
             whole, usage = await reply.collect()
             body = dialect.whole(reply, whole, usage)
             await send({"type": "http.response.start", "status": 200, "headers": answer_headers(reply, body)})
             await send({"type": "http.response.body", "body": body, "more_body": False})
+        finally:
+            _let_go(reply, client)
 
     async def _stream(self, opening: AbstractAsyncContextManager[Reply], dialect: Dialect, send: Any) -> None:
-        sender = StreamSender(send, self._services.settings.keep_alive)
+        sender = StreamSender(send, self._services.settings.keep_alive, self._writing())
         try:
             async with opening as reply:
                 await sender.begin(reply_headers(reply))
+                reply.relay(lambda words: sender.can_say_now() and sender.say_now(dialect.pieces(reply, words)))
                 async for events in reply.pieces():
                     if body := dialect.pieces(reply, events):
                         await sender.say(body, is_last=type(events[-1]) is ReplyEnd)
@@ -129,10 +136,22 @@ class ReplyResponse:
             sender.close()
         await sender.end()
 
+    def _writing(self) -> Callable[[bytes], bool] | None:
+        """Return what writes to the client past ASGI, where there is such a thing and no tape has to hear it."""
+        write = self._scope.get("extensions", {}).get(WRITING)
+        return None if write is None or self._call.idempotency_key is not None else partial(write, self._scope)
+
     def _write_error(self, error: ServiceError) -> bytes:
         """Return the bytes that end a stream which was begun with 200; no handler of errors hears of it any more."""
         self._services.refusals.note(self._scope, error)
         return self._dialect.error(error)
+
+
+def _let_go(reply: Reply, client: Client) -> None:
+    """Close a reply by whichever way it ended."""
+    if client.has_left:
+        reply.abandon()
+    reply.close()
 
 
 class Written:

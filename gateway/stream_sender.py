@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 COMMENT = b": keep-alive\n\n"  # nothing to whoever reads events
@@ -18,12 +19,16 @@ BEFORE_FIRST = 3
 
 
 class StreamSender:
-    """Says one stream through ASGI's ``send``. ``silence``: seconds until a comment; 0 for none. Close it."""
+    """Says one stream through ASGI's ``send``. ``silence``: seconds until a comment; 0 for none. Close it.
 
-    def __init__(self, send: Any, silence: float) -> None:
+    ``write`` is what the server has under ``WRITING``.
+    """
+
+    def __init__(self, send: Any, silence: float, write: Callable[[bytes], bool] | None = None) -> None:
         self.has_begun = False
         self._has_ended = False
         self._send = send
+        self._write = write  # the server's, where it has one
         self._silence = silence
         self._loop = asyncio.get_running_loop()
         self._said_at = self._loop.time()
@@ -46,6 +51,18 @@ class StreamSender:
         self._has_ended = is_last
         self._said_at = self._loop.time()
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+    def can_say_now(self) -> bool:
+        """Whether bytes may go out without a wait, none being before them."""
+        is_free = self.has_begun and not self._has_ended and self._comment is None
+        return is_free and self._write is not None and self._write(b"")
+
+    def say_now(self, body: bytes) -> bool:
+        """Send bytes at once, if there are any; tell whether that was possible."""
+        if body and (self._write is None or not self._write(body)):
+            return False
+        self._said_at = self._loop.time()
+        return True
 
     async def end(self) -> None:
         """End the body, if what was said last did not."""

@@ -6,12 +6,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HEADER_RE, STATUS_LINE, RequestResponseCycle
-
-if TYPE_CHECKING:
-    from protocol.http_server import HttpProtocol
+from uvicorn.protocols.http.httptools_impl import HEADER_RE, STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 ONE_PIECE = 64 * 1024  # bytes of a body that is copied behind its head
 BODILESS = (204, 304)
@@ -25,7 +22,7 @@ class Exchange(RequestResponseCycle):
     """One request and its answer. ``knows_chunks``: clients of HTTP/1.0 do not, and a body of which no length is said
     ends with the connection."""
 
-    def __init__(self, connection: HttpProtocol, *, keep_alive: bool, knows_chunks: bool) -> None:
+    def __init__(self, connection: HttpToolsProtocol, *, keep_alive: bool, knows_chunks: bool) -> None:
         self.scope = connection.scope
         self.transport = connection.transport
         self.flow = connection.flow

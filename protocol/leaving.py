@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,28 +19,33 @@ class Client:
     has_left: bool = False
 
 
-@asynccontextmanager
-async def ended_when_client_leaves(scope: Any, receive: Any) -> AsyncIterator[Client]:
+class ended_when_client_leaves:  # noqa: N801: it reads as what it does; a generator would cost a call 1 % of its CPU
     """Cancel what runs inside as soon as the client has gone, and swallow that cancellation.
 
     ``scope`` and ``receive`` are ASGI's, once the whole body was read: all that can still come is ``http.disconnect``.
     """
-    running = asyncio.current_task()
-    assert running is not None
-    client = Client()
 
-    def leave() -> None:
-        client.has_left = True
-        running.cancel()
+    __slots__ = ("_client", "_receive", "_running", "_scope", "_stop")
 
-    stop = _have_told(scope, receive, leave)
-    try:
-        yield client
-    except asyncio.CancelledError:
-        if not client.has_left or running.uncancel() > 0:
-            raise
-    finally:
-        stop()
+    def __init__(self, scope: Any, receive: Any) -> None:
+        self._scope, self._receive = scope, receive
+        self._client = Client()
+
+    def __enter__(self) -> Client:
+        running = asyncio.current_task()
+        assert running is not None
+        self._running = running
+        self._stop = _have_told(self._scope, self._receive, self._leave)
+        return self._client
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: object) -> bool:
+        self._stop()
+        is_ours = isinstance(exc, asyncio.CancelledError) and self._client.has_left
+        return is_ours and self._running.uncancel() == 0
+
+    def _leave(self) -> None:
+        self._client.has_left = True
+        self._running.cancel()
 
 
 def _have_told(scope: Any, receive: Any, leave: Callable[[], None]) -> Callable[[], object]:

@@ -87,6 +87,22 @@ class Reply:
         assert record is not None, "the reply has not ended"
         return record
 
+    def relay(self, write: Callable[[list[Event]], bool]) -> None:
+        """Have ``write`` pass words on as they arrive, where no hook looks at them first; ``pieces`` yields what it
+        declines, and all else."""
+
+        def take(words: list[Event]) -> bool:
+            if self._finished or not write(words):
+                return False
+            for delta in words:
+                assert isinstance(delta, Delta)
+                self.meter.take(delta)
+            self._was_sent = True
+            return True
+
+        if not self._delta_hooks:
+            self._source.relay(take)
+
     async def pieces(self) -> AsyncIterator[list[Event]]:
         """Yield the events as they arrive, those that came together in one list.
 
@@ -128,6 +144,9 @@ class Reply:
         fresh = self._source.first
         while True:
             out, is_whole = self._pass_on(fresh, held)
+            if is_whole and self.keep_ending is None:  # the books close at once: all of it may go out together
+                yield [*out, *held, UsageReport(self.meter.usage()), ReplyEnd()]
+                return
             if out:
                 yield out
             if is_whole:

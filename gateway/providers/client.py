@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Mapping
 
 from gateway.providers.base import UpstreamRequest
-from gateway.providers.connection import Connection
+from gateway.providers.connection import Connection, Take
 from gateway.providers.errors import UpstreamError, UpstreamTimeout
 from gateway.providers.pool import Origin, Pool, place_of
 from gateway.providers.unpacking import Unpacker
@@ -73,6 +73,7 @@ class UpstreamResponse:
         self.status = connection.status
         self.headers: Mapping[str, str] = connection.headers  # names in lower case
         self.due = math.inf
+        self.take: Take | None = None  # takes pieces as they arrive, in place of who waits for them
         encoding = self.headers.get("content-encoding", "identity")
         self._unpacker = None if encoding in ("identity", "") else Unpacker(encoding.lower())
 
@@ -96,7 +97,7 @@ class UpstreamResponse:
         assert connection is not None, "the answer is closed"
         due = self.due if patience == math.inf else min(self.due, connection.now() + patience)
         if self._unpacker is None:
-            return await connection.next_piece(due)
+            return await connection.next_piece(due, self.take)
         while not (unpacked := self._unpacker.take()):
             if (piece := await connection.next_piece(due)) is None:
                 self._unpacker.end()

@@ -73,13 +73,16 @@ class _Message(Struct, frozen=True):
     reasoning_content: str | None = None
     reasoning: Raw = NOTHING  # what OpenRouter, Groq and newer vLLM call it
 
-    def message(self, reply: str, choice: int) -> ReplyMessage:
+    def message(self, reply: _Chat, choice: int) -> ReplyMessage:
         text, thought = read_content(self.content)
+        calls = None
+        if self.tool_calls:
+            told = told_apart(reply.id, reply.created)
+            calls = tuple(call.call(told, choice, place) for place, call in enumerate(self.tool_calls))
         return ReplyMessage(
             content=None if self.content is None else text,
             refusal=self.refusal,
-            tool_calls=tuple(call.call(reply, choice, place) for place, call in enumerate(self.tool_calls or ()))
-            or None,
+            tool_calls=calls,
             reasoning_content=self.reasoning_content or text_in(self.reasoning) or thought or None,
         )
 
@@ -104,7 +107,7 @@ class _Chat(Struct, frozen=True):
         choices = tuple(
             Choice(
                 index=choice.index or 0,
-                message=choice.message.message(told_apart(self.id, self.created), choice.index or 0),
+                message=choice.message.message(self, choice.index or 0),
                 finish_reason=read_finish_reason(choice.finish_reason or "stop"),
                 logprobs=present(choice.logprobs),
                 token_ids=choice.token_ids,

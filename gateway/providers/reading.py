@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,6 +28,7 @@ LONGEST_WORDS = 2_000  # characters of an upstream's refusal that its caller is 
 # for nesting that is too deep.
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
+_texts = msgspec.json.Decoder(str)
 NOTHING = Raw()  # msgspec takes no union of Raw with None
 MOST_OF_ERROR = 64 * 1024  # bytes of a failing answer that are decoded
 
@@ -69,6 +71,20 @@ class SseEvents(ABC):
             raise self.failure
         return events
 
+    def read_words(self, piece: bytes) -> list[Event] | None:
+        """Return the deltas of a piece that is nothing but events like the example; ``None`` leaves it to ``feed``."""
+        if self._is_done or not self._reader.is_between or not piece.endswith(b"\n\n"):
+            return None
+        deltas: list[Event] = []
+        for event in piece[:-2].split(b"\n\n"):
+            name, _, data = event.rpartition(b"\n")
+            if (name and not name.startswith(b"event: ")) or b"\n" in name or not data.startswith(b"data: "):
+                return None
+            if (words := self._like.read(data[6:])) is None:
+                return None
+            deltas.append(words)
+        return deltas
+
     def finish(self) -> list[Event]:
         """Return the end that a finish without the terminal marker stands for; refuse a stream cut before one."""
         if self._is_done:
@@ -103,16 +119,21 @@ def read_usage(said: Raw, shape: type[T]) -> T | None:
     if said is NOTHING:
         return None
     try:
-        return msgspec.json.decode(said, type=shape | None)
+        return _decoder_of(shape).decode(said)
     except NOT_JSON:
         return None
+
+
+@cache
+def _decoder_of(shape: type[T]) -> msgspec.json.Decoder[T | None]:
+    return msgspec.json.Decoder(shape | None)
 
 
 def text_in(said: Raw) -> str | None:
     """Return a text that was said where anything may be, and anything else as nothing: it is never built."""
     data = bytes(said)
     try:
-        return msgspec.json.decode(data, type=str) if data.startswith(b'"') else None
+        return _texts.decode(data) if data.startswith(b'"') else None
     except NOT_JSON:
         return None
 

@@ -48,9 +48,11 @@ class Telemetry:
             scope = {**scope, "method": "GET"}
         started = time.perf_counter()
         request_id = self._clock.new_id()
-        client_id = next((value for name, value in scope["headers"] if name == b"x-client-request-id"), None)
-        if client_id is not None and CLIENT_ID.fullmatch(client_id) is None:
-            client_id = None
+        client_id = None
+        for name, value in scope["headers"]:
+            if name == b"x-client-request-id":
+                client_id = value if CLIENT_ID.fullmatch(value) is not None else None
+                break
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["client_request_id"] = client_id.decode() if client_id else None

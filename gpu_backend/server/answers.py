@@ -49,7 +49,7 @@ class InferenceResponse:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the job until its last byte is sent, or until its client leaves."""
-        async with ended_when_client_leaves(scope, receive):
+        with ended_when_client_leaves(scope, receive):
             generation = self._front.generate(self._job, self._front.new_id())
             try:
                 await (self._stream(generation, send) if self._streams else self._send_whole(generation, send))

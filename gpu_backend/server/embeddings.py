@@ -66,7 +66,7 @@ class EmbeddingResponse:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Embed, and answer."""
         started = time.monotonic()
-        async with ended_when_client_leaves(scope, receive):
+        with ended_when_client_leaves(scope, receive):
             call = self._front.engine.call(self._commands, fails_over=self._sender.fails_over)
             try:
                 found: dict[str, Embedding] = {}

@@ -44,7 +44,7 @@ TROUBLE: dict[str, dict[str, str]] = {
         'tollgate_overhead_seconds_bucket{le="+Inf"}': "0+120x200",
     },
     "LedgerIsBehind": {'tollgate_journal_backlog{instance="g"}': "7x200"},
-    "RedisAway": {"tollgate_quotas_standalone": "1x200"},
+    "StoreAway": {"tollgate_quotas_standalone": "1x200"},
     "BooksDiffer": {'tollgate_books_differ{book="counters"}': "2x200"},
     "NobodyAudits": {"tollgate_books_audited_timestamp_seconds": "0x200"},
     "MoneyNeedsEyes": {"tollgate_journals_damaged_total": "0x100 1x100"},

@@ -191,16 +191,6 @@ def _failovers_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Owner, "_recover", recover)
 
 
-def _only_the_beat_tells_of_a_failover(patch: pytest.MonkeyPatch) -> None:
-    beat = SqlModel.beat
-
-    def of_one_server(self: SqlModel, *args: Any) -> Any:
-        told = beat(self, *args)
-        return told and replace(told, server=1.0)
-
-    patch.setattr(SqlModel, "beat", of_one_server)
-
-
 FAILOVERS = Plan(faults=("fail_over", "fail_over", "crash", "down"), fault_every=2.0)
 
 BUGS = (
@@ -222,7 +212,6 @@ BUGS = (
     Bug("a clock that is off opens a day", (9,), _clocks_are_not_compared, Plan(faults=("skew",), fault_every=0.5)),
     Bug("grants go on after a failover", (10,), _grants_go_on_after_a_failover, FAILOVERS),
     Bug("a failover is not noticed", (1, 3, 4, 6, 10), _failovers_are_not_noticed, FAILOVERS),
-    Bug("a failover is noticed by the beats alone", (3, 4, 6, 10), _only_the_beat_tells_of_a_failover, FAILOVERS),
 )
 
 # Those that the search finds, too: no failovers, no clocks, no waiting.

@@ -1,24 +1,23 @@
-# The judge of the money: reads ledger, statements, counters, holds and journals by plain SQL, plain Redis commands and
+# The judge of the money: reads ledger, statements, leases, balances and journals by plain SQL, plain Redis commands and
 # the bytes on disk, adds up by itself, and says in words where they differ from each other or from what clients saw.
 # It uses nothing of the code that it judges but the layout of a journal folder.
 
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import asyncpg
 import msgspec
 from redis.asyncio import Redis
 
-from billing.owners import OWNER
+from billing.owners import ENDED, OWNER, SERVER
 from billing.segments import KEPT, SUFFIX, Kind, Segment
 from gateway.processes import is_running
 from tests.support.fault_house import MODELS
@@ -30,7 +29,13 @@ LINE = ("team_id", "day", "key_id", "model_used", "tier", "status")
 EPOCH = date(1970, 1, 1)
 LATER = "Ask again with the same Idempotency-Key."  # what a refusal says whose answer is made and not stored yet
 
+# Whether the database was found to have forgotten something since these teams were made.
+FORGOT_SINCE = """
+    SELECT EXISTS (SELECT FROM failovers WHERE found_at > (SELECT min(created_at) FROM teams WHERE id = ANY($1)))
+"""
+
 Row = dict[str, Any]
+Room = tuple[str, str, str]  # scope, unit, and day or month
 
 
 async def read_rows(connection: asyncpg.Connection, teams: Sequence[str]) -> list[Row]:
@@ -152,44 +157,61 @@ async def compare_statements(connection: asyncpg.Connection, rows: Sequence[Row]
     ]
 
 
-async def compare_counters(redis: Redis, rows: Sequence[Row], teams: Sequence[str]) -> list[str]:
-    """Add the rows up by team, key, day and month, and hold the sums against the counters; look for what is held."""
+async def compare_leases(connection: asyncpg.Connection, rows: Sequence[Row], teams: Sequence[str]) -> list[str]:
+    """Add the rows up by scope and day, and hold the sums against what leases have spent; hold the balances against the
+    leases. No lease has spent more than it has; under a cap no grant was forced, unless the database forgot some."""
+    scopes = [f"team:{team}" for team in teams] + sorted({f"key:{row['key_id']}" for row in rows})
+    owed, spent, drawn, found = _owed(rows), Counter[Room](), Counter[Room](), Counter[Room]()
     complaints = []
-    for team in teams:
-        base = await base_of(redis, team)
-        owed = _owed([row for row in rows if row["team_id"] == team])
-        counted = {str(key, "utf-8").removeprefix(base) async for key in redis.scan_iter(match=f"{base}:*", count=1000)}
-        for counter in sorted(owed.keys() | {key for key in counted if re.match(":[dm]:", key)}):
-            found = {str(name, "utf-8"): int(value) for name, value in (await redis.hgetall(base + counter)).items()}
-            if any(found.get(name, 0) != owed[counter][name] for name in ("t", "c")):
-                complaints.append(f"{team}: counter {counter} says {found}, the ledger {dict(owed[counter])}")
-            if any(found.get(name) for name in ("ht", "hc")):
-                complaints.append(f"{team}: counter {counter} still holds something: {found}")
-        for which in sorted(counted & {":holds", ":leases", ":live"}):
-            kind = await redis.type(base + which)
-            left = await (redis.zrange(base + which, 0, -1) if kind == b"zset" else redis.hkeys(base + which))
-            complaints.append(f"{team}: {which} is not empty: {left}")
+    may_overdraw = bool(await connection.fetchval(FORGOT_SINCE, teams))
+    balances = await connection.fetch("SELECT * FROM balances WHERE scope = ANY($1)", scopes)
+    capped = {(one["scope"], one["unit"]) for one in balances if one["cap"] is not None}
+    for lease in await connection.fetch("SELECT * FROM leases WHERE scope = ANY($1)", scopes):
+        scope, unit, day, left = lease["scope"], lease["unit"], str(lease["day"]), lease["granted"] - lease["returned"]
+        spent[scope, unit, day] += lease["spent"]
+        for period in (day, day[:7]) if unit == "nanousd" else (day,):
+            drawn[scope, unit, period] += left
+        is_strict = (scope, unit) in capped and not may_overdraw
+        if lease["spent"] > left or (lease["overdrawn"] and is_strict):
+            complaints.append(f"a lease that was overdrawn: {dict(lease)}")
+    for balance in balances:
+        found[balance["scope"], balance["unit"], balance["period"]] = balance["drawn"]
+    for room in sorted(owed.keys() | spent.keys()):
+        if owed[room] != spent[room]:
+            complaints.append(f"leases of {room} say that {spent[room]} is spent, the ledger {owed[room]}")
+    for room in sorted(drawn.keys() | found.keys()):
+        if drawn[room] != found[room]:
+            complaints.append(f"the balance of {room} says that {found[room]} is drawn, its leases {drawn[room]}")
     return complaints
 
 
-async def base_of(redis: Redis, team: str) -> str:
-    """Return what the names of a team's counters begin with in the epoch that counts now."""
-    prefix = f"tollgate:{{{team}}}"
-    epoch = await redis.get(f"{prefix}:epoch")
-    return f"{prefix}:{(epoch or b'').decode()}"
+async def check_slots(redis: Redis, teams: Sequence[str]) -> list[str]:
+    """Look for slots of running calls that nothing has freed."""
+    return [f"{team}: slots are taken: {taken}" for team in teams if (taken := await slots_of(redis, team))]
 
 
-def _owed(rows: Sequence[Row]) -> dict[str, Counter[str]]:
-    """Return what a team's counters should say, by their names."""
-    owed: dict[str, Counter[str]] = defaultdict(Counter)
+async def slots_of(redis: Redis, team: str) -> dict[str, int]:
+    """Return the slots that each owner keeps for a team's running calls, and for those that it may admit by itself."""
+    now = await redis.time()
+    taken = {}
+    found = cast(dict[bytes, bytes], await redis.hgetall(f"tollgate:{{{team}}}:rates:slots:team"))
+    for owner, said in found.items():
+        slots, until = said.split()
+        if int(slots) and int(until) > now[0] * 1000:
+            taken[owner.decode()] = int(slots)
+    return taken
+
+
+def _owed(rows: Sequence[Row]) -> Counter[Room]:
+    """Return what leases should have spent."""
+    owed = Counter[Room]()
     for row in rows:
         if row["status"] not in CHARGED:
             continue
-        day = EPOCH + timedelta(milliseconds=int(row["request_id"].replace("-", "")[:12], 16))
-        for scope in ("team", f"key:{row['key_id']}"):
-            tokens = row["input_tokens"] + row["output_tokens"]
-            owed[f":d:{scope}:{(day - EPOCH).days}"].update({"t": tokens, "c": row["cost_nanousd"]})
-            owed[f":m:{scope}:{day.year * 12 + day.month}"].update({"c": row["cost_nanousd"]})
+        day = str(EPOCH + timedelta(milliseconds=int(row["request_id"].replace("-", "")[:12], 16)))
+        for scope in (f"team:{row['team_id']}", f"key:{row['key_id']}"):
+            owed[scope, "tokens", day] += row["input_tokens"] + row["output_tokens"]
+            owed[scope, "nanousd", day] += row["cost_nanousd"]
     return owed
 
 
@@ -201,6 +223,8 @@ async def check_journals(connection: asyncpg.Connection, directory: Path) -> lis
         if path.suffix == OWNER:  # PID-DICE.owner
             if not is_running(int(path.name.split("-")[0])):
                 complaints.append(f"{path.name} is of a dead process")
+            continue
+        if path.suffix == ENDED or path.name == SERVER:
             continue
         if path.suffix not in (SUFFIX, KEPT):
             complaints.append(f"a file in the journal that should not be there: {path.name}")

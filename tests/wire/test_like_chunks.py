@@ -118,3 +118,61 @@ def test_a_reason_a_call_or_a_count_is_never_taken_for_words() -> None:
         made = (OpenAIFormat(), [first, first.replace(b'"a"', b'"b"'), OPENAI[2]])
 
         assert by_example(made, made[1][1]) == decoded(made, made[1][1])
+
+
+def relayed(made: Made, piece: bytes) -> object:
+    """What comes of a piece that may be taken as words alone, after a first chunk that was decoded."""
+    wire, events = made
+    stream = opened(wire)
+    stream.feed(events[0])
+    words = stream.read_words(piece)
+    return None if words is None else (words, read_stream(stream, [events[2]]))
+
+
+@streams
+def test_whole_events_like_the_example_are_words_alone(made: Made) -> None:
+    """One, or several that came together; the stream goes on behind them."""
+    second = made[1][1]
+
+    assert relayed(made, second) is not None
+    for piece in (second, second + second.replace(b" upon", " größer 🚪".encode())):
+        wire, events = made
+        stream = opened(wire)
+        stream.feed(events[0])
+        words = stream.read_words(piece)
+        fed = opened(wire)
+        fed.feed(events[0])
+        assert words == fed.feed(piece)
+
+
+@streams
+def test_words_alone_never_differ_from_what_decoding_gives(made: Made) -> None:
+    """Any other byte in any place, one too few or too many: such a piece is left alone, or means the same words."""
+    wire, (first, second, _) = made
+    others = [
+        second[:place] + byte + second[place + skip :]
+        for place in range(len(second) + 1)
+        for byte in (b'"', b"\\", b"\n", b"}", b"\xff", b"")
+        for skip in (0, 1)
+    ]
+    others += [second[:end] for end in range(len(second))]
+    for other in others:
+        stream, plain = opened(wire), opened(wire)
+        stream.feed(first)
+        plain.feed(first)
+        plain._like.read = lambda data: None  # type: ignore[attr-defined]
+        if (words := stream.read_words(second + other)) is not None:
+            assert words == plain.feed(second + other), other
+
+
+@streams
+def test_the_rest_of_an_event_is_no_words_alone(made: Made) -> None:
+    """Where half an event has come, what follows is its other half, whatever it looks like."""
+    wire, (first, second, _) = made
+    stream = opened(wire)
+    stream.feed(first)
+    stream.feed(second[:9])
+
+    assert stream.read_words(second) is None
+    assert stream.read_words(second[9:]) is None
+    assert stream.feed(second[9:]) == [Delta(0, " upon")]

@@ -230,3 +230,50 @@ async def test_a_small_body_that_unpacks_to_a_huge_one_is_refused(client: Upstre
         await response.close()
 
     assert caught.value.outcome in ("too_long", "reset")
+
+
+async def test_pieces_can_be_taken_as_they_arrive(client: UpstreamClient) -> None:
+    """Who waits sleeps on while they are; what is left as it is, and the end, come to who waits."""
+    taken: list[bytes] = []
+
+    def take(piece: bytes) -> float | None:
+        if not piece.startswith(b"more"):
+            return None
+        taken.append(piece)
+        return 5.0
+
+    async def play(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for piece in (b"first", b"more", b"more!", b"other", b"more?"):
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await asyncio.sleep(0.02)
+        writer.write(b"4\r\nmore\r\n0\r\n\r\n")
+
+    async with serving(play) as url:
+        response = await send(client, UpstreamRequest("POST", url, HEADERS, b"{}"))
+        first = await response.next_piece()
+        response.take = take
+        rest = [await response.next_piece(5.0), await response.next_piece(5.0), await response.next_piece(5.0)]
+        await response.close()
+
+    assert (first, taken) == (b"first", [b"more", b"more!", b"more?"])
+    assert rest == [b"other", b"more", None]
+
+
+async def test_an_upstream_that_falls_silent_after_a_taken_piece_is_late(client: UpstreamClient) -> None:
+    """What takes a piece says how long the next may take; before, it was another time."""
+
+    async def play(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nab")
+        await asyncio.sleep(0.02)
+        writer.write(b"cd")
+        await asyncio.sleep(30)
+
+    async with serving(play) as url:
+        response = await send(client, UpstreamRequest("POST", url, HEADERS, b"{}"))
+        await response.next_piece()
+        response.take = lambda piece: 0.05
+        with pytest.raises(UpstreamTimeout):
+            async with asyncio.timeout(10):
+                await response.next_piece(20.0)
+        await response.close()

@@ -23,7 +23,7 @@ def test_a_call_ends_when_its_client_leaves() -> None:
 
     async def scene() -> list[str]:
         told = []
-        async with ended_when_client_leaves({}, leaves_after(0.0)):
+        with ended_when_client_leaves({}, leaves_after(0.0)):
             try:
                 await asyncio.sleep(30)
             except asyncio.CancelledError:
@@ -40,7 +40,7 @@ def test_a_server_that_tells_by_itself_is_not_waited_for() -> None:
 
     async def scene() -> tuple[bool, bool, object]:
         told: list[Any] = []
-        async with ended_when_client_leaves({"extensions": {LEAVING: told.append}}, None) as client:
+        with ended_when_client_leaves({"extensions": {LEAVING: told.append}}, None) as client:
             is_alone = len(asyncio.all_tasks()) == 1
             told[0]()
             await asyncio.sleep(30)
@@ -53,7 +53,7 @@ def test_a_cancellation_from_elsewhere_passes_through() -> None:
     """Only the client's leaving is swallowed: a server that shuts down still cancels its requests."""
 
     async def scene() -> None:
-        async with ended_when_client_leaves({}, leaves_after(30)):
+        with ended_when_client_leaves({}, leaves_after(30)):
             await asyncio.sleep(30)
 
     async def cancelled_from_outside() -> bool:
@@ -73,7 +73,7 @@ def test_an_error_inside_is_not_hidden() -> None:
     """The watcher changes nothing about a call that fails by itself."""
 
     async def scene() -> None:
-        async with ended_when_client_leaves({}, leaves_after(30)):
+        with ended_when_client_leaves({}, leaves_after(30)):
             raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
