@@ -208,10 +208,10 @@ async def test_a_refused_request_consumes_nothing(
         return all(after[scope] <= before[scope] for scope in before)
 
     await until_found(is_as_before)  # what was drawn for a call that its minute refused goes back soon
-    lifted = {"team": ROOM_FOR_THREE, "key": ROOM_FOR_THREE}
-    third = await quotas.open(request_of(clock, **lifted))
+    both: dict[str, Any] = {"team": ROOM_FOR_THREE, "key": ROOM_FOR_THREE}
+    third = await quotas.open(request_of(clock, **both))
     assert isinstance(third, Hold), third
-    await refusal(quotas, request_of(clock, **lifted))
+    await refusal(quotas, request_of(clock, **both))
     assert quotas.leases.running == 3
 
 
