@@ -21,7 +21,7 @@ from billing import flusher as flusher_module
 from billing.flusher import Flusher
 from billing.ids import date_of
 from billing.journal import Journal
-from billing.ledger import forget_days, insert_records
+from billing.ledger import Inserted, insert_records, write_records
 from billing.money import to_nano
 from billing.prices import Price, cost_of
 from billing.records import Status, UsageRecord
@@ -89,7 +89,7 @@ async def test_a_flush_that_hangs_anywhere_is_tried_again(
     """Even where no deadline of the driver's helps, a batch has one of its own."""
     monkeypatch.setattr(flusher_module, "FLUSH_WITHIN", 2.0)
     hangs = iter([True])
-    real = flusher_module.write_records
+    real = write_records
 
     async def hang(*args: Any, **more: Any) -> Inserted:
         written = await real(*args, **more)
