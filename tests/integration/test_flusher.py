@@ -21,7 +21,7 @@ from billing import flusher as flusher_module
 from billing.flusher import Flusher
 from billing.ids import date_of
 from billing.journal import Journal
-from billing.ledger import Inserted, insert_records, write_records
+from billing.ledger import Inserted, forget_days, insert_records, write_records
 from billing.money import to_nano
 from billing.prices import Price, cost_of
 from billing.records import Status, UsageRecord
