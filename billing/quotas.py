@@ -39,7 +39,7 @@ class Quotas:
         """Hold the dearest leg against every limit of every scope, all or nothing."""
         if not self.leases.try_hold(request) and (refused := await self.leases.hold(request)) is not None:
             requests, tokens = self.rates.remaining(request)
-            return replace(refused, requests=requests, tokens=tokens)
+            return replace(refused, headroom=_within_minutes(request, refused), requests=requests, tokens=tokens)
         self.rates.owners = self.leases.living
         if not self.rates.take(request):
             try:
@@ -68,6 +68,16 @@ class Quotas:
         if self.leases.is_held(request.request_id):
             self.leases.release(request.request_id)
             self.rates.release(request)
+
+
+def _within_minutes(request: HoldRequest, refused: RefusedHold) -> Headroom:
+    """Return what budgets leave to a call, and no more tokens than any of its minutes ever lets through.
+
+    Not what a minute has left now: of scopes that were silent for a while that is not known here.
+    """
+    caps = [] if request.is_aside else [scope.limits.tokens_per_minute for scope in request.scopes]
+    left = [tokens for tokens in (refused.headroom.tokens, *caps) if tokens is not None]
+    return replace(refused.headroom, tokens=min(left, default=None))
 
 
 def _refused(rate: RefusedRate) -> RefusedHold:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
+from sqlalchemy import make_url
 
-from billing.errors import ExceedsLimit, QuotaExhausted, RateLimited
-from billing.holds import Limits, Settlement
+from billing.errors import ExceedsLimit, LimitUnknown, QuotaExhausted, RateLimited
+from billing.holds import Limits, Scope, Settlement
 from billing.journal import Journal
+from billing.lease_store import PostgresLeases
 from billing.money import to_nano
 from billing.prices import Price
 from gateway.access import Caller, Team
 from gateway.answering.admission import admit
 from gateway.answering.call import Call
 from gateway.answering.keeper import Keeper
+from gateway.database import Database
 from gateway.providers.base import Request
 from gateway.services import Services
 from protocol.chat import ChatRequest, Message
@@ -34,7 +37,7 @@ from router.prompt_bounds import bound_prompt
 from router.targets import Endpoint, ModelSpec, Route, Target
 from tests.support.clock import SetClock
 from tests.support.house import model
-from tests.support.limited import LimitedQuotas
+from tests.support.limited import LimitedQuotas, set_limits
 
 NONE = Limits()
 SMALL = model("small")  # $1 in, $2 out; answers of up to 1,024 tokens
@@ -56,12 +59,13 @@ def call_of(
     team: Limits = NONE,
     key: Limits = NONE,
     models: tuple[ModelSpec, ...] = (SMALL,),
+    of: tuple[str, str] = ("a", "k"),
     **more: Any,
 ) -> tuple[Call, Route]:
-    """Return a call and its route."""
+    """Return a call ``of`` a team and a key, and its route."""
     call = Call(
         request_id=services.clock.new_id(),
-        caller=Caller(team=Team(id="a", name="A", limits=team), key_id="k", key_limits=key),
+        caller=Caller(team=Team(id=of[0], name="A", limits=team), key_id=of[1], key_limits=key),
         endpoint="chat.completions",
         request=request or chat(max_tokens=10),
         wish=Wish(),
@@ -250,6 +254,68 @@ async def test_calls_that_are_made_to_fit_never_pass_a_cap_together(services: Se
     assert [of_money.held for _, of_money in rooms] == [cap]
     assert limits == [0, 0, 0, 600]
     assert {type(one) for one in ended if not isinstance(one, tuple)} == {RateLimited}
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2])  # of the loop, until it is cancelled
+@pytest.mark.parametrize("stage", ["for Postgres", "held", "for Redis", "counted"])
+async def test_a_caller_that_leaves_while_it_waits_takes_nothing_along(
+    services: Services, stage: str, passes: int
+) -> None:
+    """Whatever it waits for, and when the answer was there already: the only place is free again."""
+    leases, rates = services.quotas.leases, services.quotas.rates
+    is_there: Callable[[], object] = {
+        "for Postgres": lambda: leases._waiting,
+        "held": lambda: leases.running,
+        "for Redis": lambda: rates._teams["a"].in_doubt if rates._teams else None,
+        "counted": lambda: rates._counted,
+    }[stage]
+    limits = Limits(
+        requests_per_minute=1, tokens_per_minute=PROMPT + 10, concurrent_requests=1, nanousd_per_day=budget_for(10)
+    )
+
+    leaving = asyncio.create_task(admit(services, *call_of(services, team=limits)))
+    while not is_there():
+        assert not leaving.done()
+        await asyncio.sleep(0)
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    if not leaving.cancelled():
+        account = leaving.result()[1]
+        services.quotas.release(account.hold)
+        services.keeper.remove(account)
+
+    assert (leases.running, len(rates._counted), len(services.keeper)) == (0, 0, 0)
+    await rates.tell()
+    cast(SetClock, services.clock).move(0.3)  # what is free again is told
+    await rates.tell()
+    await admit(services, *call_of(services, team=limits))
+
+
+async def test_without_postgres_a_capped_call_is_told_to_come_again(services: Services, database: Database) -> None:
+    """503 overloaded where its team has no lease here; who has room in a lease, or no cap, goes on."""
+    limits = Limits(nanousd_per_day=budget_for(1_000_000))
+    quotas = cast(LimitedQuotas, services.quotas)
+    _, known = await admit(services, *call_of(services, team=limits))
+    for kind, one, of in (("team", "b", limits), ("key", "l", NONE), ("team", "c", NONE)):
+        await set_limits(database, "b", scope := Scope(kind, one, of))
+        quotas.limits[scope.name] = of
+    away = Database(make_url(database.url).set(host="127.0.0.1", port=1, query={}).render_as_string(False))
+    store, quotas.leases._store = quotas.leases._store, PostgresLeases(away, services.clock)
+
+    with pytest.raises(LimitUnknown) as caught:
+        await admit(services, *call_of(services, team=limits, of=("b", "l")))
+    _, inside = await admit(services, *call_of(services, team=limits))
+    _, uncapped = await admit(services, *call_of(services, of=("c", "l")))
+
+    error = caught.value
+    assert (error.status, error.code, error.headers["retry-after"]) == (503, "overloaded", "1")
+    assert "cannot be checked just now" in error.message and "x-should-retry" not in error.headers
+    assert quotas.leases.running == len(services.keeper) == len({known, inside, uncapped})
+    quotas.leases._store, quotas.leases.is_away = store, False  # as the next beat finds
+    await admit(services, *call_of(services, team=limits, of=("b", "l")))
+    await away.close()
 
 
 async def _spend(services: Services, limits: Limits, cost: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import date
 from pathlib import Path
@@ -21,7 +21,7 @@ from billing import flusher as flusher_module
 from billing.flusher import Flusher
 from billing.ids import date_of
 from billing.journal import Journal
-from billing.ledger import forget_days, insert_records
+from billing.ledger import Inserted, forget_days, insert_records, write_records
 from billing.money import to_nano
 from billing.prices import Price, cost_of
 from billing.records import Status, UsageRecord
@@ -89,15 +89,15 @@ async def test_a_flush_that_hangs_anywhere_is_tried_again(
     """Even where no deadline of the driver's helps, a batch has one of its own."""
     monkeypatch.setattr(flusher_module, "FLUSH_WITHIN", 2.0)
     hangs = iter([True])
-    real = flusher_module.insert_records
+    real = write_records
 
-    async def hang(*args: Any, **more: Any) -> list[UsageRecord]:
+    async def hang(*args: Any, **more: Any) -> Inserted:
         written = await real(*args, **more)
         if next(hangs, False):
             await asyncio.Event().wait()
         return written
 
-    monkeypatch.setattr(flusher_module, "insert_records", hang)
+    monkeypatch.setattr(flusher_module, "write_records", hang)
     journal = Journal.open(tmp_path, clock=Clock())
     close_calls(journal, 7)
     async with flushing(journal, database) as flusher:
@@ -122,22 +122,22 @@ async def test_connections_ended_in_mid_transaction_lose_and_double_nothing(data
     assert await count(database) == (9000, 9000)
 
 
-async def test_adopted_calls_are_counted_though_nobody_heard_that_they_were_written(
+async def test_adopted_calls_are_spent_once_though_nobody_heard_that_they_were_written(
     database: Database, tmp_path: Path
 ) -> None:
-    """Written again they are not new; the counters are told of them all the same, once."""
+    """Written again they are not new: their rows and what they spent are there, once."""
     dead = Journal.open(tmp_path, clock=Clock())
     close_calls(dead, 3)
     dead.close()
 
-    booked = await adopt_unheard(tmp_path, database)
+    await adopt_unheard(tmp_path, database)
 
     assert await count(database) == (3, 3)
-    assert len(booked) == len({record.request_id for record in booked}) == 3
+    assert await spent(database) == 3 * 400_000
 
 
-async def test_an_adopted_call_that_the_ledger_refuses_is_not_counted(database: Database, tmp_path: Path) -> None:
-    """The call is put aside after a try that was not heard; the counters are told of what the ledger has."""
+async def test_an_adopted_call_that_the_ledger_refuses_is_not_spent(database: Database, tmp_path: Path) -> None:
+    """The call is put aside after a try that was not heard; what the ledger has is spent."""
     dead = Journal.open(tmp_path, clock=Clock())
     close_calls(dead, 3)
     refused = make_record(Clock().new_id(), route_reason="na\0med")
@@ -145,10 +145,10 @@ async def test_an_adopted_call_that_the_ledger_refuses_is_not_counted(database: 
     dead.closed(refused)
     dead.close()
 
-    booked = await adopt_unheard(tmp_path, database)
+    await adopt_unheard(tmp_path, database)
 
     assert await count(database) == (3, 3)
-    assert len(booked) == 3
+    assert await spent(database) == 3 * 400_000
     assert refused.request_id in (tmp_path / "rejected.jsonl").read_text()
 
 
@@ -243,19 +243,13 @@ def close_calls(journal: Journal, number: int) -> None:
         journal.closed(record)
 
 
-async def adopt_unheard(folder: Path, database: Database) -> list[UsageRecord]:
-    """Adopt what is left in ``folder`` and write it, the answer to the first commit being lost; return what the
-    counters were told."""
-    booked: list[UsageRecord] = []
-
-    async def book(records: Sequence[UsageRecord]) -> None:
-        booked.extend(records)
-
+async def adopt_unheard(folder: Path, database: Database) -> None:
+    """Adopt what is left in ``folder`` and write it, the answer to the first commit being lost."""
     journal = Journal.open(folder, clock=Clock())
     sum(journal.adopt_each())
     with postgres_proxy(database.url) as way:
         by_it = Database(way.url)
-        flusher = Flusher(journal, by_it, Clock(), book_adopted=book)
+        flusher = Flusher(journal, by_it, Clock())
         way.lose_commit_of("INSERT INTO usage_records")
         with pytest.raises(POSTGRES_AWAY):
             await flusher.flush_once()
@@ -263,7 +257,13 @@ async def adopt_unheard(folder: Path, database: Database) -> list[UsageRecord]:
         while await flusher.flush_once():
             pass
         await by_it.close()
-    return booked
+
+
+async def spent(database: Database) -> int:
+    """Return the nano-dollars that all leases of the team have spent."""
+    query = text("SELECT sum(spent) FROM leases WHERE scope = 'team:team_a' AND unit = 'nanousd'")
+    async with database.begin() as connection:
+        return int((await connection.execute(query)).scalar_one())
 
 
 def freeze(server: EmbeddedPostgres) -> None:
