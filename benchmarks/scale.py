@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from datetime import UTC, datetime
@@ -74,7 +75,7 @@ def main() -> None:
         text = Bench(Path(folder), options).run()
     now = datetime.now(UTC)
     head = (
-        f"# Many owners, {now:%Y-%m-%d}\n\n`python -m benchmarks.scale` at "
+        f"# Many owners, {now:%Y-%m-%d}\n\n`{' '.join(['python -m benchmarks.scale', *sys.argv[1:]])}` at "
         f"{output_of('git', 'rev-parse', '--short', 'HEAD')}, on {os.cpu_count()} cores of {cpu_name()}, load average "
         f"{[round(load, 1) for load in os.getloadavg()]}.\n\n"
     )
