@@ -16,6 +16,7 @@ from billing.lease_store import PostgresLeases
 from billing.leases import Leases
 from billing.owner import Owner, owner_id
 from billing.quotas import Quotas
+from billing.rate_talk import DEADLINE
 from billing.rates import Rates
 from billing.records import Status
 from gateway.answering.account import Account
@@ -97,13 +98,13 @@ class Process:
         await asyncio.sleep(0)
 
 
-async def open_process(data_dir: Path, database: Database, redis: Redis) -> Process:
-    """Start one, as the gateway does; it beats and flushes when a test says so."""
+async def open_process(data_dir: Path, database: Database, redis: Redis, *, deadline: float = DEADLINE) -> Process:
+    """Start one, as the gateway does; it beats and flushes when a test says so. ``deadline``: seconds for Redis."""
     clock = Clock()
     journal = Journal.open(data_dir / "journal", clock=clock)
     store = PostgresLeases(database, clock)
     leases = Leases(store, clock, owner_id(journal), share=0.25)
-    rates = Rates(redis, clock, owner=leases.owner)
+    rates = Rates(redis, clock, owner=leases.owner, deadline=deadline)
     flusher = Flusher(journal, database, clock, leases)
     owner = Owner(leases, flusher, journal, store, clock)
     await owner.start()
