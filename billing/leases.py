@@ -22,7 +22,7 @@ from billing.ids import EPOCH, day_of
 from billing.lease_store import NANOUSD, TOKENS, Balance, LeaseRow, LeaseStore, Need, Taken, Told
 from billing.store_errors import POSTGRES_AWAY
 
-ASK_WITHIN = 1.0  # seconds that the database has for an answer
+ASK_WITHIN = 2.0  # seconds that the database has for an answer
 WAIT_FOR_ROOM = 0.25  # seconds that a caller waits for room which other owners hold unused
 ASK_AGAIN = 0.05  # seconds between asks for what was refused
 TIGHT_LATELY = 1.0  # seconds since a balance became tight, in which others give back what they do not use

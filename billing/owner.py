@@ -104,6 +104,7 @@ class Owner:
         if not self._is_listed:
             await self._store.begin(self.id, self._version)
             self._is_listed = True
+            log.info("owner_listed", owner=self.id)
         sent, now, oldest = self._leases.acknowledged, self._clock.now(), self._journal.oldest
         watermark = now if oldest is None else min(now, oldest)
         beat = await self._store.beat(self.id, watermark, self._journal.backlog)

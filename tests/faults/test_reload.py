@@ -283,7 +283,7 @@ def is_held(pid: int, number: int) -> bool:
 
 def test_every_worker_reloads(two: Reloadable, text: Callable[..., str]) -> None:
     """The parent passes SIGHUP on; afterwards no worker knows the old price."""
-    until(lambda: len(descendants_of(two.service.pid)) == len(two.log_lines("quotas_in_redis")) == 2)
+    until(lambda: len(descendants_of(two.service.pid)) == len(two.log_lines("owner_listed")) == 2)
     two.reload(text(more="  large: {provider: upstream, upstream_model: gpt-4o, price: {input: 3, output: 4}}"))
     until(lambda: len(two.log_lines("config_reloaded")) >= 2)
     seen = set()

@@ -214,13 +214,16 @@ async def test_what_the_house_asks_is_nothing_that_a_team_tried(house: House, wo
 
     async def is_booked() -> bool:
         paid.update((await rows(house, "SELECT sum(cost_nanousd) AS nano, count(*) AS n FROM usage_records"))[0])
-        return bool(paid["n"] == 7 and (await worker.quotas.usage("tight")).day_nanousd == paid["nano"])
+        spent = await rows(
+            house, "SELECT sum(spent) AS nano FROM leases WHERE scope = 'team:tight' AND unit = 'nanousd'"
+        )
+        return bool(paid["n"] == 7 and spent[0]["nano"] == paid["nano"])
 
     await until(is_booked)
 
     assert [answer.status_code for answer in answers] == [200] * 3
     assert answers[-1].headers["x-ratelimit-remaining-requests"] == "1"
-    assert (await worker.quotas.usage("tight")).live == 0
+    assert worker.quotas.leases.running == 0
 
 
 async def test_a_budget_is_never_exceeded_and_off_is_off(house: House) -> None:
