@@ -30,6 +30,10 @@ FACTS = {
     "cost": "cost_nanousd = 0 OR status IN ('answered', 'interrupted', 'blocked')",
 }
 
+# Planned once in a connection, by the keys: to plan fifteen statements anew took most of a call's time, and a plan made
+# while the tables were small would read them whole for ever.
+PLANS = " SET plan_cache_mode = force_generic_plan SET enable_seqscan = off"
+
 FUNCTIONS = {
     # What a team or key may use of a day or a month; null: as much as it likes. The row that says so stays as it is
     # until the end of the transaction, so that a limit set meanwhile finds the balance that is made of it.
@@ -74,7 +78,7 @@ FUNCTIONS = {
     "draw(scopes text[], units text[], days text[], amounts bigint[]) RETURNS void LANGUAGE plpgsql": """
         BEGIN
             PERFORM FROM balances AS balance
-            WHERE (balance.scope, balance.unit, balance.period) IN (
+            WHERE balance.scope = ANY (scopes) AND (balance.scope, balance.unit, balance.period) IN (
                 SELECT room.scope, room.unit, part.period
                 FROM unnest(scopes, units, days) AS room (scope, unit, day),
                      LATERAL (VALUES (room.day), (left(room.day, 7))) AS part (period)
@@ -89,7 +93,8 @@ FUNCTIONS = {
                      LATERAL (VALUES (room.day), (left(room.day, 7))) AS part (period)
                 GROUP BY room.scope, room.unit, part.period
             ) AS change
-            WHERE balance.scope = change.scope AND balance.unit = change.unit AND balance.period = change.period
+            WHERE balance.scope = ANY (scopes) AND balance.scope = change.scope
+              AND balance.unit = change.unit AND balance.period = change.period
               AND change.amount <> 0;
         END
     """,
@@ -192,6 +197,7 @@ FUNCTIONS = {
                     UPDATE leases AS lease SET granted = lease.granted + given.amount
                     FROM unnest(v_scopes, v_units, v_amounts) AS given (scope, unit, amount)
                     WHERE lease.owner = take_room.owner AND lease.day = CAST(take_room.day AS date)
+                      AND lease.scope = ANY (v_scopes)
                       AND lease.scope = given.scope AND lease.unit = given.unit AND given.amount > 0;
                     PERFORM draw(v_scopes, v_units, array_fill(take_room.day, ARRAY[cardinality(v_scopes)]), v_amounts);
                 END LOOP;
@@ -276,13 +282,15 @@ FUNCTIONS = {
                 SELECT lease.scope, lease.unit, lease.day, lease.returned AS before,
                        least(greatest(lease.returned, room.returned), lease.granted - lease.spent) AS after
                 FROM unnest(scopes, units, days, returns) AS room (scope, unit, day, returned)
-                JOIN leases AS lease ON lease.owner = give_back.owner AND lease.scope = room.scope
+                JOIN leases AS lease ON lease.owner = give_back.owner AND lease.scope = ANY (scopes)
+                  AND lease.scope = room.scope
                                     AND lease.unit = room.unit AND lease.day = CAST(room.day AS date)
                 ORDER BY lease.scope, lease.unit, lease.day
                 FOR NO KEY UPDATE OF lease
             ), changed AS (
                 UPDATE leases AS lease SET returned = said.after FROM said
-                WHERE lease.owner = give_back.owner AND lease.scope = said.scope AND lease.unit = said.unit
+                WHERE lease.owner = give_back.owner AND lease.scope = ANY (scopes)
+                  AND lease.scope = said.scope AND lease.unit = said.unit
                   AND lease.day = said.day AND said.after > said.before
                 RETURNING lease.scope, lease.unit, to_char(lease.day, 'YYYY-MM-DD') AS day,
                           said.before - said.after AS amount
@@ -318,6 +326,7 @@ FUNCTIONS = {
             JOIN unnest(owners, scopes, units, days) AS room (owner, scope, unit, day)
               ON lease.owner = room.owner AND lease.scope = room.scope AND lease.unit = room.unit
              AND lease.day = CAST(room.day AS date)
+            WHERE lease.owner = ANY (owners) AND lease.scope = ANY (scopes)
             ORDER BY lease.owner, lease.scope, lease.unit, lease.day
             FOR NO KEY UPDATE OF lease;
             WITH booked AS (
@@ -326,12 +335,14 @@ FUNCTIONS = {
                 FROM unnest(owners, scopes, units, days, amounts) AS room (owner, scope, unit, day, amount)
                 JOIN leases AS lease ON lease.owner = room.owner AND lease.scope = room.scope
                                     AND lease.unit = room.unit AND lease.day = CAST(room.day AS date)
+                WHERE lease.owner = ANY (owners) AND lease.scope = ANY (scopes)
             ), changed AS (
                 UPDATE leases AS lease
                 SET spent = lease.spent + booked.amount, granted = lease.granted + booked.over,
                     overdrawn = lease.overdrawn + booked.over
                 FROM booked
-                WHERE lease.owner = booked.owner AND lease.scope = booked.scope AND lease.unit = booked.unit
+                WHERE lease.owner = ANY (owners) AND lease.scope = ANY (scopes)
+                  AND lease.owner = booked.owner AND lease.scope = booked.scope AND lease.unit = booked.unit
                   AND lease.day = booked.day
                 RETURNING lease.scope, lease.unit, to_char(lease.day, 'YYYY-MM-DD') AS day, booked.over
             )
@@ -375,13 +386,15 @@ FUNCTIONS = {
                        ) AS granted,
                        greatest(lease.returned, room.returned) AS returned
                 FROM unnest(scopes, units, days, grants, returns) AS room (scope, unit, day, granted, returned)
-                JOIN leases AS lease ON lease.owner = set_again.owner AND lease.scope = room.scope
+                JOIN leases AS lease ON lease.owner = set_again.owner AND lease.scope = ANY (scopes)
+                  AND lease.scope = room.scope
                                     AND lease.unit = room.unit AND lease.day = CAST(room.day AS date)
                 ORDER BY lease.scope, lease.unit, lease.day
                 FOR NO KEY UPDATE OF lease
             ), changed AS (
                 UPDATE leases AS lease SET granted = said.granted, returned = said.returned FROM said
-                WHERE lease.owner = set_again.owner AND lease.scope = said.scope AND lease.unit = said.unit
+                WHERE lease.owner = set_again.owner AND lease.scope = ANY (scopes)
+                  AND lease.scope = said.scope AND lease.unit = said.unit
                   AND lease.day = said.day
                 RETURNING lease.scope, lease.unit, to_char(lease.day, 'YYYY-MM-DD') AS day,
                           lease.granted - lease.returned - said.before AS amount
@@ -536,8 +549,8 @@ def upgrade() -> None:
         op.execute(f"ALTER TABLE usage_records ADD CONSTRAINT usage_records_{name}_check CHECK ({fact}) NOT VALID")
     for declared, body in FUNCTIONS.items():
         head, _, language = declared.partition(" LANGUAGE ")
-        conflicts = "#variable_conflict use_column\n" if language == "plpgsql" else ""
-        op.execute(f"CREATE FUNCTION {head} LANGUAGE {language} AS $${conflicts}{body}$$")
+        conflicts, plans = ("#variable_conflict use_column\n", PLANS) if language == "plpgsql" else ("", "")
+        op.execute(f"CREATE FUNCTION {head} LANGUAGE {language}{plans} AS $${conflicts}{body}$$")
     op.execute(BEGIN_LEASES)
     op.execute(BEGIN_BALANCES)
 
