@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-pytestmark = pytest.mark.timeout(300)  # a machine that others use: seconds on one that is free
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 COMMANDS = {
     "overload": ("--quick",),
     "first_token": ("--quick",),
