@@ -27,7 +27,7 @@ async def track(database: Database, clock: SetClock) -> AsyncIterator[Track]:
     await track.close()
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=WHOLE)])
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=WHOLE)])
 @pytest.mark.parametrize("state", ["fresh", "used"])
 @pytest.mark.parametrize("first", VERBS, ids=repr)
 async def test_two_meet_at_a_lock(state: str, first: Verb, every: int, track: Track) -> None:
@@ -68,7 +68,7 @@ async def test_one_waits_for_another_that_is_open(first: Verb, commits: bool, tr
         await track.check("used", [first, second] if commits else [second])
 
 
-@pytest.mark.parametrize("every", [11, pytest.param(1, marks=WHOLE)])
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=WHOLE)])
 @pytest.mark.parametrize("first", VERBS, ids=repr)
 async def test_three_meet(first: Verb, every: int, track: Track) -> None:
     """One is open, a second and a third begin in this order; then all go on."""
