@@ -45,6 +45,7 @@ class Room:
         "granted",
         "held",
         "hold",
+        "is_recalled",
         "is_tight",
         "rate",
         "returned",
@@ -66,6 +67,7 @@ class Room:
         self.rate = 0.0  # used a second, of late
         self.was = 0  # used by the last turn
         self.is_tight = False  # nothing is kept that is not used
+        self.is_recalled = False  # the bell rang since we asked last: an answer may be older than that
 
     @property
     def free(self) -> int:
@@ -99,7 +101,7 @@ class _Waiting(Struct, eq=False):
 
 
 class Leases:
-    """The leases of one process. Everything but ``hold`` and ``run`` is without I/O; single-threaded."""
+    """The leases of one process; single-threaded. Only ``hold``, ``take_tomorrow`` and ``tell`` do I/O."""
 
     def __init__(self, store: LeaseStore, clock: Clock, owner: str, *, share: float) -> None:
         self.owner = owner
@@ -159,9 +161,8 @@ class Leases:
             is_tight = is_tight or of_tokens.is_tight or of_money.is_tight
         if held.team_id in self._waiting:
             self._serve(self._waiting[held.team_id])
-        if is_tight and self._returning is None:
-            loop = asyncio.get_running_loop()
-            self._returning = loop.call_later(GIVE_BACK_AFTER, self._return_tight)
+        if is_tight:
+            self._return_soon()
 
     def release(self, request_id: str) -> None:
         """Give a hold back: the call cost nothing."""
@@ -183,7 +184,7 @@ class Leases:
         for (scope, _), pair in self._rooms.items():
             if scope in wanted:
                 for room in pair:
-                    room.is_tight = True
+                    room.is_tight = room.is_recalled = True
         self._return_tight()
 
     def turn(self, seconds: float, now: float | None = None) -> None:
@@ -330,13 +331,16 @@ class Leases:
             return True
         day = day_of(line[0].request.request_id)
         asked = [one for one in line if not one.answer.done() and day_of(one.request.request_id) == day]
-        taken, before = await self._take(asked), sum(room.granted for room in self._of(asked))
+        rooms = self._of(asked)
+        for room in rooms:
+            room.is_recalled = False
+        taken, before = await self._take(asked), sum(room.granted for room in rooms)
         if taken is None or taken.refused is not None:
             for waiting in asked:
                 self._end_without(waiting, taken)
             return True
-        self._take_in(taken, day, self._of(asked))
-        has_grown = sum(room.granted for room in self._of(asked)) > before
+        self._take_in(taken, day, rooms)
+        has_grown = sum(room.granted for room in rooms) > before
         is_last = asyncio.get_running_loop().time()
         refused = []
         for waiting in asked:
@@ -354,6 +358,8 @@ class Leases:
         for waiting in asked:
             if waiting.answer.done():
                 line.remove(waiting)
+        if any(room.is_tight for room in rooms):
+            self._return_soon()
         return has_grown or not refused
 
     async def _take(self, asked: Sequence[_Waiting]) -> Taken | None:
@@ -405,7 +411,8 @@ class Leases:
             key = balance.scope, balance.unit
             tight[key] = tight.get(key, False) or balance.tight_for is not None
         for room in asked:
-            room.is_tight = tight.get((room.scope, room.unit), False)  # without a cap it has no balance to tell of
+            # Without a cap it has no balance to tell of.
+            room.is_tight = room.is_recalled or tight.get((room.scope, room.unit), False)
 
     def _refusal(self, request: HoldRequest, taken: Taken) -> tuple[RefusedHold | None, bool]:
         """Return why a request has no room, the reason that lasts longest; and whether room may come back soon.
@@ -453,6 +460,11 @@ class Leases:
 
     def _of(self, asked: Sequence[_Waiting]) -> set[Room]:
         return {room for one in asked for pair in self._rooms_of(one.request) for room in pair}
+
+    def _return_soon(self) -> None:
+        if self._returning is None:
+            loop = asyncio.get_running_loop()
+            self._returning = loop.call_later(GIVE_BACK_AFTER, self._return_tight)
 
     def _return_tight(self) -> None:
         self._returning = None

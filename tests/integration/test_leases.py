@@ -235,6 +235,31 @@ async def test_idle_room_of_another_comes_by_the_bell(house: House) -> None:
     assert await house.drawn() == 1000
 
 
+async def test_a_bell_that_rings_while_an_answer_is_on_its_way_is_heard(house: House) -> None:
+    """The answer was given before the balance became tight: what it brought beyond the need goes back all the same."""
+    await house.limit(team=Limits(tokens_per_day=1000))
+    rich, poor = await house.process("a"), await house.process("b")
+    take, answered = rich._store.take, asyncio.Event()
+
+    async def take_late(*asked: Any) -> Any:
+        taken = await take(*asked)
+        await answered.wait()
+        return taken
+
+    rich._store.take = take_late  # type: ignore[assignment,method-assign]
+    async with house.bell(rich, poor):
+        holding = asyncio.create_task(house.hold(rich, tokens=100))
+        while await house.drawn() <= 100:
+            await asyncio.sleep(0.005)
+        asking = asyncio.create_task(house.hold(poor, tokens=900))
+        while not rich._rooms["team:team_a", int(house.clock.now() // 86_400)][0].is_tight:
+            await asyncio.sleep(0.001)
+        answered.set()
+        await asyncio.gather(holding, asking)
+
+    assert await house.drawn() == 1000
+
+
 async def test_what_a_call_leaves_of_a_tight_balance_goes_back(house: House) -> None:
     """Within 50 ms of its end, and another owner may have it."""
     await house.limit(team=Limits(tokens_per_day=1000))
