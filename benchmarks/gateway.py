@@ -75,6 +75,7 @@ HALF_LOAD = Case(
     requests=500,
 )
 HALF_BUSY = replace(HALF_LOAD, name="plain, core half busy")
+AT_A_RATE = (HALF_LOAD, HALF_BUSY)
 # A few at once, for whom there is always room: what the content policy adds to the wait for a first token.
 CALM = Case(
     name="stream, four at once",
@@ -84,6 +85,7 @@ CALM = Case(
     connections=4,
     requests=150,
 )
+NAMES = [case.name for case in (*CASES, *AT_A_RATE, CALM)]
 
 QUESTION = [
     {"role": "system", "content": "You answer questions about rivers in whole sentences, in at most two of them. " * 4},
@@ -131,25 +133,27 @@ def main() -> None:
         measured = measure(servers, options, own, shared)
         booked = rows_written(gateway)
     if options.profile is None and not options.safety:
-        is_whole = options.cases == CASES and options.scale == 1.0
-        paced = (HALF_LOAD, HALF_BUSY) if options.cases == CASES else ()
+        closed = tuple(case for case in options.cases if case not in AT_A_RATE)
+        paced = tuple(case for case in AT_A_RATE if any(one.case == case.name for one in measured))
+        is_whole = closed == CASES and options.scale == 1.0
         size = len(body_of(CASES[0], gateway))
-        write_report(measured, options.cases, paced, options.peers, booked, options.rounds, size, is_kept=is_whole)
+        write_report(measured, closed, paced, options.peers, booked, options.rounds, size, is_kept=is_whole)
 
 
 def read_options() -> Options:
     """Return what the command line says."""
     parser = argparse.ArgumentParser(description="Measure what the gateway costs.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="measure cases of this name alone, such as plain")
+    parser.add_argument("--only", default="", help="the case of this name alone, or those whose names hold it")
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests, one round: does it run at all?")
     parser.add_argument("--profile", type=Path, help="run the gateway alone and write where its CPU time goes here")
     parser.add_argument("--safety", action="store_true", help="the gateway with and without a content policy alone")
     more = "measure this gateway as well, which is installed in DIR: smg, portkey or litellm"
     parser.add_argument("--peer", type=read_peer, action="append", default=[], metavar="NAME=DIR", help=more)
     said = parser.parse_args()
-    known = (*CASES, CALM) if said.safety else CASES
-    cases = tuple(case for case in known if case.name.startswith(said.only))
+    cases = named(said.only, (*CASES, CALM) if said.safety else (*CASES, HALF_LOAD, HALF_BUSY))
+    if not cases:
+        parser.error(f"no case is called {said.only!r}: there are {', '.join(map(repr, NAMES))}")
     rounds, scale = (1, 0.1) if said.quick else (said.rounds, 1.0)
     return Options(
         cases=cases,
@@ -161,10 +165,42 @@ def read_options() -> Options:
     )
 
 
+def named(words: str, cases: Sequence[Case]) -> tuple[Case, ...]:
+    """Return the case of that name, else all whose names hold the words."""
+    exact = tuple(case for case in cases if case.name == words)
+    return exact or tuple(case for case in cases if words in case.name)
+
+
 def measure(servers: Sequence[Server], options: Options, own: int, shared: int) -> list[Measured]:
-    """Run every case against every server, in turns, after a warm-up that counts for nothing."""
+    """Run every case against every server, in turns, after a warm-up that counts for nothing.
+
+    Cases of a fixed rate come last: theirs follows from what the gateway does under those before.
+    """
+    closed = [case for case in options.cases if case not in AT_A_RATE]
+    asked = [case for case in AT_A_RATE if case in options.cases]
+    measured = measure_closed(closed, servers, options, own, shared)
+    if options.profile or options.safety or not asked:
+        return measured
+    plain = [one for one in measured if one.case == CASES[0].name]
+    plain = plain or measure_closed(CASES[:1], servers, replace(options, rounds=1), own, shared)
+    rates = {
+        server.name: statistics.median(one.per_second for one in plain if one.server == server.name)
+        for server in servers
+    }
+    rate = rates["gateway"] / 2
+    able = [server for server in servers if rates[server.name] >= 1.5 * rate]  # the others cannot take so many
+    half = measure_at(HALF_LOAD, rate, able, options, own, shared)
+    lone = [one.cpu_ms for one in half if one.server == "gateway"]
+    busy = measure_at(HALF_BUSY, 500 / statistics.median(lone), able, options, own, shared) if HALF_BUSY in asked else []
+    return measured + half + busy
+
+
+def measure_closed(
+    cases: Sequence[Case], servers: Sequence[Server], options: Options, own: int, shared: int
+) -> list[Measured]:
+    """Run cases whose clients send when their last answer is whole."""
     measured: list[Measured] = []
-    for case in options.cases:
+    for case in cases:
         for server in servers:
             _place(server, servers, own, shared)
             run_case(case, server, 0, max(64, round(case.requests * options.scale / 3)))
@@ -174,19 +210,6 @@ def measure(servers: Sequence[Server], options: Options, own: int, shared: int) 
                 result = run_case(case, server, number, max(64, round(case.requests * options.scale)))
                 measured.append(result)
                 print(result.line(), flush=True)
-    if options.cases != CASES:
-        return measured
-    rates = {
-        server.name: statistics.median(
-            one.per_second for one in measured if one.case == CASES[0].name and one.server == server.name
-        )
-        for server in servers
-    }
-    rate = rates["gateway"] / 2
-    able = [server for server in servers if rates[server.name] >= 1.5 * rate]  # the others cannot take so many
-    measured += measure_at(HALF_LOAD, rate, able, options, own, shared)
-    lone = [one.cpu_ms for one in measured if one.case == HALF_LOAD.name and one.server == "gateway"]
-    measured += measure_at(HALF_BUSY, 500 / statistics.median(lone), able, options, own, shared)
     return measured
 
 

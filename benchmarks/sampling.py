@@ -35,7 +35,7 @@ def record(out: Path) -> None:
             write()
 
     def write() -> None:
-        out.write_text("".join(f"{stack} {count}\n" for stack, count in stacks.items()))
+        out.write_text("".join(f"{stack} {count}\n" for stack, count in list(stacks.items())))  # samples come meanwhile
 
     signal.signal(signal.SIGPROF, take)
     signal.setitimer(signal.ITIMER_PROF, EVERY, EVERY)
