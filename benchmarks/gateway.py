@@ -191,8 +191,9 @@ def measure(servers: Sequence[Server], options: Options, own: int, shared: int) 
     able = [server for server in servers if rates[server.name] >= 1.5 * rate]  # the others cannot take so many
     half = measure_at(HALF_LOAD, rate, able, options, own, shared)
     lone = [one.cpu_ms for one in half if one.server == "gateway"]
-    busy = measure_at(HALF_BUSY, 500 / statistics.median(lone), able, options, own, shared) if HALF_BUSY in asked else []
-    return measured + half + busy
+    if HALF_BUSY in asked:
+        half += measure_at(HALF_BUSY, 500 / statistics.median(lone), able, options, own, shared)
+    return measured + half
 
 
 def measure_closed(
