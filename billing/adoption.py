@@ -10,7 +10,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from billing.records import Served, Status, UsageRecord
+from billing.records import TOKENS, Served, Status, UsageRecord
 from billing.segments import SUFFIX, UNLOCKED, Kind, Segment
 from protocol.usage import Usage
 
@@ -130,18 +130,10 @@ def at_progress(record: UsageRecord, progress: Progress | None) -> UsageRecord:
     """Return ``record`` with what the call had used by then."""
     if progress is None:
         return record
-    usage, served = progress.usage, progress.served
-    if served is not None:
-        record = served.named_in(record)
-    return msgspec.structs.replace(
-        record,
-        input_tokens=usage.input_tokens,
-        cached_input_tokens=usage.cached_input_tokens,
-        cache_write_tokens=usage.cache_write_tokens,
-        output_tokens=usage.output_tokens,
-        reasoning_tokens=usage.reasoning_tokens,
-        cost_nanousd=progress.cost_nanousd,
-    )
+    if progress.served is not None:
+        record = progress.served.named_in(record)
+    used = {name: getattr(progress.usage, name) for name in TOKENS}
+    return msgspec.structs.replace(record, **used, cost_nanousd=progress.cost_nanousd)
 
 
 def interrupted(record: UsageRecord) -> UsageRecord:

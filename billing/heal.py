@@ -8,22 +8,14 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 
-class Figures(Struct, frozen=True):
-    """What a balance says."""
-
-    cap: int | None
-    drawn: int
-    corrected: int
-
-
 class Healed(Struct, frozen=True):
     """A balance that was made anew."""
 
     scope: str
     unit: str
     period: str
-    before: Figures
-    after: Figures
+    before: dict[str, int | None]  # cap, drawn and corrected
+    after: dict[str, int | None]
 
 
 async def heal_balance(connection: AsyncConnection, scope: str, unit: str, period: str) -> Healed | None:
@@ -34,16 +26,12 @@ async def heal_balance(connection: AsyncConnection, scope: str, unit: str, perio
     """
     key = {"scope": scope, "unit": unit, "period": period}
     await connection.execute(MAKE, key)
-    before = (await connection.execute(LOCK, key)).one()
-    after = (await connection.execute(SOURCES, key)).one()
-    if tuple(before) == tuple(after):
+    before = (await connection.execute(LOCK, key)).one()._asdict()
+    after = (await connection.execute(SOURCES, key)).one()._asdict()
+    if before == after:
         return None
-    await connection.execute(SET, {**key, **after._mapping})
-    return Healed(scope, unit, period, _figures(*before), _figures(*after))
-
-
-def _figures(cap: int | None, drawn: int, corrected: int) -> Figures:
-    return Figures(cap, int(drawn), int(corrected))
+    await connection.execute(SET, key | after)
+    return Healed(scope, unit, period, before, after)
 
 
 MAKE = text("""

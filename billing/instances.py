@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -63,18 +61,6 @@ async def idle_costs(connection: AsyncConnection, first: date, last: date) -> li
     for row in times:
         calls.pop((row["day"], _address(row["endpoint"])), None)
     return [*lines.values(), *_unseen(calls, names)]
-
-
-async def add_gpu_costs(connection: AsyncConnection, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add new rows of the ledger to what the calls of their days cost us at each endpoint; in their transaction."""
-    sums: dict[tuple[dt.date, str], int] = defaultdict(int)
-    for row in rows:
-        if row["gpu_cost_nanousd"]:
-            sums[row["day"], row["provider_endpoint"]] += row["gpu_cost_nanousd"]
-    if sums:
-        keys = sorted(sums)  # so that two writers wait for each other instead of locking up
-        columns = {"days": [day for day, _ in keys], "endpoints": [endpoint for _, endpoint in keys]}
-        await connection.execute(ADD_COSTS, {**columns, "costs": [sums[key] for key in keys]})
 
 
 def price_of_time(microseconds: int, gpus: int, gpu_hour_nanousd: int) -> int:
@@ -152,9 +138,3 @@ TIMES = text("""
     FROM instance_days WHERE day BETWEEN :first AND :last ORDER BY endpoint, day, instance_id, gpu_hour_nanousd
 """)
 CALLS = text("SELECT day, endpoint, gpu_cost_nanousd FROM endpoint_days WHERE day BETWEEN :first AND :last")
-ADD_COSTS = text("""
-    INSERT INTO endpoint_days (day, endpoint, gpu_cost_nanousd)
-    SELECT * FROM unnest(CAST(:days AS date[]), CAST(:endpoints AS text[]), CAST(:costs AS bigint[]))
-    ON CONFLICT (day, endpoint)
-    DO UPDATE SET gpu_cost_nanousd = endpoint_days.gpu_cost_nanousd + excluded.gpu_cost_nanousd
-""")

@@ -11,71 +11,20 @@ from datetime import date
 import msgspec
 from msgspec import Struct
 from sqlalchemy import text
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ids import date_of
-from billing.instances import add_gpu_costs
 from billing.partitions import coming_partitions, ensure_partitions
-from billing.records import CHARGED, UsageRecord, bounded
+from billing.records import CHARGED, COSTS, TOKENS, UsageRecord, bounded
+from billing.tables import usage_daily, usage_records
 
-COLUMNS = {
-    "day": "date",
-    "request_id": "uuid",
-    "team_id": "text",
-    "key_id": "text",
-    "endpoint": "text",
-    "model_asked": "text",
-    "model_used": "text",
-    "provider": "text",
-    "provider_endpoint": "text",
-    "tier": "text",
-    "priority": "text",
-    "status": "text",
-    "input_tokens": "integer",
-    "cached_input_tokens": "integer",
-    "cache_write_tokens": "integer",
-    "output_tokens": "integer",
-    "reasoning_tokens": "integer",
-    "cost_nanousd": "bigint",
-    "gpu_cost_nanousd": "bigint",
-    "queue_ms": "double precision",
-    "first_token_ms": "double precision",
-    "prefill_ms": "double precision",
-    "decode_ms": "double precision",
-    "total_ms": "double precision",
-    "route_reason": "text",
-    "complexity": "double precision",
-    "attempts": "jsonb",
-    "client_request_id": "text",
-    "user_tag": "text",
-    "metadata": "jsonb",
-    "created_at": "timestamptz",
-    "booked_on": "date",
-    "owner": "text",
-    "held_tokens": "bigint",
-    "held_nanousd": "bigint",
-    "price": "text",
-}
+COLUMNS = {column.name: column.type.compile(postgresql.dialect()) for column in usage_records.columns}
 # How a key of usage_daily is made of a row.
-ROLLUP_KEY = {
-    "team_id": "team_id",
-    "day": "day",
-    "booked_on": "coalesce(booked_on, day)",
-    "key_id": "key_id",
-    "model_used": "model_used",
-    "tier": "tier",
-    "status": "status",
+ROLLUP_KEY = {column.name: column.name for column in usage_daily.primary_key} | {
+    "booked_on": "coalesce(booked_on, day)"
 }
-SUMS = (
-    "calls",
-    "input_tokens",
-    "cached_input_tokens",
-    "cache_write_tokens",
-    "output_tokens",
-    "reasoning_tokens",
-    "cost_nanousd",
-    "gpu_cost_nanousd",
-)
+SUMS = ("calls", *TOKENS, *COSTS)
 
 # How a column is made of a record's JSON, r, and of the day and the milliseconds inside its id, d. What is left out of
 # the JSON has its default.
@@ -92,7 +41,7 @@ MADE = {
     "held_tokens": "coalesce(r.held_tokens, 0)",
     "held_nanousd": "coalesce(r.held_nanousd, 0)",
     "price": "coalesce(r.price, '')",
-} | {name: f"coalesce(r.{name}, 0)" for name in SUMS if name != "calls"}
+} | {name: f"coalesce(r.{name}, 0)" for name in SUMS[1:]}
 IN_JSON = {name: kind for name, kind in COLUMNS.items() if name in UsageRecord.__struct_fields__} | {
     "created_at": "double precision"
 }
@@ -104,8 +53,7 @@ BEGIN = text(
 )
 # In the order of their keys, by bytes: two writers with rows in common wait for each other instead of locking up. What
 # the new rows have spent is booked on the leases of the owners that they name, last: an owner's row is locked there.
-# OFFSET 0 makes Postgres compute a row's day once, and not again wherever it is used. ``new`` is null where all rows
-# were new, which is the rule, else the ids of those that were.
+# OFFSET 0 makes Postgres compute a row's day once, and not again wherever it is used.
 INSERT = text(f"""
     WITH new AS (
         INSERT INTO usage_records ({", ".join(COLUMNS)})
@@ -127,6 +75,14 @@ INSERT = text(f"""
         ON CONFLICT ({", ".join(ROLLUP_KEY)}) DO UPDATE
         SET {", ".join(f"{name} = usage_daily.{name} + excluded.{name}" for name in SUMS)}
         RETURNING 1
+    ), own AS (
+        INSERT INTO endpoint_days (day, endpoint, gpu_cost_nanousd)
+        SELECT day, provider_endpoint, sum(gpu_cost_nanousd) FROM new WHERE gpu_cost_nanousd > 0
+        GROUP BY day, provider_endpoint
+        ORDER BY day, provider_endpoint COLLATE "C"
+        ON CONFLICT (day, endpoint) DO UPDATE
+        SET gpu_cost_nanousd = endpoint_days.gpu_cost_nanousd + excluded.gpu_cost_nanousd
+        RETURNING 1
     ), spent AS (
         SELECT owner, scope.name AS scope, unit.name AS unit, to_char(day, 'YYYY-MM-DD') AS day,
                CAST(sum(unit.amount) AS bigint) AS amount
@@ -137,9 +93,8 @@ INSERT = text(f"""
         WHERE status IN ({", ".join(f"'{status}'" for status in sorted(CHARGED))}) AND unit.amount > 0
         GROUP BY owner, scope.name, unit.name, day
     )
-    SELECT (SELECT count(*) FROM summed) AS lines,
-           (SELECT CASE WHEN count(*) < :records_given
-                   THEN coalesce(CAST(array_agg(request_id) AS text[]), '{{}}') END FROM new) AS new,
+    SELECT (SELECT count(*) FROM summed) AS lines, (SELECT count(*) FROM own) AS endpoints,
+           (SELECT count(*) FROM new) AS new,
            book_spent(:flusher, sums.owners, sums.scopes, sums.units, sums.days, sums.amounts) AS beat
     FROM (
         SELECT array_agg(owner) AS owners, array_agg(scope) AS scopes, array_agg(unit) AS units, array_agg(day) AS days,
@@ -167,48 +122,39 @@ class TooOld(Exception):
 
 
 class Inserted(Struct, frozen=True):
-    """The records that were new, and the beat of the owner that wrote them."""
+    """How many records were new, and the beat of the owner that wrote them."""
 
-    new: list[UsageRecord]
+    new: int
     beat: int | None = None
 
 
-async def insert_records(
-    connection: AsyncConnection, records: Sequence[UsageRecord], *, today: date
-) -> list[UsageRecord]:
-    """Write records into the ledger as ``write_records`` does, and return those that were new."""
+async def insert_records(connection: AsyncConnection, records: Sequence[UsageRecord], *, today: date) -> int:
+    """Write records into the ledger as ``write_records`` does, and return how many were new."""
     return (await write_records(connection, records, today=today)).new
 
 
 async def write_records(
     connection: AsyncConnection, records: Sequence[UsageRecord], *, today: date, flusher: str = ""
 ) -> Inserted:
-    """Write records into the ledger, the daily sums and the leases that they have spent; tell those that were new.
+    """Write records into the ledger, the daily sums and the leases that they have spent; tell how many were new.
 
     A record whose id is there already changes nothing. Rows for a day that is closed are booked on ``today``.
     ``flusher``: the owner whose beat counts this. Raises TooOld, and nothing may be committed, where a record is of a
     day that the ledger has forgotten.
     """
     if not records:
-        return Inserted([])
+        return Inserted(0)
     begun = (await connection.execute(BEGIN, {"names": list(coming_partitions(today))})).one()
     if begun.is_missing:
         await ensure_partitions(connection, today)
     by_id = {record.request_id: bounded(record) for record in records}
-    rows = {
-        "records": _to_json(list(by_id.values())),
-        "records_given": len(by_id),
-        "today": today,
-        "flusher": flusher,
-    }
+    rows = {"records": _to_json(list(by_id.values())), "today": today, "flusher": flusher}
     said = (await connection.execute(INSERT, rows)).one()
-    new = [by_id[request_id] for request_id in (by_id if said.new is None else said.new)]
-    if len(new) < len(by_id):
+    if said.new < len(by_id):
         begins = await memory_begins(connection)
         if begins is not None and (too_old := [which for which in by_id if date_of(which) < begins]):
             raise TooOld(begins, too_old)
-    await add_gpu_costs(connection, [_cost_row(record) for record in new if record.gpu_cost_nanousd])
-    return Inserted(new, said.beat)
+    return Inserted(said.new, said.beat)
 
 
 async def memory_begins(connection: AsyncConnection) -> date | None:
@@ -243,11 +189,3 @@ def _clean(record: UsageRecord) -> UsageRecord:
 
 def _without_nul(words: str) -> str:
     return words.replace("\0", "")
-
-
-def _cost_row(record: UsageRecord) -> dict[str, object]:
-    return {
-        "day": date_of(record.request_id),
-        "provider_endpoint": record.provider_endpoint,
-        "gpu_cost_nanousd": record.gpu_cost_nanousd,
-    }

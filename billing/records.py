@@ -4,14 +4,21 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from protocol.usage import Usage
 
+TOKENS = ("input_tokens", "cached_input_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens")
+COSTS = ("cost_nanousd", "gpu_cost_nanousd")
 MOST_TOKENS = 2**31 - 1  # of one call: what an integer column holds
 MOST_NANOUSD = 2**53  # of one call, nine million dollars: what the counters and the daily sums can add up exactly
+MOST_OF_TOKENS = dict.fromkeys(TOKENS, MOST_TOKENS)
+MOST = MOST_OF_TOKENS | dict.fromkeys(COSTS, MOST_NANOUSD)
+
+Counts = TypeVar("Counts", bound=Struct)
 
 
 class Status(StrEnum):
@@ -97,44 +104,23 @@ def bounded(record: UsageRecord) -> UsageRecord:
 
     An upstream that reports nonsense costs its team the most there is, and not the row.
     """
-    if (
-        0 <= record.input_tokens <= MOST_TOKENS
-        and 0 <= record.cached_input_tokens <= MOST_TOKENS
-        and 0 <= record.cache_write_tokens <= MOST_TOKENS
-        and 0 <= record.output_tokens <= MOST_TOKENS
-        and 0 <= record.reasoning_tokens <= MOST_TOKENS
-        and 0 <= record.cost_nanousd <= MOST_NANOUSD
-        and 0 <= record.gpu_cost_nanousd <= MOST_NANOUSD
-    ):
-        return record
-    return replace(
-        record,
-        input_tokens=_within(record.input_tokens, MOST_TOKENS),
-        cached_input_tokens=_within(record.cached_input_tokens, MOST_TOKENS),
-        cache_write_tokens=_within(record.cache_write_tokens, MOST_TOKENS),
-        output_tokens=_within(record.output_tokens, MOST_TOKENS),
-        reasoning_tokens=_within(record.reasoning_tokens, MOST_TOKENS),
-        cost_nanousd=_within(record.cost_nanousd, MOST_NANOUSD),
-        gpu_cost_nanousd=_within(record.gpu_cost_nanousd, MOST_NANOUSD),
-    )
+    return _within(record, MOST)
 
 
 def bounded_usage(usage: Usage) -> Usage:
     """Return ``usage`` inside what a record can hold."""
-    return replace(
-        usage,
-        input_tokens=_within(usage.input_tokens, MOST_TOKENS),
-        cached_input_tokens=_within(usage.cached_input_tokens, MOST_TOKENS),
-        output_tokens=_within(usage.output_tokens, MOST_TOKENS),
-        reasoning_tokens=_within(usage.reasoning_tokens, MOST_TOKENS),
-        cache_write_tokens=_within(usage.cache_write_tokens, MOST_TOKENS),
-    )
+    return _within(usage, MOST_OF_TOKENS)
 
 
 def bounded_cost(cost_nanousd: int) -> int:
     """Return a cost inside what a record can hold."""
-    return _within(cost_nanousd, MOST_NANOUSD)
+    return max(0, min(cost_nanousd, MOST_NANOUSD))
 
 
-def _within(quantity: int, most: int) -> int:
-    return max(0, min(quantity, most))
+def _within(counts: Counts, most: dict[str, int]) -> Counts:
+    outside = {
+        name: max(0, min(quantity, bound))
+        for name, bound in most.items()
+        if not 0 <= (quantity := getattr(counts, name)) <= bound
+    }
+    return replace(counts, **outside) if outside else counts

@@ -261,7 +261,7 @@ async def test_a_number_too_large_for_its_column_is_booked_at_the_most(database:
 async def write(database: Database, records: list[UsageRecord]) -> int:
     """Write in one transaction."""
     async with database.begin() as connection:
-        return len(await insert_records(connection, records, today=TODAY))
+        return await insert_records(connection, records, today=TODAY)
 
 
 async def rows(database: Database, query: str) -> list[tuple[object, ...]]:

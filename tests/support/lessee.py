@@ -43,8 +43,8 @@ class Lessee:
         self._granted[self.clock.today()] = before | granted
         return any(granted.get((scope, unit), 0) > before.get((scope, unit), 0) for scope, unit, _ in rooms)
 
-    async def book(self, *records: UsageRecord, today: date | None = None) -> list[UsageRecord]:
-        """Write rows that name it into the ledger, in one transaction; return those that were new."""
+    async def book(self, *records: UsageRecord, today: date | None = None) -> int:
+        """Write rows that name it into the ledger, in one transaction; return how many were new."""
         async with self.database.begin() as connection:
             named = [replace(record, owner=self.id) for record in records]
             return await insert_records(connection, named, today=today or self.clock.today())
