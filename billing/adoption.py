@@ -10,19 +10,12 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from billing.ids import moment_of
 from billing.records import TOKENS, Served, Status, UsageRecord
 from billing.segments import SUFFIX, UNLOCKED, Kind, Segment
 from protocol.usage import Usage
 
 log = structlog.get_logger(__name__)
-
-
-class Settled(Struct, frozen=True):
-    """A call of an adopted segment as it ended: where its close lies, or the record where the disk had no room."""
-
-    request_id: str
-    place: int | None
-    record: UsageRecord | None = None
 
 
 def seize_segments(directory: Path, now: float) -> Iterator[Segment]:
@@ -34,12 +27,12 @@ def seize_segments(directory: Path, now: float) -> Iterator[Segment]:
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         segment = Segment.seize(path)
         if segment is not None:
-            segment.is_adopted = True
             yield segment
 
 
-def settle_segment(segment: Segment) -> list[Settled]:
-    """Close, in the file, every call that its owner left open; return each call's close.
+def settle_segment(segment: Segment) -> list[UsageRecord]:
+    """Close, in the file, every call that its owner left open; from then on all closes in it wait to be flushed.
+    Return how those calls ended for whose close the disk has no room.
 
     What damage leaves of a call is used: a close alone is enough, an open without its close ends at the last progress
     that can be read. Progress alone says too little; it is logged for people.
@@ -51,46 +44,41 @@ def settle_segment(segment: Segment) -> list[Settled]:
         )
     for request_id in reached.keys() - closed.keys() - opened.keys():
         log.error("journal_call_lost", path=str(segment.path), progress=msgspec.to_builtins(reached[request_id]))
-    left = [
-        _end(segment, at_progress(_decode_record(body), reached.get(request_id)))
-        for request_id, body in opened.items()
-        if request_id not in closed
-    ]
-    return [Settled(*each) for each in closed.items()] + left
+    without_room = []
+    ended = [_ended(body, reached.get(request_id)) for request_id, body in opened.items() if request_id not in closed]
+    for record in ended:
+        try:
+            closed[record.request_id] = segment.append(Kind.CLOSED, _encode_record(record))
+        except OSError:
+            without_room.append(record)
+    for request_id, place in closed.items():
+        segment.waiting.add(place, moment_of(request_id))
+    return without_room
 
 
 def calls_in(path: Path) -> Iterator[UsageRecord]:
     """Yield how each call of a segment file ended, as far as that can be read. The file stays as it is."""
-    segment = Segment.look(path)
-    try:
+    with contextlib.closing(Segment.look(path)) as segment:
         opened, reached, closed = _sort_out(segment)
         for place in closed.values():
             yield close_at(segment, place)[0]
         for request_id, body in opened.items():
             if request_id not in closed:
-                yield interrupted(at_progress(_decode_record(body), reached.get(request_id)))
-    finally:
-        segment.close()
+                yield _ended(body, reached.get(request_id))
 
 
 def closes_in(path: Path, but: Container[int] = ()) -> Iterator[UsageRecord]:
     """Yield, decoded one by one, the closes of a segment file, but for those at the places ``but``. The file stays as
     it is; nothing where it is gone, or cannot be read."""
     try:
-        segment = Segment.look(path)
-    except FileNotFoundError:  # what is kept gives way to others
-        return
-    except OSError as exc:
-        log.error("journal_unreadable", path=str(path), error=str(exc))
-        return
-    try:
-        for place, kind, body in segment.replay():
-            if kind is Kind.CLOSED and place not in but:
-                yield _decode_record(body)
+        with contextlib.closing(Segment.look(path)) as segment:
+            for place, kind, body in segment.replay():
+                if kind is Kind.CLOSED and place not in but:
+                    yield _decode_record(body)
+    except FileNotFoundError:
+        return  # what is kept gives way to others
     except (OSError, msgspec.DecodeError) as exc:
         log.error("journal_unreadable", path=str(path), error=str(exc))
-    finally:
-        segment.close()
 
 
 def _sort_out(segment: Segment) -> tuple[dict[str, bytes], dict[str, Progress], dict[str, int]]:
@@ -110,34 +98,22 @@ def _sort_out(segment: Segment) -> tuple[dict[str, bytes], dict[str, Progress], 
     return opened, reached, closed
 
 
-def close_at(segment: Segment, place: int | None) -> tuple[UsageRecord, int]:
+def close_at(segment: Segment, place: int) -> tuple[UsageRecord, int]:
     """Return the record of the close at ``place``, and its bytes. ``msgspec.DecodeError`` where there is none whole."""
-    found = None if place is None else segment.read(place)
+    found = segment.read(place)
     if found is None:
         raise msgspec.DecodeError(f"there is no whole record at {place}")
     return _decode_record(found[1]), len(found[1])
 
 
-def _end(segment: Segment, record: UsageRecord) -> Settled:
-    ended = interrupted(record)
-    try:
-        return Settled(record.request_id, segment.append(Kind.CLOSED, _encode_record(ended)))
-    except OSError:
-        return Settled(record.request_id, None, ended)
-
-
-def at_progress(record: UsageRecord, progress: Progress | None) -> UsageRecord:
-    """Return ``record`` with what the call had used by then."""
-    if progress is None:
-        return record
-    if progress.served is not None:
-        record = progress.served.named_in(record)
-    used = {name: getattr(progress.usage, name) for name in TOKENS}
-    return msgspec.structs.replace(record, **used, cost_nanousd=progress.cost_nanousd)
-
-
-def interrupted(record: UsageRecord) -> UsageRecord:
-    """Return how a call ended whose process died."""
+def _ended(opened: bytes, progress: Progress | None) -> UsageRecord:
+    """Return how a call ended whose process died: with what it had used by its last progress."""
+    record = _decode_record(opened)
+    if progress is not None:
+        if progress.served is not None:
+            record = progress.served.named_in(record)
+        used = {name: getattr(progress.usage, name) for name in TOKENS}
+        record = msgspec.structs.replace(record, **used, cost_nanousd=progress.cost_nanousd)
     if record.output_tokens > 0:
         return msgspec.structs.replace(record, status=Status.INTERRUPTED)
     return msgspec.structs.replace(record, status=Status.FAILED, cost_nanousd=0, gpu_cost_nanousd=0)

@@ -41,13 +41,7 @@ class Flusher:
     What the rows have spent is booked on their owners' leases in the same transaction, so nobody needs to hear of it.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        database: Database,
-        clock: Clock,
-        leases: Leases | None = None,
-    ) -> None:
+    def __init__(self, journal: Journal, database: Database, clock: Clock, leases: Leases | None = None) -> None:
         self._journal = journal
         self._database = database
         self._clock = clock
@@ -61,21 +55,6 @@ class Flusher:
     def backlog(self) -> int:
         """Closed calls that are not in the ledger yet."""
         return self._journal.backlog
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the journal has calls that are not in the ledger: closed ones, or some whose end nobody knows."""
-        return self._journal.oldest is not None
-
-    @property
-    def quarantined(self) -> int:
-        """Files of the journal folder that are kept for people."""
-        return self._journal.quarantined
-
-    @property
-    def damaged(self) -> int:
-        """Segments found with places that could not be read."""
-        return self._journal.damaged
 
     async def run(self) -> None:
         """Flush whenever something closes, until cancelled. A lost database only makes it wait."""
@@ -175,8 +154,11 @@ class Flusher:
             if isinstance(exc, StatementError) and not is_about_a_value(exc):
                 raise
             if len(records) == 1:
-                if not self._put_aside(records[0], exc):
-                    stuck.add(records[0].request_id)
+                file = self._journal.put_aside(record := records[0])
+                if file is None:
+                    stuck.add(record.request_id)
+                else:
+                    log.error("ledger_record_rejected", request_id=record.request_id, file=str(file), error=repr(exc))
                 return
         else:
             if self._leases is not None and written.beat is not None:
@@ -185,11 +167,3 @@ class Flusher:
         half = len(records) // 2
         await self._write(records[:half], stuck)
         await self._write(records[half:], stuck)
-
-    def _put_aside(self, record: UsageRecord, exc: Exception) -> bool:
-        """Keep a record that Postgres will never take where people find it, so that it holds up no other."""
-        file = self._journal.put_aside(record)
-        if file is None:
-            return False
-        log.error("ledger_record_rejected", request_id=record.request_id, file=str(file), error=repr(exc))
-        return True

@@ -26,14 +26,14 @@ async def delete_old_months(connection: AsyncConnection, now: datetime) -> int:
     """Delete some leases and balances of months before the last; return how many."""
     await connection.execute(ALONE)
     first = first_month(now)
-    values = {"first": first.date(), "period": f"{first:%Y-%m}", "most": MOST}
-    return sum([int((await connection.execute(each, values)).scalar_one()) for each in (OLD_LEASES, OLD_BALANCES)])
+    leases = await connection.execute(DELETE_LEASES, {"first": first.date(), "most": MOST})
+    balances = await connection.execute(DELETE_BALANCES, {"period": f"{first:%Y-%m}", "most": MOST})
+    return leases.rowcount + balances.rowcount
 
 
 async def delete_owners(connection: AsyncConnection, now: datetime) -> int:
     """Delete some owners that have no lease left and ended a week ago, or were last seen then; return how many."""
-    values = {"before": now - OWNERS_KEPT, "most": MOST}
-    return int((await connection.execute(DELETE_OWNERS, values)).scalar_one())
+    return (await connection.execute(DELETE_OWNERS, {"before": now - OWNERS_KEPT, "most": MOST})).rowcount
 
 
 def first_month(now: datetime) -> datetime:
@@ -42,21 +42,23 @@ def first_month(now: datetime) -> datetime:
     return (this_month - timedelta(days=1)).replace(day=1)
 
 
+# Said twice: a row that another transaction changes while this one waits for it has to be such a row still.
+SOME = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {which} LIMIT :most)) AND {which}"
+
 ALONE = text("SELECT pg_advisory_xact_lock(hashtext('closed_days'))")
+DELETE_LEASES = text(SOME.format(table="leases", which="day < :first"))
+DELETE_BALANCES = text(SOME.format(table="balances", which="period < :period"))
+NO_LEASE = "NOT EXISTS (SELECT FROM leases WHERE leases.owner = owners.id)"
+DELETE_OWNERS = text(SOME.format(table="owners", which=f"coalesce(ended_at, seen_at) < :before AND {NO_LEASE}"))
 # An owner that is not listed any more has ended long ago. What an ended owner holds it has spent.
-FOLD = text("""
-    WITH old AS (
-        SELECT owner, scope, unit, day FROM leases AS lease
-        WHERE owner > '' AND granted - returned = spent
-          AND EXISTS (SELECT FROM closed_days WHERE closed_days.day = lease.day)
-          AND NOT EXISTS (SELECT FROM owners WHERE owners.id = lease.owner AND owners.ended_at IS NULL)
-        ORDER BY owner, scope, unit, day
-        LIMIT :most
-        FOR UPDATE
-    ), gone AS (
-        DELETE FROM leases AS lease USING old
-        WHERE lease.owner = old.owner AND lease.scope = old.scope AND lease.unit = old.unit AND lease.day = old.day
-        RETURNING lease.scope, lease.unit, lease.day, lease.spent, lease.overdrawn
+OLD = """
+    owner > '' AND granted - returned = spent
+    AND EXISTS (SELECT FROM closed_days WHERE closed_days.day = leases.day)
+    AND NOT EXISTS (SELECT FROM owners WHERE owners.id = leases.owner AND owners.ended_at IS NULL)
+"""
+FOLD = text(f"""
+    WITH gone AS (
+        {SOME.format(table="leases", which=OLD)} RETURNING scope, unit, day, spent, overdrawn
     ), folded AS (
         INSERT INTO leases AS lease (owner, scope, unit, day, granted, spent, overdrawn)
         SELECT '', scope, unit, day, sum(spent), sum(spent), sum(overdrawn) FROM gone
@@ -67,37 +69,4 @@ FOLD = text("""
             overdrawn = lease.overdrawn + excluded.overdrawn
     )
     SELECT count(*) FROM gone
-""")
-OLD_LEASES = text("""
-    WITH old AS (
-        SELECT owner, scope, unit, day FROM leases WHERE day < :first
-        ORDER BY owner, scope, unit, day LIMIT :most FOR UPDATE
-    ), gone AS (
-        DELETE FROM leases AS lease USING old
-        WHERE lease.owner = old.owner AND lease.scope = old.scope AND lease.unit = old.unit AND lease.day = old.day
-        RETURNING 1
-    )
-    SELECT count(*) FROM gone
-""")
-OLD_BALANCES = text("""
-    WITH old AS (
-        SELECT scope, unit, period FROM balances WHERE period < :period
-        ORDER BY scope, unit, period LIMIT :most FOR UPDATE
-    ), gone AS (
-        DELETE FROM balances AS balance USING old
-        WHERE balance.scope = old.scope AND balance.unit = old.unit AND balance.period = old.period
-        RETURNING 1
-    )
-    SELECT count(*) FROM gone
-""")
-DELETE_OWNERS = text("""
-    WITH gone AS (
-        DELETE FROM owners WHERE id IN (
-            SELECT id FROM owners
-            WHERE coalesce(ended_at, seen_at) < :before
-              AND NOT EXISTS (SELECT FROM leases WHERE leases.owner = owners.id)
-            ORDER BY id LIMIT :most
-        ) RETURNING 1
-    )
-    SELECT count(*) FROM gone
-""")
+""")  # noqa: S608  (the words are ours)

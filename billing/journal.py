@@ -48,7 +48,6 @@ class Closed(Struct, frozen=True):
     segment: Segment | None
     place: int | None
     size: int  # bytes, about
-    is_adopted: bool  # it was closed by another process, or on behalf of one that died
 
 
 class Journal:
@@ -67,8 +66,7 @@ class Journal:
         self._segments: dict[Segment, None] = {}  # in the order in which they came
         self._open: dict[str, Segment] = {}  # calls that run, and where their records go
         self._in_memory: dict[str, Closed] = {}  # closes that the disk did not take
-        self._waiting = 0  # closes that wait in segments
-        self._fresh: dict[tuple[Segment, int], Closed] = {}  # of these, some that need not be read again
+        self._fresh: dict[tuple[Segment, int], Closed] = {}  # closes in segments, some that need not be read again
         self._numbers = count()
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -140,7 +138,7 @@ class Journal:
             self._write_close(record, segment)
         except (OSError, JournalFull, ValueError, TypeError, OverflowError) as exc:  # the disk's, or a value's
             log.error("journal_close_in_memory", request_id=record.request_id, error=str(exc))
-            self._in_memory[record.request_id] = Closed(record, segment, None, CLOSE_ROOM, is_adopted=False)
+            self._in_memory[record.request_id] = Closed(record, segment, None, CLOSE_ROOM)
         self.on_closed()
 
     def adopt_each(self) -> Iterator[int]:
@@ -151,7 +149,7 @@ class Journal:
         """
         for segment in seize_segments(self.directory, self._clock.now()):
             try:
-                settled = settle_segment(segment)
+                without_room = settle_segment(segment)
             except msgspec.DecodeError as exc:
                 log.error("journal_unreadable", path=str(segment.path), error=str(exc))
                 segment.put_away(UNREADABLE, self._clock.now())
@@ -161,19 +159,16 @@ class Journal:
                 log.error("journal_unreadable", path=str(segment.path), error=str(exc))
                 segment.close()  # the disk may give it back another time
                 continue
-            for request_id, place, record in map(msgspec.structs.astuple, settled):
-                if place is None:
-                    segment.calls[request_id] = 0
-                    self._in_memory[request_id] = Closed(record, segment, None, CLOSE_ROOM, is_adopted=True)
-                else:
-                    segment.waiting.add(place, moment_of(request_id))
-                    self._waiting += 1
+            for record in without_room:
+                segment.calls[record.request_id] = 0
+                self._in_memory[record.request_id] = Closed(record, segment, None, CLOSE_ROOM)
             self.damaged += segment.gaps > 0
             self._segments[segment] = None
+            adopted = len(segment.waiting) + len(without_room)
             self._free(segment)
-            if settled:
+            if adopted:
                 self.on_closed()
-            yield len(settled)
+            yield adopted
 
     def take_closed(self, limit: int, most_bytes: int = TAKEN_BYTES) -> list[Closed]:
         """Return closed calls, oldest first: up to ``limit``, and up to ``most_bytes`` of records, but at least one.
@@ -191,10 +186,6 @@ class Journal:
             if len(taken) == limit or size >= most_bytes:
                 break
         return taken
-
-    def unflushed(self) -> list[UsageRecord]:
-        """Return every closed call that waits to be flushed, adopted ones and those of a running flush too."""
-        return [closed.record for closed in self._each_closed()]
 
     def mark_flushed(self, flushed: Iterable[Closed]) -> None:
         """Forget calls that are safe in the ledger, and free the segments that hold nothing else."""
@@ -268,7 +259,7 @@ class Journal:
     @property
     def backlog(self) -> int:
         """Closed calls that wait to be flushed."""
-        return self._waiting + len(self._in_memory)
+        return len(self._in_memory) + sum(len(segment.waiting) for segment in self._segments)
 
     @property
     def oldest(self) -> float | None:
@@ -317,7 +308,7 @@ class Journal:
                         log.error("journal_close_unreadable", path=str(segment.path), place=place, error=str(exc))
                         unreadable.add(place)
                     else:
-                        yield Closed(record, segment, place, size, segment.is_adopted)
+                        yield Closed(record, segment, place, size)
             finally:
                 if unreadable:
                     self.damaged += segment.gaps == 0
@@ -325,11 +316,9 @@ class Journal:
                     self._forget(segment, unreadable)
 
     def _forget(self, segment: Segment, places: set[int]) -> None:
-        before = len(segment.waiting)
         segment.waiting.forget(places)
         for place in places:
             self._fresh.pop((segment, place), None)
-        self._waiting -= before - len(segment.waiting)
         self._free(segment)
 
     def _write_close(self, record: UsageRecord, segment: Segment | None) -> None:
@@ -345,9 +334,8 @@ class Journal:
         place = segment.append(Kind.CLOSED, body)
         segment.calls.pop(record.request_id, None)
         segment.waiting.add(place, moment_of(record.request_id))
-        self._waiting += 1
         if len(self._fresh) < FRESH and len(body) <= CLOSE_ROOM:
-            self._fresh[segment, place] = Closed(record, segment, place, len(body), is_adopted=False)
+            self._fresh[segment, place] = Closed(record, segment, place, len(body))
 
     def _segment_for(self, size: int) -> Segment:
         """Return the current segment if ``size`` more bytes fit, else the next one."""

@@ -78,7 +78,6 @@ class Segment:
         self.promised = 0
         self.gaps = 0  # places where what was written cannot be read; such a file is not deleted but quarantined
         self.is_too_old = False  # the ledger refuses calls of it; such a file is not deleted but quarantined
-        self.is_adopted = False  # it was another process's
         self.calls: dict[str, int] = {}  # calls without a close in the file -> bytes promised to it
         self.waiting = Waiting()
         self._seed = zlib.crc32(path.stem.encode())

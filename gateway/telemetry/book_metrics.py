@@ -60,10 +60,10 @@ class BookMetrics:
         books = self._books
         if books is None:
             return
-        quotas, flusher, auditor = books.quotas, books.flusher, books.auditor
+        quotas, journal, auditor = books.quotas, books.journal, books.auditor
         self._quotas_standalone.set(quotas.is_standalone)
-        self._journal_backlog.set(flusher.backlog)
-        self._journal_quarantined.set(flusher.quarantined)
+        self._journal_backlog.set(journal.backlog)
+        self._journal_quarantined.set(journal.quarantined)
         self._books_differ.labels("statements").set(auditor.found.statements)
         self._books_differ.labels("counters").set(auditor.found.counters)
         self._books_compared.set(auditor.found.books)
@@ -73,4 +73,4 @@ class BookMetrics:
         self._rises.follow(self._rebuilds, books.owner.recovered)
         self._rises.follow(self._holds_swept, books.owner.buried)
         self._rises.follow(self._journals_lost, books.sweeper.lost)
-        self._rises.follow(self._journals_damaged, flusher.damaged)
+        self._rises.follow(self._journals_damaged, journal.damaged)

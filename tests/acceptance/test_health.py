@@ -62,7 +62,7 @@ def test_a_scrape_shows_what_others_counted() -> None:
     quotas = SimpleNamespace(exceeded=2, is_standalone=True, rates=SimpleNamespace(refusals=1))
     books = SimpleNamespace(
         quotas=quotas,
-        flusher=SimpleNamespace(backlog=7, damaged=6, quarantined=9),
+        journal=SimpleNamespace(backlog=7, damaged=6, quarantined=9),
         owner=SimpleNamespace(recovered=8, buried=5),
         sweeper=SimpleNamespace(lost=4),
         auditor=SimpleNamespace(found=Found(1.0, statements=2, counters=3, books=10)),

@@ -14,8 +14,8 @@ from billing.segments import KEPT
 def adopt(directory: Path, clock: Clock) -> Iterator[UsageRecord]:
     """Yield the calls of dead processes, and free each segment after its last call."""
     for segment in seize_segments(directory, clock.now()):
-        for settled in settle_segment(segment):
-            yield settled.record or close_at(segment, settled.place)[0]
+        without_room = settle_segment(segment)
+        yield from [close_at(segment, place)[0] for place in segment.waiting.places] + without_room
         segment.free(clock.now())
 
 
