@@ -1,11 +1,9 @@
 # The audit: ledger, daily sums, leases and balances say the same, to the nano-dollar. All are read in one snapshot, and
-# each is written in the transaction that writes its source, so whatever differs is wrong: nothing is on its way.
+# each is written in the transaction that writes its source, so whatever differs is wrong: nothing is on its way. And
+# rows cost what their tokens cost by the price that they name.
 #
 # Each book is compared with what it is made of by one statement, inside Postgres: only what differs comes back. Over
 # ten million rows that takes half a minute, so these statements have a deadline of their own.
-#
-# What a row costs is not reckoned again: rows name no edition of a price yet (usage_records.price is empty). Once they
-# do, that is one more comparison.
 
 from __future__ import annotations
 
@@ -18,11 +16,12 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.edges import Database
+from billing.editions import compare_costs
 from billing.fold import first_month
 from billing.ledger import ROLLUP_KEY, SUMS, memory_begins
 from billing.records import CHARGED
 
-STATEMENTS, LEASES, BALANCES = "statements", "leases", "balances"
+COSTS, STATEMENTS, LEASES, BALANCES = "costs", "statements", "leases", "balances"
 MOST_TOLD = 1000  # differences of one book
 WITHIN = 600.0  # seconds for the comparison of one book
 
@@ -30,7 +29,9 @@ WITHIN = 600.0  # seconds for the comparison of one book
 class Difference(Struct, frozen=True, kw_only=True):
     """One quantity that a book does not share with what it is made of."""
 
-    book: str  # "statements" differ from the rows, "leases" from the statements, "balances" from leases and corrections
+    # "costs" differ from what a row's tokens cost, "statements" from the rows, "leases" from the statements, "balances"
+    # from leases and corrections
+    book: str
     day: date
     where: str  # "team_a 2026-04-05 key_a gpt-4o interactive answered", "team:team_a", "key:key_a 2026-04"
     quantity: str
@@ -51,11 +52,12 @@ async def audit(database: Database, day: date, *, today: date | None = None) -> 
     Nothing is locked, and nothing of the books waits. Rows are compared as far as retention left them, leases and
     balances of this month and the last. Raises POSTGRES_AWAY.
     """
-    report = Report(0, [])
     async with database.begin() as connection:
         await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
         await connection.execute(text(f"SET LOCAL statement_timeout = {round(WITHIN * 1000)}"))
         await connection.execute(text("SET LOCAL work_mem = '64MB'"))  # or a day's rows are sorted to be added up
+        count, costs = await compare_costs(connection, day)
+        report = Report(count, [Difference(book=COSTS, day=day, **one) for one in costs])
         begins = await memory_begins(connection)
         if begins is None or day >= begins:
             report = await _compare(connection, report, STATEMENTS, LINES, {"day": day})

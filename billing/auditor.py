@@ -12,7 +12,7 @@ import structlog
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.audit import BALANCES, STATEMENTS, Difference, audit, database_moment
+from billing.audit import BALANCES, COSTS, STATEMENTS, Difference, audit, database_moment
 from billing.edges import Clock, Database
 from billing.heal import Healed, heal_balance
 from billing.store_errors import POSTGRES_AWAY
@@ -29,7 +29,7 @@ class Found(Struct, frozen=True):
     """What an audit found: so many books, and figures that one of them does not share with its source."""
 
     at: float = 0.0  # unix seconds; 0: there was none yet
-    statements: int = 0
+    statements: int = 0  # and of rows that do not cost what their tokens cost
     counters: int = 0  # of leases and balances
     books: int = 0
 
@@ -82,7 +82,7 @@ class Auditor:
             log.error("books_differ", **{name: str(getattr(one, name)) for name in one.__struct_fields__})
         for scope, unit, period in sorted({_balance(one) for one in differences.values() if one.book == BALANCES}):
             await self._heal(scope, unit, period)
-        of_statements = sum(one.book == STATEMENTS for one in differences.values())
+        of_statements = sum(one.book in (COSTS, STATEMENTS) for one in differences.values())
         books = sum(report.books for report in reports)
         found = Found(self._clock.now(), of_statements, len(differences) - of_statements, books)
         await self._turns.tell(TURN, msgspec.json.encode(found).decode())

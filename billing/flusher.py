@@ -11,6 +11,7 @@ import structlog
 from sqlalchemy.exc import StatementError
 
 from billing.edges import Clock, Database
+from billing.editions import PriceEditions
 from billing.journal import Closed, Journal
 from billing.kept import KEPT_FOR
 from billing.leases import Leases
@@ -41,11 +42,19 @@ class Flusher:
     What the rows have spent is booked on their owners' leases in the same transaction, so nobody needs to hear of it.
     """
 
-    def __init__(self, journal: Journal, database: Database, clock: Clock, leases: Leases | None = None) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        database: Database,
+        clock: Clock,
+        leases: Leases | None = None,
+        prices: PriceEditions | None = None,
+    ) -> None:
         self._journal = journal
         self._database = database
         self._clock = clock
         self._leases = leases  # whose beat counts what is flushed
+        self._prices = prices or PriceEditions(())
         self._one_at_a_time = asyncio.Lock()
         self._batch = BATCH
         self._gathered = 0  # rows that the last wait brought
@@ -149,6 +158,7 @@ class Flusher:
         owner, sent = ("", 0) if self._leases is None else (self._leases.owner, self._leases.acknowledged)
         try:
             async with asyncio.timeout(FLUSH_WITHIN), self._database.begin() as connection:
+                told = await self._prices.tell(connection, records)
                 written = await write_records(connection, records, today=self._clock.today(), flusher=owner)
         except UNWRITABLE as exc:
             if isinstance(exc, StatementError) and not is_about_a_value(exc):
@@ -161,6 +171,7 @@ class Flusher:
                     log.error("ledger_record_rejected", request_id=record.request_id, file=str(file), error=repr(exc))
                 return
         else:
+            self._prices.note(told)
             if self._leases is not None and written.beat is not None:
                 self._leases.heard(sent, written.beat)
             return

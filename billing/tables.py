@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
     CheckConstraint,
     Column,
@@ -73,11 +74,19 @@ usage_records = Table(
     Column("owner", Text, nullable=False, server_default=""),  # the process that held the call: owners.id
     Column("held_tokens", BigInteger, nullable=False, server_default=ZERO),
     Column("held_nanousd", BigInteger, nullable=False, server_default=ZERO),
-    Column("price", Text, nullable=False, server_default=""),  # the edition of the price that the cost was reckoned by
+    Column("price", Text, nullable=False, server_default=""),  # price_editions.edition: what its cost was reckoned by
     # The database holds every row to these facts (migrations, 0017): its day is that of its id, its status is known,
     # nothing is negative, and only a charged call costs.
     Index("usage_records_team_id_created_at_idx", "team_id", "created_at"),
     postgresql_partition_by="RANGE (day)",
+)
+
+# What the editions of prices say that rows name, as JSON (billing.prices.Price).
+price_editions = Table(
+    "price_editions",
+    metadata,
+    Column("edition", Text, primary_key=True),
+    Column("price", JSON, nullable=False),
 )
 
 # Sums over usage_records, kept in the transaction that inserts the rows. ``booked_on`` equals ``day`` but for rows that

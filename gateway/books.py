@@ -9,6 +9,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from billing.auditor import Auditor
+from billing.editions import PriceEditions
 from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.lease_store import PostgresLeases
@@ -33,11 +34,13 @@ class Books(Struct, frozen=True, kw_only=True):
     owner: Owner
     sweeper: Sweeper
     auditor: Auditor
+    prices: PriceEditions
 
     def follow(self, settings: Settings) -> None:
         """Go by other settings, as far as they may change while the house runs."""
         self.quotas.follow(settings.quotas.standalone_share)
         self.sweeper.keep_rows = settings.retention.usage
+        self.prices.add(model.price for model in settings.models.values())
 
 
 @asynccontextmanager
@@ -50,7 +53,8 @@ async def open_books(settings: Settings, clock: Clock, database: Database, redis
         leases = Leases(store, clock, owner_id(journal), share=settings.quotas.standalone_share)
         rates = Rates(redis, clock, owner=leases.owner)
         stack.push_async_callback(rates.close)
-        flusher = Flusher(journal, database, clock, leases)
+        prices = PriceEditions(model.price for model in settings.models.values())
+        flusher = Flusher(journal, database, clock, leases, prices)
         owner = Owner(leases, flusher, journal, store, clock, version=VERSION)
         stack.push_async_callback(owner.stop)
         await owner.start()
@@ -61,4 +65,5 @@ async def open_books(settings: Settings, clock: Clock, database: Database, redis
             owner=owner,
             sweeper=Sweeper(database, clock, keep_rows=settings.retention.usage),
             auditor=Auditor(database, clock, record=record_healing),
+            prices=prices,
         )

@@ -8,6 +8,7 @@ from zlib import crc32
 
 from msgspec import Struct
 
+from billing.editions import edition_of
 from billing.holds import Hold, Scope
 from billing.records import Served, Status, UsageRecord
 from gateway.access import Caller
@@ -130,6 +131,7 @@ def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Sta
         owner=hold.owner,
         held_tokens=hold.request.tokens,
         held_nanousd=hold.request.cost_nanousd,
+        price=edition_of(target.model.price),
         **known,
     )
 

@@ -536,6 +536,12 @@ def upgrade() -> None:
         sa.Column("told", sa.Text, nullable=False, server_default=""),
         sa.PrimaryKeyConstraint("name", name="turns_pkey"),
     )
+    op.create_table(
+        "price_editions",
+        sa.Column("edition", sa.Text, nullable=False),
+        sa.Column("price", sa.JSON, nullable=False),
+        sa.PrimaryKeyConstraint("edition", name="price_editions_pkey"),
+    )
     op.create_index(
         "balances_tight_since_idx", "balances", ["tight_since"], postgresql_where=sa.text("tight_since IS NOT NULL")
     )
@@ -563,7 +569,7 @@ def downgrade() -> None:
         op.drop_constraint(f"usage_records_{name}_check", "usage_records")
     for name in ("owner", "price", "held_tokens", "held_nanousd"):
         op.drop_column("usage_records", name)
-    for table in ("turns", "leases", "balances", "failovers", "owners"):
+    for table in ("price_editions", "turns", "leases", "balances", "failovers", "owners"):
         op.drop_table(table)
     op.create_table(
         "flushers",

@@ -14,13 +14,18 @@ from uuid import UUID
 import asyncpg
 import pytest
 import typer
+from msgspec.structs import replace
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
+from billing import editions
 from billing.audit import Difference, Report, audit
 from billing.auditor import EVERY, Auditor, Found
 from billing.corrections import Correction, add_correction
+from billing.editions import PriceEditions, compare_costs, edition_of
 from billing.ledger import forget_days, insert_records
+from billing.money import NanoDollars
+from billing.prices import LaterPrice, Price, PriceStep, cost_of
 from gateway.audit_cli import run_audit
 from gateway.audit_log import list_acts, record_healing
 from gateway.background import stop_all
@@ -28,6 +33,7 @@ from gateway.clock import Clock
 from gateway.config.file import load_settings
 from gateway.database import Database
 from gateway.settings import Settings
+from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.config_text import write_config
 from tests.support.factories import make_record
@@ -185,6 +191,45 @@ async def test_what_was_changed_in_ledger_or_statements_is_found_under_load(hous
         found = await house.audit()
 
     assert [one for one in found if one.book == "statements"]
+
+
+@pytest.mark.parametrize("most", [1, 2000])
+async def test_a_row_that_costs_what_its_price_does_not_say_is_found(
+    house: House, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Ledger, sums and leases may agree on a wrong cost; the price that the row names tells. In tier batch, beyond a
+    step and after an announced change, too."""
+    monkeypatch.setattr(editions, "SAMPLE", most)
+    now = house.clock.now()
+    later = LaterPrice(now - 60, Price(input=NanoDollars(7_000), output=NanoDollars(900)))
+    plain = Price(input=NanoDollars(5_001), output=NanoDollars(15_000), cached_input=NanoDollars(3), batch_discount=0.5)
+    stepped = replace(plain, steps=(PriceStep(input=NanoDollars(9_000), output=NanoDollars(1), above=99),))
+    usage = Usage(100, output_tokens=20, cached_input_tokens=40)
+    rows = [
+        make_record(
+            house.clock.new_id(),
+            cost_nanousd=cost_of(usage, price, batch=tier == "batch", at=now),
+            price=edition_of(price),
+            created_at=now,
+            tier=tier,
+        )
+        for price in (plain, stepped, replace(plain, later=(later,)))
+        for tier in ("interactive", "batch")
+    ]
+    prices = PriceEditions((plain, stepped, replace(plain, later=(later,))))
+    async with house.database.begin() as connection:
+        prices.note(await prices.tell(connection, rows))
+    await house.owners[0].book(*rows)
+    async with house.database.begin() as connection:
+        assert await compare_costs(connection, house.clock.today()) == (min(most, len(rows)), [])
+        wrong = "UPDATE usage_records SET cost_nanousd = cost_nanousd + 1 WHERE price <> ''"
+        assert (await connection.execute(text(wrong))).rowcount == len(rows)
+
+    found = [one for one in await house.audit() if one.book == "costs"]
+
+    assert len(found) == min(most, len(rows))
+    known = {row.request_id: row.cost_nanousd for row in rows}
+    assert all((one.expected, one.found) == (known[one.where], known[one.where] + 1) for one in found)
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 599, 600, 3000, 43_200, 86_399])
