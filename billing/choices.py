@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.comparison import cost_at
 from billing.money import NanoDollars
 from billing.prices import Price
-from billing.records import CHARGED
+from billing.records import CHARGED, TOKENS
 from protocol.usage import Usage
 
 
@@ -74,13 +74,7 @@ async def asked_sums(
             tier=row["tier"],
             suffices=row["suffices"],
             requests=row["requests"],
-            usage=Usage(
-                int(row["input_tokens"]),
-                int(row["cached_input_tokens"]),
-                int(row["output_tokens"]),
-                int(row["reasoning_tokens"]),
-                int(row["cache_write_tokens"]),
-            ),
+            usage=Usage(**{name: int(row[name]) for name in TOKENS}),
             cost_nanousd=int(row["cost_nanousd"]),
         )
         for row in (await connection.execute(query, asked | span)).mappings()
@@ -123,16 +117,14 @@ def missed_saving(sums: Iterable[AskedSum], alternatives: Sequence[Alternative])
     )
 
 
-QUERY = """
+QUERY = f"""
     SELECT team_id, asked.name AS asked, tier, complexity >= asked.quality AS suffices, count(*) AS requests,
-           sum(input_tokens) AS input_tokens, sum(cached_input_tokens) AS cached_input_tokens,
-           sum(cache_write_tokens) AS cache_write_tokens, sum(output_tokens) AS output_tokens,
-           sum(reasoning_tokens) AS reasoning_tokens, sum(cost_nanousd) AS cost_nanousd
+           {", ".join(f"sum({name}) AS {name}" for name in (*TOKENS, "cost_nanousd"))}
     FROM usage_records
     JOIN unnest(CAST(:names AS text[]), CAST(:qualities AS double precision[])) AS asked (name, quality)
       ON model_asked = asked.name
-    WHERE {team} day BETWEEN :first AND :last AND status = ANY(CAST(:charged AS text[])) AND endpoint <> 'embeddings'
+    WHERE {{team}} day BETWEEN :first AND :last AND status = ANY(CAST(:charged AS text[])) AND endpoint <> 'embeddings'
     GROUP BY 1, 2, 3, 4
-"""
+"""  # noqa: S608  (columns are ours)
 OF_TEAM = text(QUERY.format(team="team_id = :team_id AND"))
 OF_HOUSE = text(QUERY.format(team=""))

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from billing.money import NanoDollars
 from billing.prices import Price, cost_of, price_at
+from billing.records import TOKENS
 from billing.statements import Line, Totals
 from protocol.usage import Usage
 
@@ -26,6 +27,12 @@ class Use(Struct, frozen=True, kw_only=True):
     totals: Totals
     compared_nanousd: NanoDollars | None = None
 
+    def __add__(self, other: Use) -> Use:
+        compared = None
+        if self.compared_nanousd is not None:
+            compared = NanoDollars(self.compared_nanousd + (other.compared_nanousd or 0))
+        return Use(groups=self.groups, totals=self.totals + other.totals, compared_nanousd=compared)
+
 
 def uses_of(lines: Iterable[Line], price: Price | None) -> list[Use]:
     """Return the uses of lines whose last group is the tier, added up over the tiers, in the order of the lines.
@@ -36,18 +43,16 @@ def uses_of(lines: Iterable[Line], price: Price | None) -> list[Use]:
     for line in lines:
         *groups, tier = line.groups
         totals = line.total + line.corrections
-        key = tuple(groups)
-        before = found.get(key, Use(groups=key, totals=Totals(), compared_nanousd=_nothing(price)))
-        found[key] = _plus(before, totals, None if price is None else _cost_of_totals(totals, price, tier))
+        compared = None if price is None else _cost_of_totals(totals, price, tier)
+        use = Use(groups=tuple(groups), totals=totals, compared_nanousd=compared)
+        found[use.groups] = found[use.groups] + use if use.groups in found else use
     return list(found.values())
 
 
 def sum_of(uses: Iterable[Use], *, is_compared: bool) -> Use:
     """Return the sum of all uses."""
-    whole = Use(groups=(), totals=Totals(), compared_nanousd=NanoDollars(0) if is_compared else None)
-    for use in uses:
-        whole = _plus(whole, use.totals, use.compared_nanousd)
-    return whole
+    nothing = Use(groups=(), totals=Totals(), compared_nanousd=NanoDollars(0) if is_compared else None)
+    return sum(uses, nothing)
 
 
 def price_on(price: Price, day: date) -> Price:
@@ -80,22 +85,7 @@ def share(part: int, whole: int) -> Decimal | None:
 
 def _cost_of_totals(totals: Totals, price: Price, tier: str | None) -> NanoDollars:
     """Return the cost of sums in which corrections may have left fewer tokens than none: these are given back."""
-    used = Usage(
-        totals.input_tokens,
-        totals.cached_input_tokens,
-        totals.output_tokens,
-        totals.reasoning_tokens,
-        totals.cache_write_tokens,
-    )
+    used = Usage(**{name: getattr(totals, name) for name in TOKENS})
     given_back = Usage(max(0, -totals.input_tokens), output_tokens=max(0, -totals.output_tokens))
     calls = totals.requests + totals.blocked
     return NanoDollars(cost_at(used, calls, price, tier) - cost_at(given_back, 0, price, tier))
-
-
-def _plus(use: Use, totals: Totals, compared: NanoDollars | None) -> Use:
-    whole = None if use.compared_nanousd is None else NanoDollars(use.compared_nanousd + (compared or 0))
-    return Use(groups=use.groups, totals=use.totals + totals, compared_nanousd=whole)
-
-
-def _nothing(price: Price | None) -> NanoDollars | None:
-    return None if price is None else NanoDollars(0)

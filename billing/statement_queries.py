@@ -3,22 +3,15 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import cache
 
 from sqlalchemy import TextClause, text
 
 from billing.grouping import Group, GroupBy, Tag
-from billing.records import CHARGED, REQUESTS
+from billing.records import CHARGED, COSTS, REQUESTS, TOKENS
 
-# The rows are added up as they are found, with status 'correction' for what people booked. The sums by user or tag are
-# ranked by what they cost: what is past the ``most`` dearest becomes one row.
-CORRECTION = "correction"
-STATUSES = {
-    "requests": list(REQUESTS),
-    "charged": [*CHARGED, CORRECTION],
-}
-TOKENS = ("input_tokens", "cached_input_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens")
+CORRECTION = "correction"  # the status of what people booked, among the rows
+STATUSES = {"requests": list(REQUESTS), "charged": [*CHARGED, CORRECTION]}
 COLUMNS = {
     GroupBy.MODEL: "{book}.model_used",
     GroupBy.KEY: "{book}.key_id",
@@ -28,65 +21,81 @@ COLUMNS = {
     GroupBy.TEAM: "{book}.team_id",
     GroupBy.USER: "{calls}.user_tag",
 }
-ADDED = ("requests", "blocked", "failed", *TOKENS, "cost_nanousd", "gpu_cost_nanousd", "entries")
-SUMS = f"""
-    sum(calls) FILTER (WHERE status = ANY(CAST(:requests AS text[]))) AS requests,
-    sum(calls) FILTER (WHERE status = 'blocked') AS blocked,
-    sum(calls) FILTER (WHERE status = 'failed') AS failed,
-    {"".join(f"sum({name}) FILTER (WHERE status = ANY(CAST(:charged AS text[]))) AS {name}, " for name in TOKENS)}
-    sum(cost_nanousd) AS cost_nanousd,
-    sum(gpu_cost_nanousd) AS gpu_cost_nanousd,
-    sum(entries) AS entries
-"""
+# Each sum, what it adds up, and of which rows; once of what came in time, and once, as ``late_…``, of all else.
+ADDED = {
+    "requests": ("calls", "status = ANY(CAST(:requests AS text[]))"),
+    "blocked": ("calls", "status = 'blocked'"),
+    "failed": ("calls", "status = 'failed'"),
+    **{name: (name, "status = ANY(CAST(:charged AS text[]))") for name in TOKENS},
+    **{name: (name, "true") for name in (*COSTS, "entries")},
+}
+SUMS = {
+    late + name: f"sum({amount}) FILTER (WHERE {which} AND {when})"
+    for late, when in (("", "NOT is_late"), ("late_", "is_late"))
+    for name, (amount, which) in ADDED.items()
+}
 
 
-class Whose(StrEnum):
-    """Whose books a statement adds up."""
+def query_for(group_by: tuple[Group, ...], *, of_all: bool = False, is_ranked: bool = False) -> TextClause:
+    """Return the query for lines of such groups, of some teams or ``of_all``; by user or tag always ``is_ranked``.
 
-    TEAM = "team"  # of :team_id
-    TEAMS = "teams"  # of :team_ids
-    HOUSE = "house"  # of all
-
-
-def query_for(group_by: tuple[Group, ...], whose: Whose, *, is_ranked: bool = False) -> TextClause:
-    """Return the query for lines of such groups. By user or tag they are always ranked by what they cost.
-
-    Its columns: ``closed`` (how many of the days are), ``is_late`` (null where nothing was booked), ``group0`` and
-    so on, ``place``, ``is_rest`` and the sums. Its parameters: ``team_id`` or ``team_ids``, ``first``, ``last``,
+    Lines come in the order of their groups or, ranked, of what they cost; what is past the first ``most`` is one more.
+    Its columns: ``closed`` (how many of the days are), ``place`` (null where nothing was booked), ``group0`` and so on,
+    ``others`` (how many groups the last line stands for) and the sums. Its parameters: ``teams``, ``first``, ``last``,
     ``most``, ``tag0`` and so on, and ``STATUSES``.
     """
-    return _query(tuple(None if isinstance(group, Tag) else group for group in group_by), whose, is_ranked)
+    return _query(tuple(None if isinstance(group, Tag) else group for group in group_by), of_all, is_ranked)
 
 
 @cache
-def _query(kinds: tuple[GroupBy | None, ...], whose: Whose, is_ranked: bool) -> TextClause:
+def _query(kinds: tuple[GroupBy | None, ...], of_all: bool, is_ranked: bool) -> TextClause:
     """Return the query; a kind of ``None`` is a tag, whose key is a parameter."""
     names = [f"group{place}" for place in range(len(kinds))]
     by_call = GroupBy.USER in kinds or None in kinds
-    calls = _select("usage_records" if by_call else "usage_daily", kinds, whose)
-    listed = ", ".join(["is_late", *names])
-    booked = _corrections(kinds, whose)
-    sums = f"SELECT {listed}, {SUMS} FROM ({calls} UNION ALL {booked}) AS entry GROUP BY {listed}"  # noqa: S608
-    placed = _ranked(sums, names) if by_call or is_ranked else _unranked(sums)
+    order = ["weight DESC"] * (is_ranked or by_call) + [f'{name} COLLATE "C"' for name in names]
     return text(f"""
-        SELECT closing.closed, summed.*
+        WITH entry AS (
+            {_select("usage_records" if by_call else "usage_daily", kinds, of_all)}
+            UNION ALL
+            {_corrections(kinds, of_all)}
+        ), summed AS (
+            SELECT {"".join(f"{name}, " for name in names)}{_listed(SUMS)}, sum(cost_nanousd) AS weight
+            FROM entry GROUP BY ({", ".join(names)})
+        ), placed AS (
+            SELECT *, row_number() OVER (ORDER BY {", ".join(order) or "1"}) AS nth FROM summed
+        ), line AS (
+            SELECT least(nth, CAST(:most AS bigint) + 1) AS place, greatest(max(nth) - :most, 0) AS others,
+                   {
+        _listed(
+            {name: f"min({name}) FILTER (WHERE nth <= :most)" for name in names}
+            | {name: f"sum({name})" for name in SUMS}
+        )
+    }
+            FROM placed GROUP BY 1
+        )
+        SELECT closing.closed, line.*
         FROM (SELECT count(*) AS closed FROM closed_days WHERE day BETWEEN :first AND :last) AS closing
-        LEFT JOIN ({placed}) AS summed ON true
+        LEFT JOIN line ON true
+        ORDER BY place
     """)  # noqa: S608  (columns are ours)
 
 
-def _select(book: str, kinds: tuple[GroupBy | None, ...], whose: Whose) -> str:
+def _listed(columns: dict[str, str]) -> str:
+    return ", ".join(f"{made} AS {name}" for name, made in columns.items())
+
+
+def _select(book: str, kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
     columns = [f"{_column(kind, place, book, book)} AS group{place}" for place, kind in enumerate(kinds)]
     count = "1 AS calls" if book == "usage_records" else "calls"
     late = "coalesce(booked_on, day) <> day AS is_late"
-    amounts = ", ".join((*TOKENS, "cost_nanousd", "gpu_cost_nanousd"))
+    amounts = ", ".join((*TOKENS, *COSTS))
     return (
         f"SELECT {', '.join([late, *columns])}, status, {count}, {amounts}, 0 AS entries "  # noqa: S608
-        f"FROM {book} WHERE {_where(book, whose)}"
+        f"FROM {book} WHERE {_where(book, of_all)}"
     )
 
 
-def _corrections(kinds: tuple[GroupBy | None, ...], whose: Whose) -> str:
+def _corrections(kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
     """Select what people booked; only a correction of one call has a user and tags, which are the call's."""
     columns = [f"{_column(kind, place, 'booked', 'call')} AS group{place}" for place, kind in enumerate(kinds)]
     amounts = "booked.input_tokens, 0, 0, booked.output_tokens, 0, booked.cost_nanousd, 0"  # TOKENS, cost, GPU cost
@@ -94,26 +103,8 @@ def _corrections(kinds: tuple[GroupBy | None, ...], whose: Whose) -> str:
     return (
         f"SELECT {', '.join(['true', *columns])}, '{CORRECTION}', 0, {amounts}, 1 "  # noqa: S608
         f"FROM corrections AS booked {join if None in kinds or GroupBy.USER in kinds else ''} "
-        f"WHERE {_where('booked', whose)}"
+        f"WHERE {_where('booked', of_all)}"
     )
-
-
-def _unranked(sums: str) -> str:
-    return f"SELECT *, 0 AS place, false AS is_rest FROM ({sums}) AS entry"  # noqa: S608
-
-
-def _ranked(sums: str, names: list[str]) -> str:
-    listed = ", ".join(names)
-    shown = ", ".join(f"CASE WHEN place <= :most THEN {name} END AS {name}" for name in names)
-    added = ", ".join(f"sum({name}) AS {name}" for name in ADDED)
-    return f"""
-        SELECT is_late, {shown}, {added}, max(place) AS place, place > :most AS is_rest
-        FROM (
-            SELECT *, dense_rank() OVER (ORDER BY weight DESC, {listed}) AS place
-            FROM (SELECT *, sum(cost_nanousd) OVER (PARTITION BY {listed}) AS weight FROM ({sums}) AS entry) AS weighed
-        ) AS placed
-        GROUP BY is_late, is_rest, {", ".join(str(place + 2) for place in range(len(names)))}
-    """  # noqa: S608
 
 
 def _column(kind: GroupBy | None, place: int, book: str, calls: str) -> str:
@@ -122,12 +113,6 @@ def _column(kind: GroupBy | None, place: int, book: str, calls: str) -> str:
     return COLUMNS[kind].format(book=book, calls=calls)
 
 
-def _where(book: str, whose: Whose) -> str:
+def _where(book: str, of_all: bool) -> str:
     days = f"{book}.day BETWEEN :first AND :last"
-    match whose:
-        case Whose.TEAM:
-            return f"{book}.team_id = :team_id AND {days}"
-        case Whose.TEAMS:
-            return f"{book}.team_id = ANY(CAST(:team_ids AS text[])) AND {days}"
-        case Whose.HOUSE:
-            return days
+    return days if of_all else f"{book}.team_id = ANY(CAST(:teams AS text[])) AND {days}"

@@ -6,19 +6,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date
 from operator import add
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import astuple
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.grouping import Group, GroupBy, Tag
-from billing.statement_queries import STATUSES, Whose, query_for
+from billing.grouping import Group, GroupBy, Tag, reads_calls
+from billing.statement_queries import STATUSES, query_for
 
 __all__ = ["MOST_TAGS", "GroupBy", "Line", "Statement", "Tag", "Totals", "period"]
 
 MOST_TAGS = 1000  # lines by user or metadata; the rest is one more line
+MOST = 2**31 - 1  # lines of any other statement: all
 
 
 class Totals(Struct, frozen=True, kw_only=True):
@@ -50,14 +50,9 @@ class Line(Struct, frozen=True, kw_only=True):
 
 
 class Statement(Struct, frozen=True, kw_only=True):
-    """What was used from ``first_day`` to ``last_day``, both included.
+    """What was used on some days. ``total`` leaves ``corrections`` out: calls that came after their day was closed, and
+    what people booked."""
 
-    ``total`` leaves ``corrections`` out: calls that came after their day was closed, and what people booked.
-    """
-
-    team_id: str | None  # None: of all teams
-    first_day: date
-    last_day: date
     group_by: tuple[Group, ...]
     lines: tuple[Line, ...]  # none without group_by
     total: Totals
@@ -79,45 +74,25 @@ async def period(
     Lines are in the order of their groups; by user or tag the dearest come first, at most ``MOST_TAGS`` of them. With
     ``most`` the dearest come first whatever the groups, at most so many of them. ``teams``: these, where it is not one.
     """
-    whose = Whose.TEAM if team_id is not None else Whose.HOUSE if teams is None else Whose.TEAMS
-    limit = MOST_TAGS if most is None else most
-    asked = {"team_id": team_id, "team_ids": teams, "first": first_day, "last": last_day, "most": limit, **STATUSES}
+    limit = (MOST_TAGS if reads_calls(group_by) else MOST) if most is None else most
+    teams = teams if team_id is None else [team_id]
+    asked = {"teams": teams, "first": first_day, "last": last_day, "most": limit, **STATUSES}
     asked |= {f"tag{place}": group.key for place, group in enumerate(group_by) if isinstance(group, Tag)}
-    query = query_for(group_by, whose, is_ranked=most is not None)
+    query = query_for(group_by, of_all=teams is None, is_ranked=most is not None)
     rows = (await connection.execute(query, asked)).mappings().all()
-    lines = _lines([row for row in rows if row["is_late"] is not None], len(group_by), limit)
+    lines = [_line(row, len(group_by)) for row in rows if row["place"] is not None]
     return Statement(
-        team_id=team_id,
-        first_day=first_day,
-        last_day=last_day,
         group_by=group_by,
-        lines=lines if group_by else (),
+        lines=tuple(lines) if group_by else (),
         total=sum((line.total for line in lines), Totals()),
         corrections=sum((line.corrections for line in lines), Totals()),
         is_closed=rows[0]["closed"] == (last_day - first_day).days + 1,
     )
 
 
-def _lines(rows: list[RowMapping], groups: int, most: int) -> tuple[Line, ...]:
-    """Make one line of each group's rows, of which there is one for what is booked and one for what came late."""
-    lines: dict[tuple[bool, tuple[str | None, ...]], Line] = {}
-    places: dict[tuple[bool, tuple[str | None, ...]], int] = {}
-    for row in rows:
-        names = tuple(row[f"group{place}"] for place in range(groups))
-        key = (row["is_rest"], names)
-        before = lines.get(key, Line(groups=names, total=Totals(), corrections=Totals()))
-        sums, others = _totals(row), max(before.others, row["place"] - most if row["is_rest"] else 0)
-        total, late = (Totals(), sums) if row["is_late"] else (sums, Totals())
-        lines[key] = Line(
-            groups=names, total=before.total + total, corrections=before.corrections + late, others=others
-        )
-        places[key] = max(places.get(key, 0), row["place"])
-
-    def order(key: tuple[bool, tuple[str | None, ...]]) -> Any:
-        return places[key], [(name is None, name or "") for name in key[1]]
-
-    return tuple(lines[key] for key in sorted(lines, key=order))
-
-
-def _totals(row: RowMapping) -> Totals:
-    return Totals(**{name: int(row[name] or 0) for name in Totals.__struct_fields__})
+def _line(row: RowMapping, groups: int) -> Line:
+    total, late = (
+        Totals(**{name: int(row[prefix + name] or 0) for name in Totals.__struct_fields__}) for prefix in ("", "late_")
+    )
+    names = tuple(row[f"group{place}"] for place in range(groups))
+    return Line(groups=names, total=total, corrections=late, others=row["others"])

@@ -22,6 +22,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from billing.records import COSTS, TOKENS
+
 metadata = MetaData(
     naming_convention={
         "pk": "%(table_name)s_pkey",
@@ -51,13 +53,8 @@ usage_records = Table(
     Column("tier", Text, nullable=False),
     Column("priority", Text, nullable=False),
     Column("status", Text, nullable=False),  # billing.records.Status
-    Column("input_tokens", Integer, nullable=False),
-    Column("cached_input_tokens", Integer, nullable=False),
-    Column("cache_write_tokens", Integer, nullable=False),
-    Column("output_tokens", Integer, nullable=False),
-    Column("reasoning_tokens", Integer, nullable=False),
-    Column("cost_nanousd", BigInteger, nullable=False),
-    Column("gpu_cost_nanousd", BigInteger, nullable=False),
+    *[Column(name, Integer, nullable=False) for name in TOKENS],
+    *[Column(name, BigInteger, nullable=False) for name in COSTS],
     Column("queue_ms", Double),
     Column("first_token_ms", Double),
     Column("prefill_ms", Double),
@@ -101,14 +98,7 @@ usage_daily = Table(
     Column("model_used", Text, primary_key=True),
     Column("tier", Text, primary_key=True),
     Column("status", Text, primary_key=True),
-    Column("calls", BigInteger, nullable=False, server_default=ZERO),
-    Column("input_tokens", BigInteger, nullable=False, server_default=ZERO),
-    Column("cached_input_tokens", BigInteger, nullable=False, server_default=ZERO),
-    Column("cache_write_tokens", BigInteger, nullable=False, server_default=ZERO),
-    Column("output_tokens", BigInteger, nullable=False, server_default=ZERO),
-    Column("reasoning_tokens", BigInteger, nullable=False, server_default=ZERO),
-    Column("cost_nanousd", BigInteger, nullable=False, server_default=ZERO),
-    Column("gpu_cost_nanousd", BigInteger, nullable=False, server_default=ZERO),
+    *[Column(name, BigInteger, nullable=False, server_default=ZERO) for name in ("calls", *TOKENS, *COSTS)],
     Index("usage_daily_day_idx", "day"),
 )
 

@@ -11,7 +11,7 @@ from billing.ledger import insert_records
 from billing.money import to_nano, to_text
 from billing.prices import Price, cost_of
 from billing.records import Status, UsageRecord
-from billing.statement_queries import STATUSES, Whose, query_for
+from billing.statement_queries import STATUSES, query_for
 from billing.statements import MOST_TAGS, GroupBy, Totals, period
 from billing.sweep import close_days
 from gateway.database import Database
@@ -93,10 +93,8 @@ async def test_the_daily_report_asks_once(books: Database) -> None:
         asked.clear()
         await period(connection, "team_a", TODAY, TODAY)
         [question] = asked
-        values = {"team_id": "team_a", "first": TODAY, "last": TODAY, "most": MOST_TAGS, **STATUSES}
-        plan = "\n".join(
-            (await connection.execute(text(f"EXPLAIN {query_for((), Whose.TEAM).text}"), values)).scalars()
-        )
+        values = {"teams": ["team_a"], "first": TODAY, "last": TODAY, "most": MOST_TAGS, **STATUSES}
+        plan = "\n".join((await connection.execute(text(f"EXPLAIN {query_for(()).text}"), values)).scalars())
 
     assert "usage_records" not in question
     assert "Index Cond: ((team_id = " in plan and "Seq Scan on usage_daily" not in plan

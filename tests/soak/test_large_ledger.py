@@ -26,7 +26,7 @@ from billing.grouping import GroupBy
 from billing.journal import Journal
 from billing.ledger import ROLLUP_KEY, SUMS
 from billing.partitions import drop_partition, ensure_partitions, partition_of
-from billing.statement_queries import STATUSES, Whose, query_for
+from billing.statement_queries import STATUSES, query_for
 from billing.statements import period
 from gateway.clock import Clock
 from gateway.database import Database
@@ -140,8 +140,8 @@ async def generate(database: Database, first: date) -> None:
 
 async def plan_of(database: Database, team: str, day: date) -> str:
     """Return how Postgres reads a daily report; it must find the lines by their key."""
-    query = query_for((), Whose.TEAM)
-    asked = {"team_id": team, "first": day, "last": day, "most": 100, **STATUSES}
+    query = query_for(())
+    asked = {"teams": [team], "first": day, "last": day, "most": 100, **STATUSES}
     async with database.begin() as connection:
         lines = (await connection.execute(text(f"EXPLAIN (ANALYZE, BUFFERS) {query.text}"), asked)).scalars().all()
     plan = "\n".join(lines)
