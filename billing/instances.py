@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from datetime import date
 
 from msgspec import Struct
-from msgspec.structs import replace
-from sqlalchemy import RowMapping, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 HOUR = 3_600_000_000  # microseconds
+NAMES = ("provider", "endpoint", "model", "gpus")
 UNSEEN = ""  # the instance id of calls that were answered where no replica was seen
 
 
@@ -47,94 +45,41 @@ async def idle_costs(connection: AsyncConnection, first: date, last: date) -> li
     has no ``gpu_hour`` has no line. Replicas at one endpoint share what its calls cost by their time in steps, day by
     day. It reads daily sums alone, a few rows for each replica and day.
     """
-    span = {"first": first, "last": last}
-    times = (await connection.execute(TIMES, span)).mappings().all()
-    calls: dict[tuple[date, str], int] = defaultdict(int)
-    names: dict[str, str] = {}
-    for row in (await connection.execute(CALLS, span)).mappings():
-        names[_address(row["endpoint"])] = row["endpoint"]
-        calls[row["day"], _address(row["endpoint"])] += row["gpu_cost_nanousd"]
-    lines: dict[str, InstanceCost] = {}
-    for row, share in zip(times, _attribute(times, calls), strict=True):
-        line = _line(row, share)
-        lines[line.instance_id] = _sum(lines[line.instance_id], line) if line.instance_id in lines else line
-    for row in times:
-        calls.pop((row["day"], _address(row["endpoint"])), None)
-    return [*lines.values(), *_unseen(calls, names)]
+    rows = await connection.execute(COSTS, {"first": first, "last": last})
+    return [InstanceCost(**row) for row in rows.mappings()]
 
 
-def price_of_time(microseconds: int, gpus: int, gpu_hour_nanousd: int) -> int:
-    """Return what so much time of a replica costs, in nano-dollars, rounded once, half up."""
-    return (2 * microseconds * gpus * gpu_hour_nanousd + HOUR) // (2 * HOUR)
+# The base URL alone: a replica may answer under more than one region or provider.
+ADDRESS = "substring(endpoint FROM '[^ ]*$')"
 
-
-def _attribute(times: Sequence[RowMapping], calls: Mapping[tuple[date, str], int]) -> list[int]:
-    """Return each row's part of what the calls at its endpoint cost that day; the parts add up to it exactly."""
-    together: dict[tuple[date, str], list[int]] = defaultdict(list)
-    for place, row in enumerate(times):
-        together[row["day"], _address(row["endpoint"])].append(place)
-    parts = [0] * len(times)
-    for key, places in together.items():
-        busy = [times[place]["busy_us"] for place in places]
-        weights = busy if any(busy) else [times[place]["alive_us"] for place in places]
-        for place, part in zip(places, _share_out(calls.get(key, 0), weights), strict=True):
-            parts[place] = part
-    return parts
-
-
-def _share_out(total: int, weights: Sequence[int]) -> list[int]:
-    """Return whole parts of ``total`` in proportion to ``weights``, of which one at least is not 0."""
-    parts, passed, given = [], 0, 0
-    for weight in weights:
-        passed += weight
-        parts.append(total * passed // sum(weights) - given)
-        given += parts[-1]
-    return parts
-
-
-def _line(row: RowMapping, attributed: int) -> InstanceCost:
-    return InstanceCost(
-        **{name: row[name] for name in ("instance_id", "provider", "endpoint", "model", "gpus")},
-        hours=row["alive_us"] / HOUR,
-        busy_hours=row["busy_us"] / HOUR,
-        cost_nanousd=price_of_time(row["alive_us"], row["gpus"], row["gpu_hour_nanousd"]),
-        attributed_nanousd=attributed,
+# Each row's part of what the calls at its address cost that day is whole, and the parts add up to it exactly: they go
+# by the time in steps up to each row, or by the time alive where no replica was busy.
+COSTS = text(f"""
+    WITH call AS (
+        SELECT day, {ADDRESS} AS address, max(endpoint) AS endpoint, sum(gpu_cost_nanousd) AS cost
+        FROM endpoint_days WHERE day BETWEEN :first AND :last GROUP BY 1, 2
+    ), time AS (
+        SELECT *, {ADDRESS} AS address,
+               CASE WHEN sum(busy_us) OVER (PARTITION BY day, {ADDRESS}) > 0 THEN busy_us ELSE alive_us END AS weight
+        FROM instance_days WHERE day BETWEEN :first AND :last
+    ), passed AS (
+        SELECT *, sum(weight) OVER here AS whole,
+               sum(weight) OVER (here ORDER BY instance_id, gpu_hour_nanousd) AS until
+        FROM time WINDOW here AS (PARTITION BY day, address)
+    ), line AS (
+        SELECT instance_id, false AS is_unseen,
+               {", ".join(f"(array_agg(passed.{n} ORDER BY passed.endpoint, day))[1] AS {n}" for n in NAMES)},
+               CAST(sum(alive_us) AS double precision) / {HOUR} AS hours,
+               CAST(sum(busy_us) AS double precision) / {HOUR} AS busy_hours,
+               sum(div(2 * CAST(alive_us AS numeric) * gpus * gpu_hour_nanousd + {HOUR}, 2 * {HOUR})) AS cost,
+               sum(div(coalesce(cost, 0) * until, whole) - div(coalesce(cost, 0) * (until - weight), whole)) AS part
+        FROM passed LEFT JOIN call USING (day, address) GROUP BY instance_id
+        UNION ALL
+        SELECT '{UNSEEN}', true, '', max(endpoint), NULL, 0, 0, 0, 0, sum(cost) FROM call
+        WHERE NOT EXISTS (SELECT FROM time WHERE time.day = call.day AND time.address = call.address)
+        GROUP BY address
     )
-
-
-def _sum(line: InstanceCost, more: InstanceCost) -> InstanceCost:
-    sums = ("hours", "busy_hours", "cost_nanousd", "attributed_nanousd")
-    return replace(line, **{name: getattr(line, name) + getattr(more, name) for name in sums})
-
-
-def _unseen(calls: Mapping[tuple[date, str], int], names: Mapping[str, str]) -> list[InstanceCost]:
-    """Return a line for each endpoint with calls that cost something on a day on which nobody saw a replica there."""
-    sums: dict[str, int] = defaultdict(int)
-    for (_, address), cost in calls.items():
-        sums[address] += cost
-    return [
-        InstanceCost(
-            instance_id=UNSEEN,
-            provider="",
-            endpoint=names[address],
-            model=None,
-            gpus=0,
-            hours=0.0,
-            busy_hours=0.0,
-            cost_nanousd=0,
-            attributed_nanousd=sums[address],
-        )
-        for address in sorted(sums)
-    ]
-
-
-def _address(endpoint: str) -> str:
-    """Return the base URL alone: a replica may answer under more than one region or provider."""
-    return endpoint.rpartition(" ")[2]
-
-
-TIMES = text("""
-    SELECT day, instance_id, gpu_hour_nanousd, provider, endpoint, model, gpus, alive_us, busy_us
-    FROM instance_days WHERE day BETWEEN :first AND :last ORDER BY endpoint, day, instance_id, gpu_hour_nanousd
-""")
-CALLS = text("SELECT day, endpoint, gpu_cost_nanousd FROM endpoint_days WHERE day BETWEEN :first AND :last")
+    SELECT instance_id, {", ".join(NAMES)}, hours, busy_hours,
+           CAST(cost AS bigint) AS cost_nanousd, CAST(part AS bigint) AS attributed_nanousd
+    FROM line ORDER BY is_unseen, endpoint, instance_id
+""")  # noqa: S608  (columns are ours)

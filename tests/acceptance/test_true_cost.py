@@ -15,7 +15,7 @@ import pytest
 from openai import OpenAI
 from sqlalchemy import text
 
-from billing.instances import InstanceCost, idle_costs, price_of_time
+from billing.instances import InstanceCost, idle_costs
 from gateway.clock import Clock
 from gateway.database import Database
 from gateway.embedded import temporary_valkey
@@ -26,6 +26,7 @@ from gateway.services import Services
 from gateway.settings import ProviderSettings
 from router.targets import Endpoint
 from tests.support.engine_server import EngineServer, start_engine_server
+from tests.support.gpu_time import price_of_time
 from tests.support.house import House, model, running_house, settings_for
 from tests.support.leaving import ask_and_leave
 from tests.support.servers import database_of_its_own

@@ -7,12 +7,13 @@ import random
 from datetime import date
 from typing import Any
 
-from billing.instances import UNSEEN, InstanceCost, idle_costs, price_of_time
+from billing.instances import UNSEEN, InstanceCost, idle_costs
 from billing.ledger import insert_records
 from billing.looks import Look, book_look, last_looks, split_by_day
 from gateway.database import Database
 from tests.support.clock import NOON, SetClock
 from tests.support.factories import make_record
+from tests.support.gpu_time import price_of_time
 
 TODAY, TOMORROW = date(2026, 4, 5), date(2026, 4, 6)
 MIDNIGHT = NOON + 12 * 3600
