@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -56,20 +56,11 @@ async def book_look(connection: AsyncConnection, look: Look) -> bool:
     The replica's own counters say how much that is, so a look that is booked twice, or by two watchers, counts once,
     and time in which nobody looked is caught up with. Time is split at UTC midnight.
     """
-    known = (await connection.execute(KNOWN, {"instance_id": look.instance_id})).mappings().first()
-    if known is not None and look.alive_us < known["alive_us"]:
-        return False  # somebody has booked a later look
-    alive = look.alive_us - (known["alive_us"] if known is not None else 0)
-    busy = max(0, look.busy_us - (known["busy_us"] if known is not None else 0))
-    parts = split_by_day(look.seen_at, alive, busy) if look.gpu_hour_nanousd is not None else []
     row = {
         **{name: getattr(look, name) for name in LOOKED},
         "load": msgspec.json.encode(look.load).decode(),
         "seen_at": EPOCH + timedelta(seconds=look.seen_at),
-        "before": known["alive_us"] if known is not None else None,
-        "days": [day for day, _, _ in parts],
-        "alive_parts": [alive for _, alive, _ in parts],
-        "busy_parts": [busy for _, _, busy in parts],
+        "seen_us": round(look.seen_at * SECOND),
     }
     return bool((await connection.execute(BOOK, row)).scalar_one())
 
@@ -80,27 +71,14 @@ async def last_looks(connection: AsyncConnection, since: float) -> list[Instance
     return [Instance(**row) for row in rows.mappings()]
 
 
-def split_by_day(end: float, alive_us: int, busy_us: int) -> list[tuple[date, int, int]]:
-    """Return each UTC day's part of the time that ended at ``end`` (unix seconds); the busy part in proportion."""
-    end_us = round(end * SECOND)
-    start_us = at = end_us - alive_us
-    busy_before, parts = 0, []
-    while at < end_us:
-        midnight = (at // DAY + 1) * DAY
-        until = min(end_us, midnight)
-        busy_until = busy_us * (until - start_us) // alive_us
-        parts.append(((EPOCH + timedelta(days=at // DAY)).date(), until - at, busy_until - busy_before))
-        at, busy_before = until, busy_until
-    return parts
-
-
 LOOKED = ("instance_id", "provider", "endpoint", "model", "gpus", "gpu_hour_nanousd", "alive_us", "busy_us")
-KNOWN = text("SELECT alive_us, busy_us FROM instances WHERE instance_id = :instance_id")
 SEEN = text("SELECT * FROM instances WHERE last_seen >= :since ORDER BY endpoint, last_seen DESC, instance_id")
 # Compare and set: the look is written only over the one whose counters it was compared with, and the days grow only if
-# it was. Of two watchers with the same look one finds nothing to do.
-BOOK = text("""
-    WITH won AS (
+# it was. Of two watchers with the same look one finds nothing to do. The busy part of a day is in proportion.
+BOOK = text(f"""
+    WITH known AS (
+        SELECT alive_us, busy_us FROM instances WHERE instance_id = :instance_id
+    ), won AS (
         INSERT INTO instances
             (instance_id, provider, endpoint, model, gpus, alive_us, busy_us, first_seen, last_seen, load)
         VALUES (:instance_id, :provider, :endpoint, :model, :gpus, :alive_us, :busy_us,
@@ -109,17 +87,25 @@ BOOK = text("""
         SET provider = excluded.provider, endpoint = excluded.endpoint, model = excluded.model, gpus = excluded.gpus,
             alive_us = excluded.alive_us, busy_us = greatest(instances.busy_us, excluded.busy_us),
             last_seen = greatest(instances.last_seen, excluded.last_seen), load = excluded.load
-        WHERE instances.alive_us = CAST(:before AS bigint)
+        WHERE instances.alive_us = (SELECT alive_us FROM known) AND instances.alive_us <= excluded.alive_us
         RETURNING instance_id, provider, endpoint, model, gpus
+    ), span AS (
+        SELECT won.*, ends - alive AS begins, ends, alive, busy
+        FROM won LEFT JOIN known ON true, LATERAL (
+            SELECT CAST(:seen_us AS bigint) AS ends, CAST(:alive_us AS bigint) - coalesce(known.alive_us, 0) AS alive,
+                   CAST(greatest(0, CAST(:busy_us AS bigint) - coalesce(known.busy_us, 0)) AS numeric) AS busy
+        ) AS passed
     ), booked AS (
         INSERT INTO instance_days
             (instance_id, day, gpu_hour_nanousd, provider, endpoint, model, gpus, alive_us, busy_us)
-        SELECT won.instance_id, part.day, CAST(:gpu_hour_nanousd AS bigint), won.provider, won.endpoint, won.model,
-               won.gpus, part.alive_us, part.busy_us
-        FROM won, unnest(CAST(:days AS date[]), CAST(:alive_parts AS bigint[]), CAST(:busy_parts AS bigint[]))
-                  AS part (day, alive_us, busy_us)
+        SELECT instance_id, DATE '1970-01-01' + CAST(day AS integer), CAST(:gpu_hour_nanousd AS bigint), provider,
+               endpoint, model, gpus, until - since,
+               div(busy * (until - begins), alive) - div(busy * (since - begins), alive)
+        FROM span, generate_series(begins / {DAY}, (ends - 1) / {DAY}) AS day,
+             LATERAL (SELECT greatest(begins, day * {DAY}) AS since, least(ends, (day + 1) * {DAY}) AS until) AS part
+        WHERE alive > 0 AND CAST(:gpu_hour_nanousd AS bigint) IS NOT NULL
         ON CONFLICT (instance_id, day, gpu_hour_nanousd) DO UPDATE
         SET alive_us = instance_days.alive_us + excluded.alive_us, busy_us = instance_days.busy_us + excluded.busy_us
     )
     SELECT count(*) FROM won
-""")
+""")  # noqa: S608  (a number of ours)

@@ -9,7 +9,7 @@ from typing import Any
 
 from billing.instances import UNSEEN, InstanceCost, idle_costs
 from billing.ledger import insert_records
-from billing.looks import Look, book_look, last_looks, split_by_day
+from billing.looks import Look, book_look, last_looks
 from gateway.database import Database
 from tests.support.clock import NOON, SetClock
 from tests.support.factories import make_record
@@ -119,14 +119,18 @@ async def test_time_is_split_at_midnight(database: Database) -> None:
     assert both.cost_nanousd == today.cost_nanousd + tomorrow.cost_nanousd
 
 
-def test_a_long_time_is_split_at_every_midnight() -> None:
-    """The parts add up to the microsecond, whatever the moment."""
-    parts = split_by_day(MIDNIGHT + 86_400 + 0.5, (43_200 + 86_400) * 10**6 + 1_000_003, 777_777)
+async def test_a_long_time_is_split_at_every_midnight(database: Database) -> None:
+    """The parts add up to the microsecond, whatever the moment; no time has no part."""
+    long = look("a", 43_200 + 86_400 + 1.000003, 0.777777, MIDNIGHT + 86_400 + 0.5)
+    await book(database, look("b", 0), long)
 
-    assert [day for day, _, _ in parts] == [TODAY, TOMORROW, date(2026, 4, 7)]
-    assert [alive for _, alive, _ in parts] == [43_200 * 10**6 + 500_003, 86_400 * 10**6, 500_000]
-    assert sum(busy for _, _, busy in parts) == 777_777
-    assert split_by_day(NOON, 0, 0) == []
+    async with database.begin() as connection:
+        query = "SELECT day, alive_us, busy_us FROM instance_days ORDER BY day"
+        parts = (await connection.exec_driver_sql(query)).all()
+
+    assert [part.day for part in parts] == [TODAY, TOMORROW, date(2026, 4, 7)]
+    assert [part.alive_us for part in parts] == [43_200 * 10**6 + 500_003, 86_400 * 10**6, 500_000]
+    assert sum(part.busy_us for part in parts) == 777_777
 
 
 async def test_a_replica_that_was_started_again_is_another_one(database: Database) -> None:
