@@ -135,7 +135,7 @@ async def ask_load(services: Services, replica: Replica) -> LoadReport:
                     raise UpstreamError(f"It answered {response.status}.", outcome=f"status_{response.status}")
                 return read_report(await response.read(LONGEST_REPORT))
             finally:
-                await response.close()
+                response.close()
     except TimeoutError as exc:
         raise UpstreamError("It did not answer in time.", outcome="timeout") from exc
     except msgspec.DecodeError as exc:

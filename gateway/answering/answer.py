@@ -107,7 +107,7 @@ async def _answer_checked(
             reply = Reply(services, call, route, account, answered, log, services.hooks)
         except BaseException:
             answering = None
-            services.background.spawn(answered.close())
+            answered.close()
             raise
     except BaseException as exc:
         if isinstance(exc, UpstreamFiltered):

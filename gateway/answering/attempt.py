@@ -52,10 +52,10 @@ class Answering:
     dropped: tuple[str, ...] = ()  # fields of the request that the upstream was not told
     let_go: Callable[[], None] | None = None  # gives back the slot that it holds
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the upstream, at once if it is still speaking, and give its slot back."""
         if self.response is not None:
-            await self.response.close()
+            self.response.close()
         if self.let_go is not None:
             self.let_go()
 
@@ -193,12 +193,12 @@ async def _read_answer(
             return Answering(target, provider, first, events, response)
         body = (begun or b"") + await response.read()
         whole, usage = await off_loop(len(body), lambda: wire.read_reply(call.request, body))
-        await response.close()
+        response.close()
         if streams:  # it does not know how to, and answered in JSON
             return Answering(target, provider, events_of(whole, usage))
         return Answering(target, provider, [], whole=whole, usage=usage)
     except BaseException:
-        await response.close()
+        response.close()
         raise
 
 

@@ -86,9 +86,9 @@ class Source:
 
         response.take = take_piece
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the upstream that speaks now."""
-        await self.answering.close()
+        self.answering.close()
 
     def _follow(self, events: list[Event]) -> list[Event]:
         return events if self._progress is None else self._progress.follow(events)
@@ -131,7 +131,7 @@ class Source:
                 with suppress(UpstreamFailure):
                     return broken.events.finish()  # it had said why it ends: every word is here
             raise failure
-        await broken.close()
+        broken.close()
         resume = progress.resume()
         if resume is not None and len(self._replicas) < MOST_REPLICAS:
             try:

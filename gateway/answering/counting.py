@@ -62,7 +62,7 @@ async def _count_at(
                 return wire.read_count(body)
             raise wire.read_error(response.status, response.headers, body)
         finally:
-            await response.close()
+            response.close()
     except UpstreamRefused:
         raise
     except UpstreamFailure:

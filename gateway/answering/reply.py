@@ -176,7 +176,7 @@ class Reply:
                 self._end(self._broken)
         finally:
             settle(self._services, self.account)
-            self._services.background.spawn(self._source.close())
+            self._source.close()
 
     def abandon(self) -> None:
         """The client left by itself: it owes what was produced for it until now, sent or not. Then ``close()``."""

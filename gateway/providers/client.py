@@ -105,7 +105,7 @@ class UpstreamResponse:
             self._unpacker.feed(piece)
         return unpacked
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the connection if the body has not come to its end; else it goes back to the pool. Never raises."""
         if self._connection is not None:
             self._pool.give_back(self._connection)

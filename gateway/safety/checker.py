@@ -80,7 +80,7 @@ class OutsideChecker:
         try:
             body = await response.read(LONGEST_ANSWER)
         finally:
-            await response.close()
+            response.close()
         if response.status != 200:
             raise UpstreamFailure(f"The checker answered with status {response.status}.")
         return msgspec.json.decode(body, type=_Answer)

@@ -25,7 +25,7 @@ HEAD_STARTS = 4  # that it leaves at the most, while others are on their way out
 class Open(Protocol):
     """What was begun for a call, and must be closed when nobody will have it."""
 
-    async def close(self) -> None: ...
+    def close(self) -> None: ...
 
 
 Answer = TypeVar("Answer", bound=Open)
@@ -101,7 +101,7 @@ class InputCheck:
             await self._begin()
         except BaseException:
             self._give_up()
-            await answering.close()
+            answering.close()
             raise
         self._guard.metrics.safety_wait.observe(perf_counter() - answered)
         return answering

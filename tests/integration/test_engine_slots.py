@@ -76,4 +76,4 @@ async def client_drain(client: UpstreamClient, url: str) -> None:
     """Have the engine take no more."""
     request = UpstreamRequest("POST", url + "/drain", {"authorization": "Bearer secret"}, b"")
     answer = await client.send(request, 1.0, 5.0)
-    await answer.close()
+    answer.close()

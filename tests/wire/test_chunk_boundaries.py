@@ -119,6 +119,6 @@ async def read(
     except UpstreamFailure as exc:
         return seen, exc.outcome
     finally:
-        await response.close()
+        response.close()
         await client.close()
     return seen, None

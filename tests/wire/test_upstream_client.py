@@ -59,7 +59,7 @@ async def test_only_what_a_format_says_goes_out(upstream: ScriptedUpstream, clie
     """No header is invented but the two that HTTP needs: an upstream learns nothing of client or library."""
     answer = await send(client, asking(upstream, "tokens=2"))
     body = await answer.read()
-    await answer.close()
+    answer.close()
 
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     assert len(msgspec.json.decode(body)["choices"]) == 1
@@ -75,7 +75,7 @@ async def test_a_connection_lost_in_mid_stream_is_a_reset(
     with pytest.raises(UpstreamError) as caught:
         while await answer.next_piece() is not None:
             pass
-    await answer.close()
+    answer.close()
 
     assert caught.value.outcome == "reset"
 
@@ -103,7 +103,7 @@ async def test_a_body_of_any_size_arrives_whole(upstream: ScriptedUpstream, clie
         answer = await send(client, replace(request, body=msgspec.json.encode(body)))
         assert answer.status == 200
         await answer.read()
-        await answer.close()
+        answer.close()
 
     assert [seen.body == body for seen in upstream.requests] == [True, True]
 
@@ -122,7 +122,7 @@ async def test_an_answer_without_end_is_not_read_for_ever(upstream: ScriptedUpst
     answer = await send(client, asking(upstream, "tokens=50"))
     with pytest.raises(UpstreamError) as caught:
         await answer.read(longest=100)
-    await answer.close()
+    answer.close()
 
     assert caught.value.outcome == "too_long"
 
@@ -131,7 +131,7 @@ async def test_closing_early_closes_the_connection(upstream: ScriptedUpstream, c
     """The upstream stops working for a reply that nobody reads."""
     answer = await send(client, asking(upstream, "tokens=100,pace=0.02", stream=True))
     await answer.next_piece()
-    await answer.close()
+    answer.close()
     await asyncio.to_thread(until, lambda: upstream.requests[-1].closed_at)
 
 
@@ -142,7 +142,7 @@ async def test_a_connection_is_used_again_after_a_whole_answer(
     for _ in range(3):
         answer = await send(client, asking(upstream, "tokens=2"))
         await answer.read()
-        await answer.close()
+        answer.close()
 
     assert client.pool.idle == 1
 
@@ -182,7 +182,7 @@ async def test_http_of_every_age_is_read(client: UpstreamClient, answer: bytes) 
     async with serving(play) as url:
         response = await send(client, UpstreamRequest("POST", url, HEADERS, b"{}"))
         body = await response.read()
-        await response.close()
+        response.close()
 
     assert (response.status, body) == (200, GREETING)
 
@@ -212,7 +212,7 @@ async def test_http_that_is_broken_is_the_upstreams_failure(client: UpstreamClie
             try:
                 await response.read()
             finally:
-                await response.close()
+                response.close()
 
     assert caught.value.outcome == "reset"
 
@@ -227,7 +227,7 @@ async def test_a_small_body_that_unpacks_to_a_huge_one_is_refused(client: Upstre
         response = await send(client, UpstreamRequest("POST", url, HEADERS, b"{}"))
         with pytest.raises(UpstreamError) as caught:
             await response.read(longest=1_000_000)
-        await response.close()
+        response.close()
 
     assert caught.value.outcome in ("too_long", "reset")
 
@@ -254,7 +254,7 @@ async def test_pieces_can_be_taken_as_they_arrive(client: UpstreamClient) -> Non
         first = await response.next_piece()
         response.take = take
         rest = [await response.next_piece(5.0), await response.next_piece(5.0), await response.next_piece(5.0)]
-        await response.close()
+        response.close()
 
     assert (first, taken) == (b"first", [b"more", b"more!", b"more?"])
     assert rest == [b"other", b"more", None]
@@ -276,4 +276,4 @@ async def test_an_upstream_that_falls_silent_after_a_taken_piece_is_late(client:
         with pytest.raises(UpstreamTimeout):
             async with asyncio.timeout(10):
                 await response.next_piece(20.0)
-        await response.close()
+        response.close()

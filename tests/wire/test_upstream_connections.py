@@ -86,7 +86,7 @@ async def ask(client: UpstreamClient, url: str, body: bytes = b"{}", patience: f
     try:
         return await response.read()
     finally:
-        await response.close()
+        response.close()
 
 
 async def greet(_: int, __: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -169,7 +169,7 @@ async def test_an_answer_before_the_end_of_the_request_is_read(client: UpstreamC
     request = UpstreamRequest("POST", url, {}, bytes(30_000_000))
     response = await client.send(request, 5.0, 5.0)
     body = await response.read()
-    await response.close()
+    response.close()
     listening.close()
 
     assert (response.status, body) == (413, b"large")
@@ -213,7 +213,7 @@ async def test_a_slow_reader_slows_the_upstream(client: UpstreamClient) -> None:
         response = await client.send(UpstreamRequest("POST", server.url, {}, b"{}"), 5.0, 5.0)
         await asyncio.sleep(0.3)
         before, body = written, await response.read()
-        await response.close()
+        response.close()
 
     assert before < size / 2
     assert len(body) == size
@@ -249,7 +249,7 @@ async def test_what_came_before_a_break_is_read_first(client: UpstreamClient) ->
         assert await response.next_piece() == b"hello"
         with pytest.raises(UpstreamError, match="closed") as caught:
             await response.next_piece()
-        await response.close()
+        response.close()
 
     assert caught.value.outcome == "reset"
 
@@ -269,7 +269,7 @@ async def test_silence_within_an_answer_has_an_end(client: UpstreamClient) -> No
             assert await response.next_piece() == b"hello"
             with pytest.raises(UpstreamTimeout):
                 await response.next_piece(0.1 if limit == "patience" else 100.0)
-            await response.close()
+            response.close()
 
         assert client.pool.idle == 0
 

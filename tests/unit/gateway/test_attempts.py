@@ -52,7 +52,7 @@ class Answer:
         """Return its body."""
         return ANSWER
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Nothing to close."""
 
 

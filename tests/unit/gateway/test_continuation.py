@@ -83,7 +83,7 @@ class Replica:
         piece()
         return await self.next_piece()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Remember it."""
         self.is_closed = True
 

@@ -67,7 +67,7 @@ class Upstream:
             raise self.breaks_with
         return self.pieces.pop(0) if self.pieces else None
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Remember it."""
         self.is_closed = True
 

@@ -240,7 +240,7 @@ async def begin() -> Begun:
 class Begun:
     """An answer that has begun, and holds nothing."""
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Let go of it."""
 
 
