@@ -25,8 +25,8 @@ class DirectRequest(Request[Any, Any, Any]):
     """A request whose head was read when it came; its body is short."""
 
     def __init__(self, scope: Any, receive: Any, send: Any, head: Mapping[str, str]) -> None:
-        super().__init__(scope, receive, send)
-        self._head = head
+        self.scope, self.receive, self.send = scope, receive, send  # Litestar's own makes thirty caches besides
+        self._head, self._content_length = head, int(head["content-length"])
 
     @property
     def headers(self) -> Headers:
