@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
-from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 import structlog
@@ -14,10 +11,9 @@ from msgspec import Struct
 
 from gateway.errors import StoredAnswerUnreadable
 from gateway.sealing import Sealer, Unsealable
+from protocol.off_loop import in_parallel
 
 HEAVY = 256 * 1024  # bytes; larger answers are packed outside the event loop
-
-T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +52,7 @@ async def seal(sealer: Sealer, claim: Claim, answer: StoredAnswer) -> bytes:
     def work() -> bytes:
         return sealer.seal(zlib.compress(msgspec.msgpack.encode(answer), 1), _label(claim))
 
-    return await _aside(len(answer.body), work)
+    return await in_parallel(len(answer.body), HEAVY, work)
 
 
 async def unseal(sealer: Sealer, claim: Claim, sealed: bytes) -> StoredAnswer:
@@ -66,7 +62,7 @@ async def unseal(sealer: Sealer, claim: Claim, sealed: bytes) -> StoredAnswer:
         return msgspec.msgpack.decode(zlib.decompress(sealer.unseal(sealed, _label(claim))), type=StoredAnswer)
 
     try:
-        return await _aside(len(sealed), work)
+        return await in_parallel(len(sealed), HEAVY, work)
     except (Unsealable, zlib.error, msgspec.MsgspecError) as exc:
         place = claim.place
         log.error(
@@ -86,8 +82,3 @@ def _label(claim: Claim) -> str:
     """Return what a sealed answer is tied to: its place, what was asked, and which request was answered."""
     place = claim.place
     return msgspec.json.encode([place.team_id, place.endpoint, place.key, claim.digest, claim.request_id]).decode()
-
-
-async def _aside(size: int, work: Callable[[], T]) -> T:
-    """Do work on ``size`` bytes where it holds up nobody."""
-    return work() if size < HEAVY else await asyncio.to_thread(work)

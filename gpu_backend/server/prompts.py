@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from gpu_backend.server.checkpoint import Checkpoint
 from gpu_backend.server.errors import ContextLengthExceeded
@@ -12,10 +10,9 @@ from gpu_backend.server.tokens import LONG_TEXT, TooManyTokens
 from protocol.chat import Message, Tool
 from protocol.completions import Prompts
 from protocol.errors import BadRequest
+from protocol.off_loop import in_parallel
 
 MAX_PROMPTS = 2048
-
-T = TypeVar("T")
 
 
 def render_chat(checkpoint: Checkpoint, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
@@ -33,7 +30,7 @@ def render_chat(checkpoint: Checkpoint, messages: Sequence[Message], tools: Sequ
 async def encode_chat(checkpoint: Checkpoint, text: str, max_model_len: int) -> tuple[int, ...]:
     """Return the tokens of a rendered conversation. Raises ``BadRequest`` for a context too short."""
     reader = _PromptReader(checkpoint, max_model_len, room_for_reply=1, param="messages")
-    tokens = await _aside(len(text), lambda: reader.read_text(text, add_special_tokens=False))
+    tokens = await in_parallel(len(text), LONG_TEXT, lambda: reader.read_text(text, add_special_tokens=False))
     if not tokens:
         raise _empty("messages")
     return tokens
@@ -54,7 +51,7 @@ async def encode_prompts(
         )
     reader = _PromptReader(checkpoint, max_model_len, room_for_reply, param)
     characters = sum(map(len, several))
-    return await _aside(characters, lambda: tuple(reader.read(prompt) for prompt in several))
+    return await in_parallel(characters, LONG_TEXT, lambda: tuple(reader.read(prompt) for prompt in several))
 
 
 def split_prompts(prompts: Prompts) -> list[str | list[int]]:
@@ -106,11 +103,6 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
             param=param,
             code="invalid_value",
         )
-
-
-async def _aside(characters: int, work: Callable[[], T]) -> T:
-    """Do long work on a thread (the tokenizer lets others run meanwhile), short work here."""
-    return await asyncio.to_thread(work) if characters > LONG_TEXT else work()
 
 
 def _empty(param: str) -> BadRequest:

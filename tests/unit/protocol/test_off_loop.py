@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from protocol.off_loop import HEAVY, HUGE, off_loop
+from protocol.off_loop import HEAVY, HUGE, in_parallel, off_loop
 
 
 async def test_work_on_few_bytes_is_done_at_once() -> None:
@@ -21,3 +21,14 @@ async def test_a_huge_body_keeps_no_long_prompt_waiting() -> None:
 
     await off_loop(HUGE, is_done.set)
     assert await huge
+
+
+async def test_work_of_libraries_runs_in_several_threads_at_once() -> None:
+    """They let the interpreter go, so a second one need not wait for the first."""
+    is_done = threading.Event()
+    first = asyncio.create_task(in_parallel(8, 8, lambda: is_done.wait(20)))
+    await asyncio.sleep(0)
+
+    await in_parallel(8, 8, is_done.set)
+    assert await first
+    assert await in_parallel(7, 8, threading.current_thread) is threading.current_thread()
