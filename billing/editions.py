@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ids import least_id
 from billing.prices import Price, cost_of
-from billing.records import CHARGED, MOST_TOKENS, UsageRecord, bounded_cost
+from billing.records import CHARGED, MOST_TOKENS, TOKENS, UsageRecord, bounded_cost
 from protocol.usage import Usage
 
 SAMPLE = 2000  # rows whose cost one audit reckons again: all of a small day, others of a large one each time
@@ -71,13 +71,7 @@ async def compare_costs(connection: AsyncConnection, day: date) -> tuple[int, li
     for row in rows:
         if row.edition not in prices:
             prices[row.edition] = msgspec.json.decode(row.price, type=Price)
-        usage = Usage(
-            row.input_tokens,
-            output_tokens=row.output_tokens,
-            cached_input_tokens=row.cached_input_tokens,
-            cache_write_tokens=row.cache_write_tokens,
-            reasoning_tokens=row.reasoning_tokens,
-        )
+        usage = Usage(**{name: getattr(row, name) for name in TOKENS})
         reckoned = bounded_cost(cost_of(usage, prices[row.edition], batch=row.tier == "batch", at=row.made_at))
         if reckoned != row.cost_nanousd:
             call = {"where": str(row.request_id), "quantity": "cost_nanousd"}
@@ -90,8 +84,7 @@ TELL = text(
 )
 # A count at its bound was cut: what it cost was reckoned by the whole of it.
 ROWS = text(f"""
-    SELECT request_id, edition, CAST(told.price AS text) AS price, tier, input_tokens, output_tokens,
-           cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_nanousd,
+    SELECT request_id, edition, CAST(told.price AS text) AS price, tier, {", ".join(TOKENS)}, cost_nanousd,
            CAST(extract(epoch FROM created_at) AS double precision) AS made_at
     FROM usage_records AS row JOIN price_editions AS told ON told.edition = row.price
     WHERE day = :day AND request_id >= :since AND request_id < :until AND status = ANY (:charged)

@@ -108,20 +108,17 @@ class Flusher:
             return 0
         stuck: set[str] = set()
         try:
-            await self._write([closed.record for closed in taken], stuck)
-        except TooOld as exc:
-            log.error("ledger_forgot", error=str(exc))
-            refused = [closed for closed in taken if closed.record.request_id in exc.request_ids]
-            gone = self._journal.quarantine(refused)
-            rest = [closed for closed in taken if closed.record.request_id not in exc.request_ids]
-            return gone + await self._flush(rest)
+            too_old = await self._write([closed.record for closed in taken], stuck)
         except Exception:
             self._batch = max(LEAST_BATCH, self._batch // 2)
             raise
         self._batch = min(BATCH, 2 * self._batch)
-        flushed = [closed for closed in taken if closed.record.request_id not in stuck]
+        flushed = [closed for closed in taken if closed.record.request_id not in stuck | too_old]
         self._journal.mark_flushed(flushed)
-        return len(flushed)
+        refused = [closed for closed in taken if closed.record.request_id in too_old]
+        if refused:
+            log.error("ledger_forgot", calls=len(refused))
+        return len(flushed) + self._journal.quarantine(refused)
 
     async def adopt(self) -> None:
         """Take over what dead processes left in the journal folder."""
@@ -132,11 +129,7 @@ class Flusher:
         """Write the calls of the last day again, for a database that forgot: it takes those that it lacks."""
         for calls in self._journal.kept(self._clock.now() - KEPT_FOR):
             while records := list(islice(calls, AGAIN)):
-                try:
-                    await self._write(records, set())
-                except TooOld as exc:  # as their flush found, too, or retention since
-                    known = [record for record in records if record.request_id not in exc.request_ids]
-                    await self._write(known, set())
+                await self._write(records, set())
 
     async def _sync_for_ever(self) -> None:
         while True:
@@ -152,29 +145,30 @@ class Flusher:
             pass
         self._wake.clear()
 
-    async def _write(self, records: Sequence[UsageRecord], stuck: set[str]) -> None:
+    async def _write(self, records: Sequence[UsageRecord], stuck: set[str]) -> set[str]:
         """Write records in one transaction; if one of them cannot be stored, find it and put it aside. ``stuck`` gains
-        those for which the disk has no room."""
+        those for which the disk has no room. Return the ids that the ledger refuses because they are too old."""
         owner, sent = ("", 0) if self._leases is None else (self._leases.owner, self._leases.acknowledged)
         try:
             async with asyncio.timeout(FLUSH_WITHIN), self._database.begin() as connection:
                 told = await self._prices.tell(connection, records)
                 written = await write_records(connection, records, today=self._clock.today(), flusher=owner)
+        except TooOld as exc:
+            rest = [record for record in records if record.request_id not in exc.request_ids]
+            return await self._write(rest, stuck) | set(exc.request_ids)
         except UNWRITABLE as exc:
             if isinstance(exc, StatementError) and not is_about_a_value(exc):
                 raise
-            if len(records) == 1:
-                file = self._journal.put_aside(record := records[0])
-                if file is None:
-                    stuck.add(record.request_id)
-                else:
-                    log.error("ledger_record_rejected", request_id=record.request_id, file=str(file), error=repr(exc))
-                return
+            if len(records) > 1:
+                half = len(records) // 2
+                return await self._write(records[:half], stuck) | await self._write(records[half:], stuck)
+            file = self._journal.put_aside(record := records[0])
+            if file is None:
+                stuck.add(record.request_id)
+            else:
+                log.error("ledger_record_rejected", request_id=record.request_id, file=str(file), error=repr(exc))
         else:
             self._prices.note(told)
             if self._leases is not None and written.beat is not None:
                 self._leases.heard(sent, written.beat)
-            return
-        half = len(records) // 2
-        await self._write(records[:half], stuck)
-        await self._write(records[half:], stuck)
+        return set()
