@@ -5,20 +5,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import platform
 import tempfile
 import time
 from collections import defaultdict
-from datetime import date
 from pathlib import Path
 from statistics import median
 
-import psutil
 from msgspec.structs import replace
 
-import migrations
 from benchmarks.ledger import make_calls
+from benchmarks.ledger_server import cpu_of, postgres_on_disk, show
 from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.records import Status
@@ -26,7 +22,6 @@ from gateway.clock import Clock
 from gateway.database import Database
 from gateway.embedded.postgres import EmbeddedPostgres
 
-RESULTS = Path(__file__).parent / "results"
 CALLS = {10: 300, 90: 1800, 360: 3600, 1000: 5000}  # in one flush -> in a round
 HEADER = "| calls in a flush | opened | closed | flushed | Postgres | together |\n| --- | --- | --- | --- | --- | --- |"
 
@@ -36,24 +31,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        server = EmbeddedPostgres(Path(folder))
-        server.start()
-        try:
-            migrations.upgrade(server.url)
-            table = asyncio.run(_measure(server, options.rounds))
-        finally:
-            server.remove()
-    load = [round(each, 1) for each in os.getloadavg()]
-    page = (
-        f"# Journal, {date.today()}\n\n"
-        f"`python -m benchmarks.journal --rounds {options.rounds}` on {os.cpu_count()} cores ({platform.machine()}), "
-        f"load average {load}, Python {platform.python_version()}.\n\n"
-        f"CPU time in µs a call, medians of rounds in turns.\n\n{table}\n"
-    )
-    print(page)
-    if options.write:
-        (RESULTS / f"journal-{date.today()}.md").write_text(page)
+    with postgres_on_disk() as server:
+        table = asyncio.run(_measure(server, options.rounds))
+    said = f"CPU time in µs a call, medians of rounds in turns.\n\n{table}"
+    show("journal", f"--rounds {options.rounds}", said, write=options.write)
 
 
 async def _measure(server: EmbeddedPostgres, rounds: int) -> str:
@@ -77,7 +58,7 @@ async def _round(server: EmbeddedPostgres, database: Database, batch: int, calls
     records = list(make_calls(calls))
     opened = [replace(record, status=Status.FAILED, output_tokens=0, cost_nanousd=0, attempts=()) for record in records]
     marks = [0.0, 0.0, 0.0]
-    theirs = _cpu_of(server)
+    theirs = cpu_of(server)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal.open(Path(folder), clock=Clock())
         flusher = Flusher(journal, database, Clock())
@@ -95,14 +76,8 @@ async def _round(server: EmbeddedPostgres, database: Database, batch: int, calls
             for part in range(3):
                 marks[part] += at[part + 1] - at[part]
         journal.close()
-    theirs = _cpu_of(server) - theirs
+    theirs = cpu_of(server) - theirs
     return tuple(cost / calls * 1e6 for cost in (*marks, theirs))
-
-
-def _cpu_of(server: EmbeddedPostgres) -> float:
-    """Return the CPU seconds of the server's living processes, finer than clock ticks."""
-    children = psutil.Process(server.pid).children(recursive=True)
-    return sum(int(Path(f"/proc/{child.pid}/schedstat").read_text().split()[0]) for child in children) / 1e9
 
 
 if __name__ == "__main__":

@@ -5,20 +5,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import platform
 import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import date
 from pathlib import Path
 
-import psutil
 from sqlalchemy import text
 
-import migrations
+from benchmarks.ledger_server import cpu_of, postgres_on_disk, show
 from billing.flusher import BATCH, Flusher
 from billing.journal import Journal
 from billing.records import Attempt, Status, UsageRecord
@@ -27,7 +23,6 @@ from gateway.database import Database
 from gateway.embedded.postgres import EmbeddedPostgres
 
 SEED = 7
-RESULTS = Path(__file__).parent / "results"
 ROUNDS = 3
 HEADER = (
     "| case | rows/s, median (least – most) | gateway CPU µs a row | Postgres CPU µs a row |\n| --- | --- | --- | --- |"
@@ -39,25 +34,13 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=40_000)
     parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        server = EmbeddedPostgres(Path(folder))
-        server.start()
-        try:
-            migrations.upgrade(server.url)
-            table = asyncio.run(_measure(server, options.calls))
-        finally:
-            server.remove()
-    load = [round(each, 1) for each in os.getloadavg()]
-    page = (
-        f"# Ledger, {date.today()}\n\n"
-        f"`python -m benchmarks.ledger --calls {options.calls}` on {os.cpu_count()} cores ({platform.machine()}), load "
-        f"average {load}, Python {platform.python_version()}, Postgres beside it with its own settings (commits reach "
-        f"the disk).\n\nClosed calls of 20 teams, 60 keys and 5 models lie in journals; flushers carry them, {BATCH} "
-        f"rows a transaction, until nothing waits.\n\n{table}\n"
+    with postgres_on_disk() as server:
+        table = asyncio.run(_measure(server, options.calls))
+    said = (
+        "Postgres beside it with its own settings (commits reach the disk). Closed calls of 20 teams, 60 keys and 5 "
+        f"models lie in journals; flushers carry them, {BATCH} rows a transaction, until nothing waits.\n\n{table}"
     )
-    print(page)
-    if options.write:
-        (RESULTS / f"ledger-{date.today()}.md").write_text(page)
+    show("ledger", f"--calls {options.calls}", said, write=options.write)
 
 
 async def _measure(server: EmbeddedPostgres, calls: int) -> str:
@@ -97,13 +80,13 @@ async def _drain(
     """Return calls per second, and the CPU microseconds that a call took here and in Postgres."""
     with tempfile.TemporaryDirectory() as folder, _journals(Path(folder), parts) as journals:
         flushers = [Flusher(journal, database, Clock()) for journal in journals]
-        started, own, theirs = time.perf_counter(), time.process_time(), _cpu_of(server)
+        started, own, theirs = time.perf_counter(), time.process_time(), cpu_of(server)
         await asyncio.gather(*(_until_empty(flusher) for flusher in flushers))
         seconds = time.perf_counter() - started
         return (
             calls / seconds,
             (time.process_time() - own) / calls * 1e6,
-            (_cpu_of(server) - theirs) / calls * 1e6,
+            (cpu_of(server) - theirs) / calls * 1e6,
         )
 
 
@@ -150,11 +133,6 @@ def make_calls(number: int) -> Iterator[UsageRecord]:
             metadata={"project": "search", "stage": "live"} if dice.random() < 0.3 else None,
             created_at=clock.now(),
         )
-
-
-def _cpu_of(server: EmbeddedPostgres) -> float:
-    """Return the CPU seconds of the server's living processes."""
-    return sum(sum(child.cpu_times()[:2]) for child in psutil.Process(server.pid).children(recursive=True))
 
 
 if __name__ == "__main__":
