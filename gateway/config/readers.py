@@ -239,13 +239,12 @@ def struct_of(kind: Callable[..., T], readers: Mapping[str, Read[Any]], needed: 
     def read(node: Node, faults: Faults) -> T | None:
         before = len(faults)
         fields = Fields(node, node.path, faults)
-        values: dict[str, Any] = {}
-        for key, read_one in readers.items():
-            if key in needed and not fields.has(key):
-                fields.need(key, read_one, None, "every entry needs it")
-            elif (value := fields.find(key, read_one)) is not None:
-                values[key] = value
+        found = {
+            key: fields.need(key, one, None, "every entry needs it") if key in needed else fields.find(key, one)
+            for key, one in readers.items()
+        }
         fields.close()
-        return kind(**values) if len(faults) == before else None
+        values = {key: value for key, value in found.items() if value is not None}
+        return kind(**values) if len(faults) == before and values.keys() >= {*needed} else None
 
     return read

@@ -477,6 +477,11 @@ PROVIDER_FAULTS = [
     ("{format: openai}", "endpoints", "missing"),
     ("{format: openai, endpoints: []}", "endpoints", "at least 1"),
     ("{format: openai, endpoints: [{region: us}]}", "endpoints[0].base_url", "missing"),
+    (
+        "{format: openai, endpoints: [{region: us, base_url: '${NONE}'}]}",
+        "endpoints[0].base_url",
+        "variable NONE is not set",
+    ),
     ("{format: openai, endpoints: [{region: us, base_url: ftp://h}]}", "endpoints[0].base_url", "expected a URL"),
     ("{format: openai, endpoints: [{region: us, base_url: 'http://h'}]}", "endpoints[0].base_url", "add /v1"),
     ("{format: openai, endpoints: [{region: us, base_url: 'http://u:p@h/v1'}]}", "endpoints[0].base_url", "api_keys"),
