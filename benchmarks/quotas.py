@@ -219,7 +219,7 @@ class Stores:
             return int(await self.looking.fetchval(DRAWN, scope) or 0)
 
         async def minute() -> int:
-            return int(await self.redis.hget(rates % "minute", "t") or 0)
+            return int((await self.redis.hget(rates % "minute", "sums") or b"0 0 0").split()[2])
 
         async def slots() -> int:
             return sum(int(value.split()[0]) for value in await self.redis.hvals(rates % "slots"))

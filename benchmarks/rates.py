@@ -13,7 +13,7 @@ import time
 from redis.asyncio import Redis
 
 from billing.holds import HoldRequest, Leg, Limits, Scope
-from billing.rates import Rates
+from billing.rates import RateLimits
 from gateway.clock import Clock
 
 CASES = {
@@ -29,7 +29,7 @@ CASES = {
 async def measure(team: Limits, key: Limits, rounds: int, calls: int) -> list[float]:
     """Return microseconds a call, for each round."""
     clock = Clock()
-    rates = Rates(Redis(), clock, owner="benchmark")
+    rates = RateLimits(Redis(), clock, owner="benchmark")
     scopes, legs = (Scope("team", "t", team), Scope("key", "k", key)), (Leg("a", 100, 5), Leg("b", 120, 5))
     requests = [HoldRequest(request_id=clock.new_id(), team_id="t", scopes=scopes, legs=legs) for _ in range(calls)]
     rates.take(requests[0])

@@ -126,14 +126,6 @@ class Settlement(Struct, frozen=True):
     cost_nanousd: int
 
 
-class Sums(Struct, frozen=True):
-    """What a team or key owes for a day and its month, as one of the books has it: ledger, statements or counters."""
-
-    day_tokens: int = 0
-    day_nanousd: int = 0
-    month_nanousd: int = 0
-
-
 TOKEN_LIMITS = frozenset({LimitName.TOKENS_PER_MINUTE, LimitName.TOKENS_PER_DAY})
 DOLLAR_LIMITS = frozenset({LimitName.USD_PER_DAY, LimitName.USD_PER_MONTH})
 
@@ -145,18 +137,3 @@ def headroom_of(left: Iterable[tuple[LimitName, int]]) -> Headroom:
         min((max(0, amount) for limit, amount in known if limit in TOKEN_LIMITS), default=None),
         min((max(0, amount) for limit, amount in known if limit in DOLLAR_LIMITS), default=None),
     )
-
-
-def demands(scope: Scope, request: HoldRequest) -> list[tuple[LimitName, int, int]]:
-    """Return (limit, cap, what the request wants of it) for every limit of the scope that counts for it."""
-    limits, tokens, cost = scope.limits, request.tokens, request.cost_nanousd
-    listed = (
-        (LimitName.REQUESTS_PER_MINUTE, limits.requests_per_minute, 1),
-        (LimitName.TOKENS_PER_MINUTE, limits.tokens_per_minute, tokens),
-        (LimitName.CONCURRENT_REQUESTS, limits.concurrent_requests, 1),
-        (LimitName.TOKENS_PER_DAY, limits.tokens_per_day, tokens),
-        (LimitName.USD_PER_DAY, limits.nanousd_per_day, cost),
-        (LimitName.USD_PER_MONTH, limits.nanousd_per_month, cost),
-    )
-    counting = listed[3:] if request.is_aside else listed
-    return [(limit, cap, wanted) for limit, cap, wanted in counting if cap is not None]

@@ -9,15 +9,14 @@ from msgspec.structs import replace
 
 from billing.holds import Headroom, Hold, HoldRequest, RefusedHold, Settlement
 from billing.leases import Leases
-from billing.rate_words import RefusedRate
-from billing.rates import Rates
+from billing.rates import RateLimits
 from billing.records import bounded_cost, bounded_usage
 
 
 class Quotas:
     """The limits of all teams, as one process keeps them. Settling is without I/O."""
 
-    def __init__(self, leases: Leases, rates: Rates) -> None:
+    def __init__(self, leases: Leases, rates: RateLimits) -> None:
         self.leases = leases
         self.rates = rates
 
@@ -46,11 +45,10 @@ class Quotas:
                 too_fast = await self.rates.ask(request)
             except asyncio.CancelledError:
                 self.leases.release(request.request_id)
-                self.rates.release(request)
                 raise
             if too_fast is not None:
                 self.leases.release(request.request_id)
-                return _refused(too_fast)
+                return too_fast
         requests, tokens = self.rates.remaining(request)
         return Hold(request=request, owner=self.leases.owner, requests=requests, tokens=tokens)
 
@@ -78,22 +76,3 @@ def _within_minutes(request: HoldRequest, refused: RefusedHold) -> Headroom:
     caps = [] if request.is_aside else [scope.limits.tokens_per_minute for scope in request.scopes]
     left = [tokens for tokens in (refused.headroom.tokens, *caps) if tokens is not None]
     return replace(refused.headroom, tokens=min(left, default=None))
-
-
-def _refused(rate: RefusedRate) -> RefusedHold:
-    return RefusedHold(
-        scope=rate.scope,
-        limit=rate.limit,
-        cap=rate.cap,
-        used=rate.used,
-        held=rate.held,
-        wanted=rate.wanted,
-        retry_after=None
-        if rate.alone_exceeds
-        else min(60.0, rate.retry_after or 1.0),  # a slice is counted a second longer
-        is_settled=False,
-        alone_exceeds=rate.alone_exceeds,
-        headroom=Headroom(tokens=None if rate.tokens is None else rate.tokens.remaining),
-        requests=rate.requests,
-        tokens=rate.tokens,
-    )

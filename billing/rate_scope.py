@@ -3,64 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import MutableSet
+from collections.abc import Iterable, MutableSet
+from typing import Any
 
-from billing.holds import Remaining, Scope
+from billing.holds import Headroom, HoldRequest, LimitName, RefusedHold, Remaining, Scope
 from billing.rate_shares import Share
-from billing.rate_words import NONE, WINDOW, ScopeSaid, ScopeTold
+from billing.rate_words import MINUTE, NONE, WINDOW, ScopeTold
 
 LIFE = 0.2  # seconds in which a slice may be used; less than a bucket, and then it goes back
+FRESH = 1.0  # seconds for which what Redis told stands as it is
 MEMORY = 0.5  # seconds over which a scope's rate is taken
 PLENTY = 1 << 60  # left where there is no limit
 
+NAMES = (LimitName.REQUESTS_PER_MINUTE, LimitName.TOKENS_PER_MINUTE, LimitName.CONCURRENT_REQUESTS)
+
 
 class RateScope:
-    """A team or key with rates, as this process knows it.
-
-    Cells are changes by bucket: [requests, tokens, tokens held]. A call adds itself to the cell of its bucket; as much
-    is subtracted in the slice's own bucket when it is told.
-    """
+    """A team or key with rates, as this process knows it."""
 
     def __init__(self, scope: Scope, team_id: str, touched: MutableSet[RateScope]) -> None:
         """``touched``: the team's scopes that have something to tell."""
         self.scope, self.team_id = scope, team_id
-        self._touched = touched
+        self.touched = touched
         self.name = scope.kind if scope.kind == "team" else f"{scope.kind}:{scope.id}"
+        self.caps = _caps_of(scope)
         self.requests = self.tokens = self.slots = 0  # of the slice, unused
         self.until = 0.0  # monotonic seconds; then the slice is over
         self.live = 0  # running calls of this process
-        self.bucket, self.cell = NONE, [0, 0, 0]  # the cell of the newest bucket in which a call began
-        self.untold: dict[int, list[int]] = {}
+        self.untold: dict[int, list[int]] = {}  # by bucket: change of requests, tokens, tokens held
         self.told, self.told_at = ScopeTold(), -math.inf
-        self.used: int | None = None  # the last bucket in which a call began
+        self.used: int | None = None  # the last bucket in which a call began that Redis was asked about
         self.share: Share | None = None  # while Redis is away
-        self._given = (0, 0)  # requests and tokens of the slice that Redis counts in its bucket
-        self._slice_bucket = 0
+        self._slice = (0, 0, 0)  # bucket, calls and tokens for which it is counted by Redis
+        self._said = (0, 0)  # slots kept, and tokens of each call of the slice that is asked for
         self._weight, self._weighed_at, self._mean_tokens = 0.0, 0.0, 0.0
-        self._take_caps()
-
-    def touch(self) -> None:
-        """Have the team's next command speak of this scope."""
-        self._touched.add(self)
 
     def adopt(self, scope: Scope) -> None:
         """Go by other limits from now on."""
         if scope.limits != self.scope.limits:
-            self._fold(0, 0)
-            self.scope, self.until = scope, 0.0
-            self._take_caps()
+            self.caps = _caps_of(scope)
+            self.end_slice()
         self.scope = scope
 
-    def change(self, bucket: int, requests: int, tokens: int, held: int) -> None:
-        """Note what is to be told of a bucket."""
-        self._touched.add(self)
-        cell = self.cell_of(bucket)
-        cell[0] += requests
-        cell[1] += tokens
-        cell[2] += held
+    def end_slice(self) -> None:
+        """Admit nothing more by oneself; what is left goes back when it is next told."""
+        self.requests = self.tokens = 0
+        self.until = 0.0
 
     def cell_of(self, bucket: int) -> list[int]:
         """Return what has changed in a bucket, and is yet to be told."""
+        self.touched.add(self)
         cell = self.untold.get(bucket)
         if cell is None:
             if len(self.untold) > 2 * WINDOW:  # Redis is away for long
@@ -69,105 +61,110 @@ class RateScope:
             cell = self.untold[bucket] = [0, 0, 0]
         return cell
 
+    def change(self, bucket: int, requests: int, tokens: int, held: int) -> None:
+        """Note what is to be told of a bucket."""
+        cell = self.cell_of(bucket)
+        cell[0] += requests
+        cell[1] += tokens
+        cell[2] += held
+
     def begin(self, bucket: int) -> None:
-        """Count a call that Redis has counted: nothing is to be told."""
+        """Have a call run that has its room."""
         self.used = bucket
         self.live += 1
+        self.slots -= 1
 
-    def say(self, now: float, bucket: int, needs: int, tokens: int) -> ScopeSaid:
-        """State what has changed, and ask for a slice beside so many needs of so many tokens, if there are any.
-
-        With needs, or when its life is over, what is left of the slice goes back.
-        """
-        began = sum(max(0, cell[0]) for cell in self.untold.values())
-        self._weight = self._weight * math.exp(min(0.0, self._weighed_at - now) / MEMORY) + began + needs
+    def say(self, now: float, needs: list[int]) -> tuple[Any, ...]:
+        """State what has changed (as rates.lua reads it), end the slice, and ask for another beside needs of tokens."""
+        began = sum(max(0, cell[0]) for cell in self.untold.values()) + len(needs)
+        self._weight = self._weight * math.exp(min(0.0, self._weighed_at - now) / MEMORY) + began
         self._weighed_at = now
-        more = 0
         if needs:
-            self._mean_tokens = (self._mean_tokens + tokens / needs) / 2 if self._mean_tokens else tokens / needs
-            more = int(self._weight / MEMORY * LIFE)
-        if needs or now >= self.until:
-            self._fold(0, 0)
-            self.slots = 0
-        else:
-            self._fold(self.requests if self.caps[0] >= 0 else 0, self.tokens if self.caps[1] >= 0 else 0)
-        changes = [
-            (at, cell[0], cell[1], cell[2])
-            for at, cell in self.untold.items()
-            if at >= bucket - WINDOW - 1 and any(cell)
-        ]
+            mean = sum(needs) / len(needs)
+            self._mean_tokens = (self._mean_tokens + mean) / 2 if self._mean_tokens else mean
+        bucket, calls, held = self._slice
+        if calls:  # Redis counts it no more; the calls that came out of it have been counted one by one
+            self.change(bucket, -calls, -held, -held)
+        self._slice = (0, 0, 0)
+        self.end_slice()
+        changes = [(at, *cell) for at, cell in self.untold.items() if any(cell)]
         self.untold.clear()
-        self.bucket = NONE
-        requests_cap, tokens_cap, slots_cap = self.caps
-        return ScopeSaid(
-            requests_cap=requests_cap,
-            tokens_cap=tokens_cap,
-            slots_cap=slots_cap,
-            slots=max(0, self.live + self.slots) if slots_cap >= 0 else 0,
-            more_requests=more if requests_cap >= 0 else 0,
-            more_tokens=int(more * self._mean_tokens) if tokens_cap >= 0 else 0,
-            more_slots=more if slots_cap >= 0 else 0,
-            changes=changes if requests_cap >= 0 or tokens_cap >= 0 else [],
-        )
+        self._said = (self.live if self.caps[2] >= 0 else 0, int(self._mean_tokens))
+        wanted = int(self._weight / MEMORY * LIFE) if needs else 0
+        return self.caps, *self._said, wanted, changes
 
-    def hear(self, said: ScopeSaid, told: ScopeTold, granted: int, bucket: int, sent_at: float) -> bool:
-        """Take over what was drawn; return whether there is a new slice. ``granted`` needs are in ``live`` by now."""
-        self.told, self.told_at = told, sent_at
-        if self.caps[2] >= 0:
-            self.slots = said.slots + granted + told.more_slots - self.live
-        if not (told.more_requests or told.more_tokens or told.more_slots):
-            return False
-        self._fold(0, 0)
-        self._given, self._slice_bucket = (told.more_requests, told.more_tokens), bucket + 1
-        self.requests, self.tokens = told.more_requests, told.more_tokens
-        if self.caps[0] < 0:
-            self.requests = PLENTY
-        if self.caps[1] < 0:
-            self.tokens = PLENTY
-        if self.caps[2] < 0:
-            self.slots = PLENTY
-        self.until = sent_at + LIFE
-        return True
+    def hear(self, told: ScopeTold, granted: int, bucket: int, said_at: float) -> None:
+        """Take over what was drawn: room for so many needs, which have yet to begin, and a slice."""
+        self.told, self.told_at, self.share = told, said_at, None
+        slots, each = self._said
+        self.slots = PLENTY if self.caps[2] < 0 else slots + granted + told.calls - self.live
+        if told.calls:
+            self._slice = (bucket + 1, told.calls, told.calls * each)
+            self.requests = PLENTY if self.caps[0] < 0 else told.calls
+            self.tokens = PLENTY if self.caps[1] < 0 else told.calls * each
+            self.until = said_at + LIFE
+            self.touched.add(self)
 
-    def remaining(self) -> tuple[Remaining | None, Remaining | None]:
-        """Return what is left of requests and tokens a minute: as last told, less what this process has begun since."""
-        requests_cap, tokens_cap, _ = self.caps
-        requests, tokens = (self.requests, self.tokens) if self.until else (0, 0)
-        alone_requests, alone_tokens = (0, 0) if self.share is None else self.share.spent
-        return (
-            _remaining(requests_cap, self.told.requests - requests + alone_requests),
-            _remaining(tokens_cap, self.told.tokens - tokens + alone_tokens),
-        )
+    def minute(self, now: float) -> tuple[int, int]:
+        """Return requests and tokens of the minute: all owners' as last told, and what this process has begun since.
 
-    def stand_alone(self, oldest: int) -> Share:
+        What was told a while ago leaves the minute evenly, as far as is known here.
+        """
+        requests, tokens = self.told.requests - self.requests, self.told.tokens - self.tokens
+        if (age := now - self.told_at) > FRESH:
+            stays = 1.0 - min(1.0, age / MINUTE)
+            requests, tokens = int(requests * stays), int(tokens * stays)
+        if self.share is not None:
+            requests, tokens = requests + self.share.spent[0], tokens + self.share.spent[1]
+        return requests, tokens
+
+    def stand_alone(self, bucket: int) -> Share:
         """Return this process's share while Redis is away."""
         if self.share is None:
-            used = self.used if self.used is not None and self.used >= oldest else None
+            used = self.used if self.used is not None and self.used >= bucket - WINDOW else None
             self.share = Share(self.caps, self.told, self.told_at, used=used, live=self.live)
         return self.share
 
-    def _take_caps(self) -> None:
-        limits = self.scope.limits
-        wanted = (limits.requests_per_minute, limits.tokens_per_minute, limits.concurrent_requests)
-        requests, tokens, slots = (NONE if cap is None else cap for cap in wanted)
-        self.caps = (requests, tokens, slots)
 
-    def _fold(self, requests: int, tokens: int) -> None:
-        """Take out of the slice's bucket what is no longer there as a slice: all but this rest."""
-        gone = (self._given[0] - requests, self._given[1] - tokens)
-        if any(self._given) and any(gone):
-            cell = self.cell_of(self._slice_bucket)
-            cell[0] -= gone[0]
-            cell[1] -= gone[1]
-            cell[2] -= gone[1]
-        self._given = (requests, tokens) if any(self._given) else (0, 0)
-        if not requests and not tokens:
-            self.requests = self.tokens = 0
-            self.until = 0.0
+def remaining_of(scopes: Iterable[RateScope], now: float) -> tuple[Remaining | None, Remaining | None]:
+    """Return the tightest limits of requests and of tokens a minute."""
+    tightest: list[Remaining | None] = [None, None]
+    for scope in scopes:
+        used = scope.minute(now)
+        for kind, least in enumerate(tightest):
+            if (cap := scope.caps[kind]) >= 0:
+                left = min(cap, max(0, cap - used[kind]))
+                if least is None or left < least.remaining:
+                    tightest[kind] = Remaining(cap, left, MINUTE if left < cap else 0.0)
+    return tightest[0], tightest[1]
 
 
-def _remaining(cap: int, used: int) -> Remaining | None:
-    if cap < 0:
-        return None
-    left = min(cap, max(0, cap - used))
-    return Remaining(cap, left, 60.0 if left < cap else 0.0)
+def refused(
+    request: HoldRequest, scopes: Iterable[RateScope], scope: RateScope, limit: int, seconds: float, now: float
+) -> RefusedHold:
+    """Return what a call hears that finds no room in one limit (from 0), and may try again after so many seconds."""
+    told, cap, wanted = scope.told, scope.caps[limit], request.tokens if limit == 1 else 1
+    used = (told.requests, told.tokens, told.slots)[limit]
+    held = (0, min(told.held, used), used)[limit]
+    requests, tokens = remaining_of(scopes, now)
+    return RefusedHold(
+        scope=scope.scope,
+        limit=NAMES[limit],
+        cap=cap,
+        used=used - held,
+        held=held,
+        wanted=wanted,
+        retry_after=None if wanted > cap else min(MINUTE, seconds),  # a slice is counted a bucket longer
+        is_settled=False,
+        alone_exceeds=wanted > cap,
+        headroom=Headroom(tokens=None if tokens is None else tokens.remaining),
+        requests=requests,
+        tokens=tokens,
+    )
+
+
+def _caps_of(scope: Scope) -> tuple[int, int, int]:
+    limits = scope.limits
+    wanted = (limits.requests_per_minute, limits.tokens_per_minute, limits.concurrent_requests)
+    requests, tokens, slots = (NONE if cap is None else cap for cap in wanted)
+    return requests, tokens, slots

@@ -3,17 +3,17 @@
 -- for slices above that, from which it will admit calls by itself. All in one atomic step.
 --
 -- KEYS[1]   what this owner was last answered, packed; its first element is the command's number
--- KEYS[2i]  hash, the minute of scope i. A bucket is a quarter of a second of unix time. rB, tB: requests and tokens of
---           bucket B; hB: those of tB that running calls or slices hold; r, t, h: sums of the buckets that count;
---           at: the last bucket that was seen
+-- KEYS[2i]  hash, the minute of scope i. A bucket is a quarter of a second of unix time.
+--           bucket -> "requests tokens held": held are those of the tokens that running calls or slices hold
+--           sums -> "last bucket seen, requests, tokens, held" of all buckets that count
 -- KEYS[2i + 1]  hash, the slots of scope i: owner -> "slots until", until in unix ms
--- ARGV[1]   packed (rate_words.py, Command): number, unix seconds or -1 for the server's, living owners, owner,
---           scopes: each {cap of requests, of tokens, of slots (-1: none), slots kept, wanted above the needs: requests,
---           tokens, slots, changes: each {bucket, requests, tokens, held}},
+-- ARGV[1]   packed: number, unix seconds or -1 for the server's, living owners, owner,
+--           scopes: each {{cap of requests, of tokens, of slots; -1: none}, slots of running calls,
+--           tokens of each and number of the calls wanted above the needs, changes: each {bucket, requests, tokens, held}},
 --           needs: each {tokens, scopes…}
 -- Returns   packed (Answer): number, unix seconds, bucket in which the needs count, 1 if the owner was known,
---           scopes: each {requests, tokens, held, slots; drawn above the needs: requests, tokens, slots},
---           refusals, one for each need, empty if it was granted: each {scope, limit, used, seconds or -1}
+--           scopes: each {requests, tokens, held, slots, calls drawn above the needs},
+--           refusals: for each need {scope, limit, seconds} of the limit that keeps it waiting longest, or zeros
 --
 -- A command may be said twice: the second time it is answered as the first. One that is older than the last does
 -- nothing. What is drawn above the needs counts in the next bucket: it must be used, or given back, before that ends.
@@ -22,6 +22,10 @@ local BUCKETS = 4            -- in a second
 local WINDOW = 60 * BUCKETS  -- a bucket counts while so many later ones have begun, and one more: it has lasted itself
 local KEEP = 120             -- seconds; more than anything counts
 local SLOTS = 30000          -- ms that slots stay without being stated again
+local SOON = 1               -- seconds until another try, where running calls are in the way
+local NEVER = 1e9
+
+local number, now, owners, owner, scopes, needs = unpack(cmsgpack.unpack(ARGV[1]))
 
 -- What somebody else has written to a key of ours is gone, and the key begins anew.
 local function read(none, verb, key, ...)
@@ -31,7 +35,6 @@ local function read(none, verb, key, ...)
   return none
 end
 
-local number, now, owners, owner, scopes, needs = unpack(cmsgpack.unpack(ARGV[1]))
 local last = read(false, 'GET', KEYS[1])
 if last then
   local is_ours, answer = pcall(cmsgpack.unpack, last)
@@ -45,46 +48,43 @@ if now < 0 then
 end
 local bucket = math.floor(now * BUCKETS)
 
-local function read_cells(s, names)
-  if #names == 0 then return end
-  local found = redis.call('HMGET', s.minute, unpack(names))
-  for i, name in ipairs(names) do s.cells[name] = tonumber(found[i]) or 0 end
+local function fetch(s, from, to)
+  local wanted = {}
+  for b = from, to do
+    if not s.cells[b] then wanted[#wanted + 1] = b end
+  end
+  if #wanted == 0 then return end
+  for i, text in ipairs(redis.call('HMGET', s.minute, unpack(wanted))) do
+    local r, t, h = (text or ''):match('^(%d+) (%d+) (%d+)$')
+    s.cells[wanted[i]] = {tonumber(r) or 0, tonumber(t) or 0, tonumber(h) or 0}
+  end
 end
 
-local function add(s, kind, where, change)
-  local name, before = kind .. where, s.cells[kind .. where]
-  s.cells[name] = math.max(0, before + change)
-  s[kind] = s[kind] + s.cells[name] - before
+local function add(s, b, ...)
+  fetch(s, b, b)
+  for i, change in ipairs({...}) do
+    local before = s.cells[b][i]
+    s.cells[b][i] = math.max(0, before + change)
+    s.sums[i] = s.sums[i] + s.cells[b][i] - before
+  end
 end
 
 -- The last minute of a scope, with what its owner says has changed in it.
 local function read_minute(s, changes)
-  local found = read({}, 'HMGET', s.minute, 'at', 'r', 't', 'h')
-  s.at, s.r, s.t, s.h = tonumber(found[1]) or bucket, tonumber(found[2]) or 0, tonumber(found[3]) or 0, tonumber(found[4]) or 0
+  local sums = read({}, 'HMGET', s.minute, 'sums')[1] or ''
+  local at, r, t, h = sums:match('^(%d+) (%d+) (%d+) (%d+)$')
+  s.at, s.sums = tonumber(at) or 0, {tonumber(r), tonumber(t), tonumber(h)}
   if s.at - bucket >= WINDOW or bucket - s.at > WINDOW + 1 then -- another clock, or none of its buckets counts
     redis.call('DEL', s.minute)
-    s.at, s.r, s.t, s.h = bucket, 0, 0, 0
+    s.at, s.sums = bucket, {0, 0, 0}
   end
-  local gone = {}
-  for b = s.at - WINDOW, bucket - WINDOW - 1 do
-    for _, kind in ipairs({'r', 't', 'h'}) do gone[#gone + 1] = kind .. b end
-  end
-  read_cells(s, gone)
-  for _, name in ipairs(gone) do add(s, name:sub(1, 1), name:sub(2), -s.cells[name]) end
+  local oldest = s.at - WINDOW
   s.at = math.max(s.at, bucket)
-  local names = {}
+  fetch(s, oldest, s.at - WINDOW - 1)
+  for b = oldest, s.at - WINDOW - 1 do add(s, b, -s.cells[b][1], -s.cells[b][2], -s.cells[b][3]) end
   for _, change in ipairs(changes) do
-    change[1] = math.min(change[1], s.at + 1)
-    for _, kind in ipairs({'r', 't', 'h'}) do names[#names + 1] = kind .. change[1] end
-  end
-  for b = bucket, bucket + 1 do
-    for _, kind in ipairs({'r', 't', 'h'}) do names[#names + 1] = kind .. b end
-  end
-  read_cells(s, names)
-  for _, change in ipairs(changes) do
-    if change[1] >= s.at - WINDOW then
-      for i, kind in ipairs({'r', 't', 'h'}) do add(s, kind, change[1], change[i + 1]) end
-    end
+    local b = math.min(change[1], s.at + 1)
+    if b >= s.at - WINDOW then add(s, b, change[2], change[3], change[4]) end
   end
 end
 
@@ -102,60 +102,50 @@ local function read_slots(s)
   end
 end
 
--- Seconds until enough of the oldest buckets have left the minute.
+-- Seconds until so much of the oldest buckets has left the minute: of requests (1) or tokens (2).
 local function wait(s, kind, surplus)
-  local names = {}
+  fetch(s, s.at - WINDOW, s.at + 1)
   for b = s.at - WINDOW, s.at + 1 do
-    if not s.cells[kind .. b] then names[#names + 1] = kind .. b end
-  end
-  read_cells(s, names)
-  for b = s.at - WINDOW, s.at + 1 do
-    surplus = surplus - s.cells[kind .. b]
+    surplus = surplus - s.cells[b][kind]
     if surplus <= 0 then return (b + WINDOW + 1) / BUCKETS - now end
   end
   return WINDOW / BUCKETS
 end
 
-local function refusals_of(need, states)
-  local refusals = {}
-  for i = 2, #need do
-    local s, tokens = states[need[i]], need[1]
-    if s.caps[1] >= 0 and s.r + 1 > s.caps[1] then
-      refusals[#refusals + 1] = {need[i], 1, s.r, wait(s, 'r', s.r + 1 - s.caps[1])}
-    end
-    if s.caps[2] >= 0 and s.t + tokens > s.caps[2] then -- running calls are in its way, or what was used
-      local is_held = s.t - s.h + tokens <= s.caps[2]
-      refusals[#refusals + 1] = {need[i], 2, s.t, is_held and -1 or wait(s, 't', s.t + tokens - s.caps[2])}
-    end
-    if s.caps[3] >= 0 and s.n + 1 > s.caps[3] then refusals[#refusals + 1] = {need[i], 3, s.n, -1} end
-  end
-  return refusals
+-- Seconds for which a limit refuses so much more; nil where it fits.
+local function refuses(s, limit, wanted)
+  local cap, used = s.caps[limit], limit == 3 and s.n or s.sums[limit]
+  if cap < 0 or used + wanted <= cap then return nil end
+  if wanted > cap then return NEVER end
+  if limit == 3 or limit == 2 and used - s.sums[3] + wanted <= cap then return SOON end
+  return wait(s, limit, used + wanted - cap)
 end
 
-local function take(s, where, requests, tokens, slots)
-  if s.is_counted then
-    add(s, 'r', where, requests)
-    add(s, 't', where, tokens)
-    add(s, 'h', where, tokens)
-  end
-  s.n, s.mine = s.n + slots, s.mine + slots
+local function take(s, where, calls, tokens)
+  if s.is_counted then add(s, where, calls, tokens, tokens) end
+  if s.caps[3] >= 0 then s.n, s.mine = s.n + calls, s.mine + calls end
 end
 
--- Of what a slice asks for: so much that all owners could draw as much, and half would still be left.
-local function spare(s, limit, used, wanted)
-  if s.is_full or s.caps[limit] < 0 then return 0 end
-  return math.max(0, math.min(wanted, math.floor((s.caps[limit] - used) / (2 * owners))))
+-- Of the calls that a slice is asked for: so many that all owners could draw as many, and half would still be left.
+local function spare(s, calls, tokens)
+  local each, used = {1, tokens, 1}, {s.sums[1], s.sums[2], s.n}
+  for limit = 1, 3 do
+    if s.caps[limit] >= 0 and each[limit] > 0 then
+      calls = math.min(calls, math.floor((s.caps[limit] - used[limit]) / (2 * owners * each[limit])))
+    end
+  end
+  return s.is_full and 0 or math.max(0, calls)
 end
 
 local function write(s)
   if s.is_counted then
-    local kept, gone = {'at', s.at, 'r', s.r, 't', s.t, 'h', s.h}, {}
-    for name, count in pairs(s.cells) do
-      if count == 0 then
-        gone[#gone + 1] = name
+    local kept, gone = {'sums', table.concat({s.at, unpack(s.sums)}, ' ')}, {}
+    for b, cell in pairs(s.cells) do
+      if cell[1] == 0 and cell[2] == 0 then
+        gone[#gone + 1] = b
       else
-        kept[#kept + 1] = name
-        kept[#kept + 1] = count
+        kept[#kept + 1] = b
+        kept[#kept + 1] = table.concat(cell, ' ')
       end
     end
     redis.call('HSET', s.minute, unpack(kept))
@@ -170,30 +160,33 @@ local function write(s)
   end
 end
 
-local states, refused, told = {}, {}, {}
-for i, of in ipairs(scopes) do
-  local caps = {of[1], of[2], of[3]}
-  local s = {minute = KEYS[2 * i], slots = KEYS[2 * i + 1], caps = caps, cells = {}, r = 0, t = 0, h = 0}
-  s.n, s.mine, s.is_counted = of[4], of[4], of[1] >= 0 or of[2] >= 0
-  if s.is_counted then read_minute(s, of[8]) end
-  if of[3] >= 0 then read_slots(s) end
+local states, refusals, told = {}, {}, {}
+for i, said in ipairs(scopes) do
+  local s = {minute = KEYS[2 * i], slots = KEYS[2 * i + 1], caps = said[1], cells = {}, sums = {0, 0, 0}}
+  s.n, s.mine, s.is_counted = said[2], said[2], said[1][1] >= 0 or said[1][2] >= 0
+  if s.is_counted then read_minute(s, said[5]) end
+  if s.caps[3] >= 0 then read_slots(s) end
   states[i] = s
 end
 for i, need in ipairs(needs) do
-  refused[i] = refusals_of(need, states)
-  for _, refusal in ipairs(refused[i]) do states[refusal[1]].is_full = true end
-  for j = 2, #refused[i] == 0 and #need or 1 do
+  refusals[i] = {0, 0, 0}
+  for j = 2, #need do
     local s = states[need[j]]
-    take(s, bucket, 1, need[1], s.caps[3] >= 0 and 1 or 0)
+    for limit, wanted in ipairs({1, need[1], 1}) do
+      local seconds = refuses(s, limit, wanted)
+      s.is_full = s.is_full or seconds ~= nil
+      if seconds and seconds > refusals[i][3] then refusals[i] = {need[j], limit, seconds} end
+    end
   end
+  for j = 2, refusals[i][3] == 0 and #need or 1 do take(states[need[j]], bucket, 1, need[1]) end
 end
-for i, of in ipairs(scopes) do
+for i, said in ipairs(scopes) do
   local s = states[i]
-  local r, t, n = spare(s, 1, s.r, of[5]), spare(s, 2, s.t, of[6]), spare(s, 3, s.n, of[7])
-  take(s, bucket + 1, r, t, n)
+  local calls = spare(s, said[4], said[3])
+  take(s, bucket + 1, calls, calls * said[3])
   write(s)
-  told[i] = {s.r, s.t, s.h, s.n, r, t, n}
+  told[i] = {s.sums[1], s.sums[2], s.sums[3], s.n, calls}
 end
-local answer = cmsgpack.pack({number, now, bucket, last and 1 or 0, told, refused})
+local answer = cmsgpack.pack({number, now, bucket, last and 1 or 0, told, refusals})
 redis.call('SET', KEYS[1], answer, 'EX', KEEP)
 return answer

@@ -9,60 +9,74 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
+from contextlib import suppress
+from itertools import takewhile
+from typing import Any
 
+import structlog
+from msgspec import MsgspecError
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from billing.edges import Clock
-from billing.holds import HoldRequest, Remaining, Scope
-from billing.rate_scope import RateScope
-from billing.rate_talk import DEADLINE, RateTalk
-from billing.rate_team import Caller, refused
-from billing.rate_words import BUCKETS, WINDOW, RefusedRate
+from billing.holds import HoldRequest, RefusedHold, Remaining, Scope
+from billing.rate_scope import RateScope, refused, remaining_of
+from billing.rate_team import Caller, Command, RateTeam
+from billing.rate_wire import RateWire
+from billing.rate_words import BUCKETS, unpack
+from billing.store_errors import REDIS_AWAY
 
+DEADLINE = 0.25  # seconds that a call waits at the most
+TELL = 0.23  # seconds until what is free again is told; a slice has ended by then, and a busy team asked for another
+RETRY = 1.0  # seconds between two tries to reach a Redis that is away
+RENEW = 5.0  # seconds between two statements of the slots of running calls; Redis keeps them for 30
+WIPED = 60.0  # seconds within which Redis cannot have forgotten an owner by itself
 FORGET = 120.0  # seconds after which a scope without calls is forgotten
 
-Counted = tuple[int, int, list[RateScope]]  # bucket in which the call began, tokens held, its scopes
+log = structlog.get_logger(__name__)
 
 
-class Rates(RateTalk):
+class RateLimits:
     """The rates of all teams, for one process. Nothing here raises for a Redis that is away."""
 
     def __init__(
         self, redis: Redis, clock: Clock, *, owner: str, uses_server_time: bool = True, deadline: float = DEADLINE
     ) -> None:
         """``owner`` names this start of the process, and no other; a call waits for ``deadline`` seconds at most."""
-        super().__init__(redis, clock, owner=owner, uses_server_time=uses_server_time, deadline=deadline)
+        self.owners = 1  # living ones, this one among them
+        self.is_away = False  # Redis does not answer
+        self.refusals = 0  # commands that Redis has refused to execute
+        self._wire = RateWire(redis, deadline=deadline)
+        self._owner, self._clock, self._uses_server_time, self._deadline = owner, clock, uses_server_time, deadline
+        self._monotonic = clock.monotonic
+        self._ahead = clock.now() - clock.monotonic()  # what Redis's clock shows more than ours, and no less
         self._scopes: dict[tuple[str, str], RateScope] = {}
-        self._counted: dict[str, Counted] = {}  # running calls by request id
+        self._teams: dict[str, RateTeam] = {}
+        self._counted: dict[str, tuple[int, int, list[RateScope]]] = {}  # by running call: bucket, tokens held, scopes
+        self._number = 0  # of the last command
+        self._asking: set[RateTeam] = set()  # whose callers wait
+        self._due: dict[RateTeam, float] = {}  # who has something to tell, and when, in monotonic seconds
+        self._unheard: list[Command] = []  # said again until they are answered
+        self._talking: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._renew_at = 0.0
 
     def take(self, request: HoldRequest) -> bool | None:
         """Count a call inside what this process has drawn: all scopes and limits, or none. ``None``: ask Redis.
 
         A request without such limits, or aside, is counted nowhere.
         """
-        if request.is_aside:
-            return True
-        scopes: list[RateScope] = []
-        for scope in request.scopes:
-            limits = scope.limits
-            if (
-                limits.requests_per_minute is not None
-                or limits.tokens_per_minute is not None
-                or limits.concurrent_requests is not None
-            ):
-                known = self._scopes.get((scope.kind, scope.id))
-                if known is None or known.scope.limits is not limits:
-                    known = self._meet(request, scope)
-                scopes.append(known)
+        scopes = self._limited(request)
         if not scopes:
             return True
+        if self.is_away:
+            return True if self._refuse_alone(request, scopes, request.tokens) is None else None
         now, tokens = self._monotonic(), 0
         for leg in request.legs:  # as request.tokens does, in half the time
             if leg.tokens > tokens:
                 tokens = leg.tokens
-        if self.is_away:
-            return True if self._refuse_alone(request, scopes, tokens, now) is None else None
         for known in scopes:
             if now >= known.until or known.requests < 1 or known.tokens < tokens or known.slots < 1:
                 return None
@@ -72,78 +86,129 @@ class Rates(RateTalk):
             known.tokens -= tokens
             known.slots -= 1
             known.live += 1
-            cell = known.cell if known.bucket == bucket else self._turn_to(known, bucket)
+            cell = known.untold.get(bucket) or known.cell_of(bucket)
             cell[0] += 1
             cell[1] += tokens
             cell[2] += tokens
         self._counted[request.request_id] = (bucket, tokens, scopes)
         return True
 
-    async def ask(self, request: HoldRequest) -> RefusedRate | None:
+    async def ask(self, request: HoldRequest) -> RefusedHold | None:
         """Ask Redis to count a call; ``None`` when it is counted. Callers that wait share a trip.
 
         Waits for the deadline at most, and not at all while Redis is away: then this process's share decides.
+        A cancelled caller is counted nowhere.
         """
-        scopes = [self._meet(request, scope) for scope in request.scopes if _has_rates(scope)]
-        if request.is_aside or not scopes:
+        scopes = self._limited(request)
+        if not scopes:
             return None
         if self.is_away:
-            return self._refuse_alone(request, scopes, request.tokens, self._monotonic())
-        answer: asyncio.Future[RefusedRate | None] = asyncio.get_running_loop().create_future()
-        team = self._team(request.team_id)
-        team.waiting.append(Caller(request, scopes, answer))
-        self._depart(team)
+            return self._refuse_alone(request, scopes, request.tokens)
+        answer: asyncio.Future[RefusedHold | None] = asyncio.get_running_loop().create_future()
+        team = self._teams[request.team_id]
+        team.waiting.append(Caller(request, scopes, request.tokens, answer))
+        self._asking.add(team)
+        self._talk()
         try:
             return await answer
         except asyncio.CancelledError:
             self.release(request)  # it may have been counted just now
-            answer.cancel()
             raise
 
     def settle(self, request: HoldRequest, tokens: int) -> None:
         """Count the tokens that a call has used in place of those held, and free its slot. Once."""
-        if request.request_id in self._counted:
-            self._end(request, 0, tokens)
+        self._end(request, 0, tokens)
 
     def release(self, request: HoldRequest) -> None:
         """Count a call no more, for it never ran."""
-        if request.request_id in self._counted:
-            self._end(request, -1, 0)
+        self._end(request, -1, 0)
 
     def remaining(self, request: HoldRequest) -> tuple[Remaining | None, Remaining | None]:
         """Return the tightest limits of requests and tokens a minute: all owners' as last told, less our own since."""
         known = [self._scopes.get((scope.kind, scope.id)) for scope in request.scopes]
-        left = [scope.remaining() for scope in known if scope is not None]
-        return (
-            min((of for of, _ in left if of is not None), key=lambda of: of.remaining, default=None),
-            min((of for _, of in left if of is not None), key=lambda of: of.remaining, default=None),
-        )
+        return remaining_of([scope for scope in known if scope is not None], self._monotonic())
 
-    def _meet(self, request: HoldRequest, scope: Scope) -> RateScope:
+    async def run(self) -> None:
+        """Tell Redis, within a fifth of a second, of what is free again, and every few seconds of running calls.
+
+        Nothing is said where nothing has happened. While Redis is away, look for it once a second.
+        """
+        while True:
+            if self.is_away:
+                await asyncio.sleep(RETRY)
+                await self.look()
+                continue
+            moment = min(next(iter(self._due.values()), math.inf), self._renew_at)
+            self._wake.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, moment - self._monotonic())):
+                    await self._wake.wait()
+            await self.tell()
+
+    async def tell(self) -> None:
+        """Tell what is due, and wait until Redis has heard it."""
+        if (now := self._monotonic()) >= self._renew_at:
+            self._renew(now)
+        self._talk()
+        if self._talking is not None:
+            await self._talking
+
+    async def look(self) -> None:
+        """Try to reach a Redis that is away: say again what was not answered."""
+        if self.is_away and await self._carry():
+            self.is_away = False
+            log.info("rates_redis_back")
+            await self.tell()
+
+    async def close(self) -> None:
+        """Tell what is left to tell, give slices back, and the connection."""
+        self._due = dict.fromkeys(self._due, 0.0)
+        self._talk()
+        if (talking := self._talking) is not None:
+            await asyncio.wait([talking], timeout=DEADLINE)
+            talking.cancel()
+        await self._wire.close()
+
+    def _limited(self, request: HoldRequest) -> list[RateScope]:
+        """Return the scopes of a call that have rates."""
+        found: list[RateScope] = []
+        for scope in () if request.is_aside else request.scopes:
+            limits = scope.limits
+            if (
+                limits.requests_per_minute is not None
+                or limits.tokens_per_minute is not None
+                or limits.concurrent_requests is not None
+            ):
+                known = self._scopes.get((scope.kind, scope.id))
+                if known is None or known.scope.limits is not limits:
+                    known = self._meet(request.team_id, scope)
+                found.append(known)
+        return found
+
+    def _meet(self, team_id: str, scope: Scope) -> RateScope:
         known = self._scopes.get((scope.kind, scope.id))
         if known is None:
-            known = self._scopes[scope.kind, scope.id] = RateScope(
-                scope, request.team_id, self._team(request.team_id).touched
-            )
-        elif known.scope.limits is not scope.limits:
-            known.adopt(scope)
+            team = self._teams.get(team_id)
+            if team is None:
+                team = self._teams[team_id] = RateTeam(team_id)
+            known = self._scopes[scope.kind, scope.id] = RateScope(scope, team_id, team.touched)
+        known.adopt(scope)
         return known
 
-    def _turn_to(self, scope: RateScope, bucket: int) -> list[int]:
-        """Return the cell in which calls are counted from now on."""
-        scope.touch()
-        scope.bucket, scope.used, scope.cell = bucket, bucket, scope.cell_of(bucket)
-        return scope.cell
+    def _count(self, request: HoldRequest, scopes: list[RateScope], tokens: int, bucket: int) -> None:
+        for scope in scopes:
+            scope.begin(bucket)
+        self._counted[request.request_id] = (bucket, tokens, scopes)
 
     def _end(self, request: HoldRequest, requests: int, tokens: int) -> None:
-        bucket, held, scopes = self._counted.pop(request.request_id)
+        counted = self._counted.pop(request.request_id, None)
+        if counted is None:
+            return
+        bucket, held, scopes = counted
         for scope in scopes:
             scope.live -= 1
             scope.slots += 1
-            cell = scope.untold.get(bucket)
-            if cell is None:
-                scope.touch()
-                cell = scope.cell_of(bucket)
+            cell = scope.untold.get(bucket) or scope.cell_of(bucket)
             cell[0] += requests
             cell[1] += tokens - held
             cell[2] -= held
@@ -153,56 +218,115 @@ class Rates(RateTalk):
         if team not in self._due:
             self._note(team)
 
-    def _renew(self, now: float) -> None:
-        for key, scope in list(self._scopes.items()):
-            team = self._teams[scope.team_id]
-            if scope.live and scope.caps[2] >= 0:
-                scope.touch()
-                self._note(team)
-            elif not scope.live and now - scope.told_at > FORGET and team.is_silent:
-                del self._scopes[key]
-        used = {scope.team_id for scope in self._scopes.values()}
-        for team_id, team in list(self._teams.items()):
-            if team_id not in used and team.is_silent:
-                del self._teams[team_id]
-
-    def _come_back(self) -> None:
-        for scope in self._scopes.values():
-            scope.share = None
-
-    def _count(self, caller: Caller, bucket: int) -> None:
-        self._counted[caller.request.request_id] = (bucket, caller.tokens, caller.scopes)
-
-    def _decide_alone(self, caller: Caller) -> RefusedRate | None:
-        return self._refuse_alone(caller.request, caller.scopes, caller.tokens, self._monotonic())
-
-    def _refuse_alone(
-        self, request: HoldRequest, scopes: list[RateScope], tokens: int, now: float
-    ) -> RefusedRate | None:
+    def _refuse_alone(self, request: HoldRequest, scopes: list[RateScope], tokens: int) -> RefusedHold | None:
         """Count a call inside this process's shares, or say which has no room."""
+        now = self._monotonic()
         bucket = int((now + self._ahead) * BUCKETS)
         for scope in scopes:
-            share = scope.stand_alone(bucket - WINDOW)
-            if (found := share.refuses(now, bucket, tokens, scope.live, self.owners)) is not None:
-                limit, wait = found
-                used = max(0, (scope.told.requests, scope.told.tokens, scope.live)[limit])
-                cap, wanted = scope.caps[limit], tokens if limit == 1 else 1
-                return refused(scopes, scope, limit, cap, used, 0, wanted, wait)
+            found = scope.stand_alone(bucket).refuses(now, bucket, tokens, scope.live, self.owners)
+            if found is not None:
+                return refused(request, scopes, scope, *found, now)
         for scope in scopes:
-            share = scope.stand_alone(bucket - WINDOW)
-            share.spend(bucket, 1, tokens)
-            scope.live += 1
-            scope.slots -= 1
-            scope.used = bucket
+            scope.stand_alone(bucket).spend(bucket, 1, tokens)
             scope.change(bucket, 1, tokens, tokens)
-        self._counted[request.request_id] = (bucket, tokens, scopes)
+        self._count(request, scopes, tokens, bucket)
         self._note(self._teams[request.team_id])
         return None
 
+    def _note(self, team: RateTeam) -> None:
+        """Let a team tell what it has to, soon, unless a call asks before."""
+        if not self._due:
+            self._wake.set()
+        self._due.setdefault(team, self._monotonic() + TELL)
 
-def _has_rates(scope: Scope) -> bool:
-    limits = scope.limits
-    rates: Iterable[int | None] = (
-        limits.requests_per_minute, limits.tokens_per_minute, limits.concurrent_requests
-    )  # fmt: skip
-    return any(rate is not None for rate in rates)
+    def _talk(self) -> None:
+        if self._talking is None and not self.is_away:
+            self._talking = asyncio.create_task(self._say_all())
+
+    async def _say_all(self) -> None:
+        try:
+            while not self.is_away and (self._unheard or self._compose()):
+                await self._carry()
+        finally:
+            self._talking = None
+
+    def _compose(self) -> bool:
+        """Make commands of what callers need and what is due to be told; return whether there are any."""
+        now, time = self._monotonic(), -1.0 if self._uses_server_time else self._clock.now()
+        due = {team for team, _ in takewhile(lambda item: item[1] <= now, self._due.items())}
+        for team in self._asking | due:
+            self._number += 1
+            command = team.say(self._number, self._owner, self.owners, now, time, is_due=team in due)
+            if command is not None:
+                self._unheard.append(command)
+            if not team.touched:
+                self._due.pop(team, None)
+        self._asking = {team for team in self._asking if team.waiting}
+        return bool(self._unheard)
+
+    async def _carry(self) -> bool:
+        """Say what has no answer yet; return whether Redis answered."""
+        try:
+            await self._wire.carry(self._unheard, self._hear)
+        except REDIS_AWAY as exc:
+            if not self.is_away:
+                log.warning("rates_redis_away", error=repr(exc))
+            self.is_away = True
+            self._wake.set()
+            callers = [caller for command in self._unheard for caller in command.callers]
+            for team in self._asking:
+                callers += team.waiting
+                team.waiting = []
+            self._asking.clear()
+            self._decide_alone(callers)
+            return False
+        return True
+
+    def _hear(self, command: Command, reply: Any) -> None:
+        team, now = command.team, self._monotonic()
+        try:
+            if isinstance(reply, ResponseError):
+                raise reply
+            answer = unpack(reply or b"")
+        except (ResponseError, MsgspecError) as exc:  # this command, not all of them
+            self.refusals += 1
+            log.warning("rates_refused", team_id=team.id, error=str(exc))
+            team.touched.update(command.scopes)
+            self._note(team)
+            self._decide_alone(command.callers)
+            return
+        if now - command.at <= self._deadline:
+            self._ahead = answer.now - command.at
+        is_wiped = not answer.was_known and any(command.at - scope.told_at < WIPED for scope in command.scopes)
+        for caller in team.hear(command, answer):
+            if caller.answer.done():  # it waits no more
+                for scope in caller.scopes:
+                    scope.change(answer.bucket, -1, -caller.tokens, -caller.tokens)
+            else:
+                self._count(caller.request, caller.scopes, caller.tokens, answer.bucket)
+                caller.answer.set_result(None)
+        if team.touched:
+            self._note(team)
+        if is_wiped:
+            self._renew(now)
+
+    def _decide_alone(self, callers: Iterable[Caller]) -> None:
+        for caller in callers:
+            if not caller.answer.done():
+                caller.answer.set_result(self._refuse_alone(caller.request, caller.scopes, caller.tokens))
+
+    def _renew(self, now: float) -> None:
+        """Have all slots of running calls stated again, and forget scopes that nothing runs in."""
+        self._renew_at = now + RENEW
+        for scope in self._scopes.values():
+            if scope.live and scope.caps[2] >= 0:
+                scope.touched.add(scope)
+                self._note(self._teams[scope.team_id])
+        if not self._asking and not self._unheard:
+            self._scopes = {
+                key: scope
+                for key, scope in self._scopes.items()
+                if scope.live or scope in scope.touched or now - scope.told_at < FORGET
+            }
+            used = {scope.team_id for scope in self._scopes.values()}
+            self._teams = {team_id: team for team_id, team in self._teams.items() if team_id in used}

@@ -123,7 +123,6 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         metrics = Metrics()
         catalog, registry = settings.catalog(), ProviderRegistry(settings.providers)
         breakers, budgets = Breakers(registry, catalog.targets(), clock, background, redis), RetryBudgets()
-        stack.push_async_callback(breakers.close)
         gate = Gate(registry, catalog.targets(), breakers, settings.queue, clock, metrics)
         await breakers.sync()  # what is open is known before the first call
         idempotency = IdempotencyStore(

@@ -16,7 +16,7 @@ from billing.lease_store import PostgresLeases
 from billing.leases import Leases
 from billing.owner import Owner, owner_id
 from billing.quotas import Quotas
-from billing.rates import Rates
+from billing.rates import RateLimits
 from billing.sweep import Sweeper
 from gateway.audit_log import record_healing
 from gateway.clock import Clock
@@ -51,7 +51,7 @@ async def open_books(settings: Settings, clock: Clock, database: Database, redis
         stack.callback(journal.close)
         store = PostgresLeases(database, clock)
         leases = Leases(store, clock, owner_id(journal), share=settings.quotas.standalone_share)
-        rates = Rates(redis, clock, owner=leases.owner)
+        rates = RateLimits(redis, clock, owner=leases.owner)
         stack.push_async_callback(rates.close)
         prices = PriceEditions(model.price for model in settings.models.values())
         flusher = Flusher(journal, database, clock, leases, prices)

@@ -240,10 +240,6 @@ class Breakers:
                     watched.breaker.judge(now)
                 self._tell(watched)
 
-    async def close(self) -> None:
-        """Give the connection back."""
-        await self._shared.close()
-
     def _stand_alone(self, exc: BaseException) -> None:
         if not self.is_alone:
             log.warning("breakers_stand_alone", error=repr(exc))

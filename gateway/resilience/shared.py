@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Iterable
 from hashlib import blake2s
@@ -14,7 +15,6 @@ from msgspec import Struct
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from billing.script import Script
 from gateway.resilience.breaker import Breaker, Condition
 from gateway.resilience.set_aside import Aside, SetAside
 from gateway.resilience.window import Tally
@@ -48,7 +48,7 @@ class SharedBreakers:
     """One process's voice among the gateways. Every call may raise one of REDIS_AWAY."""
 
     def __init__(self, redis: Redis, *, deadline: float = DEADLINE) -> None:
-        self._script = Script(redis, SCRIPT, deadline=deadline)
+        self._script, self._deadline = redis.register_script(SCRIPT), deadline
         self._id = secrets.token_hex(6)
 
     async def sync(self, all_watched: Iterable[Watched], asides: SetAside, monotonic: Callable[[], float]) -> None:
@@ -66,7 +66,7 @@ class SharedBreakers:
                 [name, aside.until - now, aside.why] if aside else [name, 0, ""] for name, aside in told.items()
             ],
         }
-        answer = _understood(await self._script.call(PREFIX, "sync", msgspec.json.encode(said)))
+        answer = _understood(await self._call("sync", said))
         now = monotonic()
         asides.agree({name: Aside(now + seconds, why) for name, seconds, why in answer.asides}, told)
         conditions = dict(answer.conditions)
@@ -88,16 +88,16 @@ class SharedBreakers:
             "lease": lease,
             "token": token,
         }
-        return bool(await self._script.call(PREFIX, "probe", msgspec.json.encode(said)))
+        return bool(await self._call("probe", said))
 
     async def end_probe(self, watched: Watched, generation: int, token: str | None, is_good: bool) -> int:
         """Give a probe back and return how many were answered, of all gateways."""
         said = {"target": watched.id, "g": generation, "token": token, "good": is_good}
-        return int(await self._script.call(PREFIX, "probed", msgspec.json.encode(said)))
+        return int(await self._call("probed", said))
 
-    async def close(self) -> None:
-        """Give the connection back."""
-        await self._script.close()
+    async def _call(self, verb: str, said: object) -> Any:
+        async with asyncio.timeout(self._deadline):
+            return await self._script(keys=[PREFIX], args=[verb, msgspec.json.encode(said)])
 
 
 class _Offered(Struct, rename={"generation": "g"}):

@@ -17,7 +17,7 @@ from billing.lease_store import PostgresLeases
 from billing.leases import Leases
 from billing.owner import Owner, owner_id
 from billing.quotas import Quotas
-from billing.rates import Rates
+from billing.rates import RateLimits
 from billing.records import Status, UsageRecord
 from billing.store_errors import POSTGRES_AWAY
 from gateway.answering.account import Account
@@ -44,7 +44,7 @@ class Scene:
         self.folder = folder
         self.store = IdempotencyStore(database, self.clock, Sealer("pepper", "idempotency"), retention=86_400.0)
         self.journal, self.owner, self.leases = self.process(database)
-        self.quotas = Quotas(self.leases, Rates(redis, self.clock, owner=self.owner.id))
+        self.quotas = Quotas(self.leases, RateLimits(redis, self.clock, owner=self.owner.id))
 
     def process(self, database: Database) -> tuple[Journal, Owner, Leases]:
         """Return a process's journal, itself as the database knows it, and its leases."""

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from billing.holds import HoldRequest, Leg, LimitName, Limits, Scope
-from billing.rate_talk import RENEW, TELL
-from billing.rates import Rates
+from billing.rate_team import Command
+from billing.rate_wire import SHA
+from billing.rates import RENEW, TELL, RateLimits
 from gateway.clock import Clock
 from gateway.embedded import temporary_valkey
 from tests.support.clock import SetClock
@@ -26,16 +27,16 @@ TEAM = "team_a"
 MINUTE = "tollgate:{team_a}:rates:minute:team"
 SLOTS = "tollgate:{team_a}:rates:slots:team"
 NONE = Limits()
-MakeRates = Callable[..., Rates]
+MakeRates = Callable[..., RateLimits]
 
 
 @pytest.fixture
 async def make_rates(redis: Redis, clock: SetClock) -> AsyncIterator[MakeRates]:
     """Makes processes whose time the test decides."""
-    made: list[Rates] = []
+    made: list[RateLimits] = []
 
-    def make(client: Redis | None = None, owners: int = 1, deadline: float = 10.0) -> Rates:
-        rates = Rates(
+    def make(client: Redis | None = None, owners: int = 1, deadline: float = 10.0) -> RateLimits:
+        rates = RateLimits(
             redis if client is None else client,
             clock,
             owner=f"o{len(made)}",
@@ -79,14 +80,15 @@ def ask(
     )
 
 
-async def admit(rates: Rates, request: HoldRequest) -> bool:
+async def admit(rates: RateLimits, request: HoldRequest) -> bool:
     """Whether a call is counted, by a slice or by Redis."""
     return bool(rates.take(request)) or await rates.ask(request) is None
 
 
 async def told(redis: Redis, *names: str) -> list[int]:
     """Return the sums that Redis has of the team: r requests, t tokens, h tokens held."""
-    return [int(value or 0) for value in await redis.hmget(MINUTE, *names)]
+    sums = (await redis.hget(MINUTE, "sums") or b"0 0 0 0").split()
+    return [int(sums["?rth".index(name)]) for name in names]
 
 
 async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool], seconds: float = 10.0) -> None:
@@ -200,7 +202,7 @@ async def test_room_of_running_calls_is_worth_another_try_soon(make_rates: MakeR
 
     assert held is not None and used is not None
     assert (held.retry_after, held.used, held.held) == (1.0, 0, 100)
-    assert (used.retry_after, used.used, used.held) == (60.25, 90, 0)
+    assert (used.retry_after, used.used, used.held) == (60.0, 90, 0)
 
 
 async def test_a_minute_refund_goes_to_its_own_bucket(make_rates: MakeRates, clock: SetClock, redis: Redis) -> None:
@@ -295,7 +297,8 @@ async def test_keys_are_of_one_slot_and_end(make_rates: MakeRates, clock: SetClo
 
 
 async def test_headers_show_the_tightest_minute_limits(make_rates: MakeRates, clock: SetClock) -> None:
-    """What is left of requests and tokens per minute in the scope that has least, also of calls out of a slice."""
+    """What is left of requests and tokens per minute in the scope that has least, also of calls out of a slice; what
+    was told a while ago leaves the minute, though nothing is asked."""
     rates = make_rates()
     team, key = Limits(requests_per_minute=100, tokens_per_minute=9000), Limits(requests_per_minute=50)
     for number in range(1, 20):
@@ -305,6 +308,12 @@ async def test_headers_show_the_tightest_minute_limits(make_rates: MakeRates, cl
         assert requests is not None and (requests.limit, requests.remaining) == (50, 50 - number)
         assert tokens is not None and (tokens.limit, tokens.remaining) == (9000, 9000 - 100 * number)
         clock.move(0.01)
+    clock.move(30)
+    requests, tokens = rates.remaining(call)
+    assert requests is not None and tokens is not None
+    assert (requests.remaining, tokens.remaining) == (pytest.approx(41, abs=1), pytest.approx(8050, abs=20))
+    clock.move(30)
+    assert [left and left.remaining for left in rates.remaining(call)] == [50, 9000]
 
 
 async def test_a_clock_that_is_set_back_keeps_no_minute_for_an_hour(make_rates: MakeRates, clock: SetClock) -> None:
@@ -347,7 +356,7 @@ async def test_what_others_write_to_its_keys_costs_no_outage(
     assert (rates.is_away, rates.refusals) == (False, 0)
 
 
-async def _keys_of(redis: Redis, rates: Rates, clock: SetClock, limits: Limits) -> list[bytes]:
+async def _keys_of(redis: Redis, rates: RateLimits, clock: SetClock, limits: Limits) -> list[bytes]:
     assert await admit(rates, ask(clock, limits))
     return list(await redis.keys())
 
@@ -393,7 +402,7 @@ async def test_an_answer_that_is_lost_is_counted_once(
     assert await told(redis, "r", "t", "h") == [6, 530, 500]
 
 
-async def _looked(rates: Rates) -> bool:
+async def _looked(rates: RateLimits) -> bool:
     await rates.look()
     return not rates.is_away
 
@@ -403,7 +412,7 @@ async def test_a_frozen_redis_holds_up_one_deadline_of_calls(clock: SetClock) ->
     it was asked again, changes nothing."""
     with temporary_valkey() as server:
         client: Redis = Redis.from_url(server.url)
-        rates = Rates(client, clock, owner="o", uses_server_time=False, deadline=1.0)
+        rates = RateLimits(client, clock, owner="o", uses_server_time=False, deadline=1.0)
         limits = Limits(requests_per_minute=100)
         assert await admit(rates, ask(clock, limits))
         pid = int((await client.info("server"))["process_id"])
@@ -433,17 +442,17 @@ async def test_a_command_that_is_executed_late_changes_nothing(
 ) -> None:
     """A copy of an older one, out of a connection that was given up, after a newer one was answered."""
     rates, limits = make_rates(), Limits(requests_per_minute=100, concurrent_requests=9)
-    call, said = rates._script.call, []
+    carry, said = rates._wire.carry, list[Command]()
 
-    async def listen(*words: Any) -> Any:
-        said.append(words)
-        return await call(*words)
+    async def listen(waiting: list[Command], hear: Callable[[Command, Any], None]) -> None:
+        said.extend(waiting)
+        await carry(waiting, hear)
 
-    monkeypatch.setattr(rates._script, "call", listen)
+    monkeypatch.setattr(rates._wire, "carry", listen)
     assert await admit(rates, ask(clock, limits)) and await admit(rates, ask(clock, limits))
     before = await redis.hgetall(MINUTE), await redis.hgetall(SLOTS)
 
-    assert await call(*said[0]) is None
+    assert await redis.evalsha(SHA, len(said[0].keys), *said[0].keys, said[0].packed) is None
     assert (await redis.hgetall(MINUTE), await redis.hgetall(SLOTS)) == before
 
 
@@ -451,11 +460,12 @@ async def test_a_demoted_primary_is_away_and_comes_back(make_rates: MakeRates, c
     """READONLY is an outage; when the address leads to a primary again, the process finds it."""
     rates, limits = make_rates(), Limits(requests_per_minute=100)
     assert await admit(rates, ask(clock, limits))
-    line = rates._script._line
+    assert rates._wire._connection is not None
+    way = rates._wire._connection._writer
     await redis.replicaof("127.0.0.1", 1)
     try:
         assert await admit(rates, ask(clock, limits)) and rates.is_away
-        assert rates._script._line is not line  # another connection may lead to another server
+        assert rates._wire._connection._writer is not way  # another connection may lead to another server
         await rates.look()
         assert rates.is_away
     finally:
@@ -469,7 +479,7 @@ async def test_a_demoted_primary_is_away_and_comes_back(make_rates: MakeRates, c
 
 async def test_run_tells_by_itself(redis: Redis) -> None:
     """What is free again is told within a quarter of a second, and an outage ends by itself; idle, nothing is said."""
-    rates = Rates(redis, Clock(), owner="o", deadline=10.0)
+    rates = RateLimits(redis, Clock(), owner="o", deadline=10.0)
     running = asyncio.create_task(rates.run())
     call = ask(Clock(), Limits(requests_per_minute=9, concurrent_requests=2))
     assert await admit(rates, call)

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 from redis.asyncio import Redis
 
-from billing.holds import HoldRequest, Leg, Limits, Scope
-from billing.rate_talk import RENEW, TELL
-from billing.rate_words import RefusedRate
-from billing.rates import Rates
+from billing.holds import HoldRequest, Leg, Limits, RefusedHold, Scope
+from billing.rates import RENEW, TELL, RateLimits
 from tests.support.clock import SetClock
 
 TEAM = "team_a"
@@ -33,7 +31,7 @@ class Call:
     """A call that was admitted."""
 
     request: HoldRequest
-    owner: Rates
+    owner: RateLimits
     at: float
     tokens: int
     is_running: bool = True
@@ -56,10 +54,10 @@ class Minutes(RuleBasedStateMachine):
         self.calls: list[Call] = []
         self.died_at = -MINUTE  # what a dead process had drawn is free when its minute is over
 
-    def new_owner(self) -> Rates:
+    def new_owner(self) -> RateLimits:
         """Start a process."""
         self.started += 1
-        rates = Rates(self.redis, self.clock, owner=f"o{self.started}", uses_server_time=False, deadline=10.0)
+        rates = RateLimits(self.redis, self.clock, owner=f"o{self.started}", uses_server_time=False, deadline=10.0)
         rates.owners = 3
         return rates
 
@@ -155,11 +153,11 @@ class Minutes(RuleBasedStateMachine):
         for owner in self.owners:
             self.runner.run(owner.tell())
 
-    async def ask_all(self, owner: Rates, key: str, tokens: int, many: int) -> list[RefusedRate | None]:
+    async def ask_all(self, owner: RateLimits, key: str, tokens: int, many: int) -> list[RefusedHold | None]:
         """Ask for so many calls at once, and check that none passes a cap."""
         scopes = (Scope("team", TEAM, LIMITS["team"]), Scope("key", key, LIMITS[key]))
 
-        async def ask() -> RefusedRate | None:
+        async def ask() -> RefusedHold | None:
             request = HoldRequest(
                 request_id=self.clock.new_id(),
                 team_id=TEAM,
@@ -177,7 +175,7 @@ class Minutes(RuleBasedStateMachine):
             assert self.fits(key, 0, 0, MINUTE), f"a cap of {key} or its team is passed"
         return outcomes
 
-    def check_refusal(self, owner: Rates, key: str, tokens: int) -> None:
+    def check_refusal(self, owner: RateLimits, key: str, tokens: int) -> None:
         """A quarter of a second after a refusal a call is admitted if the list had room for it all the time."""
         had_room = self.fits(key, 1, tokens, MINUTE + BUCKET)
         self.clock.move(TELL)

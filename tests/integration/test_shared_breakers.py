@@ -57,8 +57,6 @@ async def gateways(redis: Redis) -> AsyncIterator[Gateways]:
     gateways = Gateways(redis)
     yield gateways
     await gateways.background.drain(5.0)
-    for breakers, _ in gateways.made:
-        await breakers.close()
 
 
 async def fail(breakers: Breakers, target: Target, times: int = 1, team: str = "a", size: int = 10) -> None:

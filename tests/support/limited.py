@@ -18,7 +18,7 @@ from billing.holds import Hold, HoldRequest, Limits, RefusedHold, Scope
 from billing.lease_store import TIGHT_CHANNEL, PostgresLeases
 from billing.leases import Leases
 from billing.quotas import Quotas
-from billing.rates import Rates
+from billing.rates import RateLimits
 from gateway.database import Database
 
 TEAM = text("""
@@ -35,7 +35,7 @@ KEY = text("""
 class LimitedQuotas(Quotas):
     """Quotas whose teams and keys have the limits that their requests name."""
 
-    def __init__(self, leases: Leases, rates: Rates, database: Database) -> None:
+    def __init__(self, leases: Leases, rates: RateLimits, database: Database) -> None:
         super().__init__(leases, rates)
         self.database = database
         self.limits: dict[str, Limits] = {}
@@ -67,7 +67,7 @@ async def open_quotas(
     """Give the quotas of a listed owner, which hears of tight balances."""
     store = PostgresLeases(database, clock, uses_server_time=False)
     await store.begin(name, "")
-    rates = Rates(redis, clock, owner=name, uses_server_time=False, deadline=5.0)
+    rates = RateLimits(redis, clock, owner=name, uses_server_time=False, deadline=5.0)
     quotas = LimitedQuotas(Leases(store, clock, name, share=0.25), rates, database)
     quotas.leases.living = living
     listening = await asyncpg.connect(database.url)

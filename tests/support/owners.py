@@ -16,8 +16,7 @@ from billing.lease_store import PostgresLeases
 from billing.leases import Leases
 from billing.owner import Owner, owner_id
 from billing.quotas import Quotas
-from billing.rate_talk import DEADLINE
-from billing.rates import Rates
+from billing.rates import DEADLINE, RateLimits
 from billing.records import Status
 from gateway.answering.account import Account
 from gateway.background import stop_all
@@ -34,7 +33,7 @@ class Process:
 
     clock: Clock
     leases: Leases
-    rates: Rates
+    rates: RateLimits
     quotas: Quotas
     journal: Journal
     flusher: Flusher
@@ -104,7 +103,7 @@ async def open_process(data_dir: Path, database: Database, redis: Redis, *, dead
     journal = Journal.open(data_dir / "journal", clock=clock)
     store = PostgresLeases(database, clock)
     leases = Leases(store, clock, owner_id(journal), share=0.25)
-    rates = Rates(redis, clock, owner=leases.owner, deadline=deadline)
+    rates = RateLimits(redis, clock, owner=leases.owner, deadline=deadline)
     flusher = Flusher(journal, database, clock, leases)
     owner = Owner(leases, flusher, journal, store, clock)
     await owner.start()

@@ -1,0 +1,81 @@
+# rates.lua over one connection of redis-py: commands go out together, and their answers are handed over as they come.
+# A pipeline of redis-py costs twice as much (docs/experiments.md).
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ResponseError
+
+from billing.rate_team import MOST, Command
+from billing.store_errors import REDIS_AWAY, redis_refuses
+
+SCRIPT = files("billing").joinpath("rates.lua").read_text()
+SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
+
+
+class RateWire:
+    """The one connection on which a process's commands about rates are said."""
+
+    def __init__(self, redis: Redis, *, deadline: float) -> None:
+        self._redis, self._deadline = redis, deadline
+        self._connection: AbstractConnection | None = None
+
+    async def carry(self, commands: list[Command], hear: Callable[[Command, Any], None]) -> None:
+        """Say the first commands, take each off the list when it is answered, and have the answer heard.
+
+        An answer is what the script returned, or the ResponseError of a command that Redis refuses. What fails is tried
+        once more over a new connection: a closed one, a demoted primary's, one that a busy process has not read in
+        time. Raises one of REDIS_AWAY after the deadline at most; commands still listed may have been executed.
+        """
+        for is_last in (False, True):
+            try:
+                async with asyncio.timeout(self._deadline / 2):
+                    connection = await self._connect()
+                    said = commands[:MOST]
+                    packed: list[tuple[Any, ...]] = [
+                        ("EVALSHA", SHA, len(one.keys), *one.keys, one.packed) for one in said
+                    ]
+                    await connection.send_packed_command(connection.pack_commands(packed))
+                    for one in said:
+                        answer = await _read(connection)
+                        commands.pop(0)
+                        hear(one, answer)
+                return
+            except REDIS_AWAY:
+                if self._connection is not None:
+                    await self._connection.disconnect(nowait=True)
+                if is_last:
+                    raise
+
+    async def close(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.disconnect(nowait=True)
+            await self._redis.connection_pool.release(connection)
+
+    async def _connect(self) -> AbstractConnection:
+        if self._connection is None:
+            self._connection = await self._redis.connection_pool.get_connection()
+        elif self._connection.is_connected:
+            return self._connection
+        await self._connection.connect()
+        await self._connection.send_command("SCRIPT LOAD", SCRIPT)
+        await self._connection.read_response()
+        return self._connection
+
+
+async def _read(connection: AbstractConnection) -> Any:
+    try:
+        return await connection.read_response()
+    except ResponseError as exc:
+        if redis_refuses(exc):  # this command, not all of them
+            return exc
+        raise
