@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from hashlib import sha1
 from importlib.resources import files
@@ -11,10 +12,17 @@ from typing import Any
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from billing.rate_team import MOST, Command
-from billing.store_errors import REDIS_AWAY, redis_refuses
+
+REDIS_AWAY = (RedisError, OSError)  # what a call to Redis may raise while it is away
+
+# Errors of a Redis that cannot serve now and may later. Any other error is about the command alone.
+NOT_NOW = re.compile(
+    r"(^|-)(OOM|READONLY|LOADING|MISCONF|BUSY|NOSCRIPT|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS|NOAUTH|WRONGPASS|NOPERM"
+    r"|MOVED|ASK)\b|^ERR max number of clients"
+)
 
 SCRIPT = files("billing").joinpath("rates.lua").read_text()
 SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
@@ -76,6 +84,11 @@ async def _read(connection: AbstractConnection) -> Any:
     try:
         return await connection.read_response()
     except ResponseError as exc:
-        if redis_refuses(exc):  # this command, not all of them
+        if _refuses(exc):  # this command, not all of them
             return exc
         raise
+
+
+def _refuses(exc: ResponseError) -> bool:
+    """Whether Redis answered, and would answer the same again: an overflow, a key of another type, a faulty script."""
+    return type(exc) is ResponseError and NOT_NOW.search(str(exc)) is None

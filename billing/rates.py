@@ -24,9 +24,8 @@ from billing.edges import Clock
 from billing.holds import HoldRequest, RefusedHold, Remaining, Scope
 from billing.rate_scope import RateScope, refused, remaining_of
 from billing.rate_team import Caller, Command, RateTeam
-from billing.rate_wire import RateWire
+from billing.rate_wire import REDIS_AWAY, RateWire
 from billing.rate_words import BUCKETS, unpack
-from billing.store_errors import REDIS_AWAY
 
 DEADLINE = 0.25  # seconds that a call waits at the most
 TELL = 0.23  # seconds until what is free again is told; a slice has ended by then, and a busy team asked for another

@@ -1,5 +1,5 @@
-# What the errors of Postgres and Redis mean: that a store is away, that it has answered and will not do this, or that a
-# value is at fault. And that none of them quotes a value.
+# What the errors of Postgres mean: that it is away, that it has answered and will not do this, or that a value is at
+# fault. And that none of them quotes a value. (Those of Redis: rate_wire.py, which commands without Redis don't load.)
 
 from __future__ import annotations
 
@@ -7,29 +7,15 @@ import re
 from collections.abc import Iterator
 
 import asyncpg
-from redis.exceptions import RedisError, ResponseError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 # What a transaction may raise while Postgres is away: the driver's own errors arrive as SQLAlchemy's or as OSErrors,
 # and a TimeoutError is one.
 POSTGRES_AWAY = (SQLAlchemyError, OSError)
-REDIS_AWAY = (RedisError, OSError)  # and what a call to Redis may raise
-STORES_AWAY = (SQLAlchemyError, RedisError, OSError)
-
-# Errors of a Redis that cannot serve now and may later. Any other error is about the command alone.
-NOT_NOW = re.compile(
-    r"(^|-)(OOM|READONLY|LOADING|MISCONF|BUSY|NOSCRIPT|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS|NOAUTH|WRONGPASS|NOPERM"
-    r"|MOVED|ASK)\b|^ERR max number of clients"
-)
 
 # SQLSTATEs of a Postgres that cannot do it now and may later: its connection, a deadlock, no room, an operator, a disk,
 # a lock or a row that another transaction has, a server that is read only, a transaction that took too long.
 NOT_NOW_IN_POSTGRES = re.compile("08...|40...|53...|57...|58...|55P03|55006|25006|25P03|25P04")
-
-
-def redis_refuses(exc: BaseException) -> bool:
-    """Whether Redis answered, and would answer the same again: an overflow, a key of another type, a faulty script."""
-    return type(exc) is ResponseError and NOT_NOW.search(str(exc)) is None
 
 
 def postgres_refuses(exc: BaseException) -> bool:

@@ -19,6 +19,8 @@ from gateway.lean_imports import import_leanly
 if TYPE_CHECKING:
     from gateway.settings import Settings
 
+ADMIN_COMMANDS = frozenset({"teams", "keys", "owners", "batch", "usage"})
+
 app = typer.Typer(
     name="tollgate",
     help="One OpenAI-compatible endpoint for a company: quotas, routing, exact cost, and a GPU engine of its own.",
@@ -37,7 +39,7 @@ def main() -> None:
     if not (len(sys.argv) > 1 and sys.argv[1] in {command.name for command in app.registered_commands}):
         put_off_collecting()
         import_leanly()
-        _add_admin_commands()
+        _add_admin_commands(sys.argv[1] if len(sys.argv) > 1 else None)
         spare_what_stays()
     app()
 
@@ -188,18 +190,29 @@ def moderate() -> None:
     moderate_lines(sys.stdin, sys.stdout)
 
 
-def _add_admin_commands() -> None:
-    from gateway.batch_cli import batch_app
-    from gateway.keys_cli import keys_app
-    from gateway.owners_cli import owners_app
-    from gateway.teams_cli import teams_app
-    from gateway.usage_cli import usage_command
+def _add_admin_commands(named: str | None = None) -> None:
+    """Add the command ``named``, or all where it is none of them: each brings along what the others do not need."""
+    added = ADMIN_COMMANDS & {named} or ADMIN_COMMANDS
+    if "teams" in added:
+        from gateway.teams_cli import teams_app
 
-    app.add_typer(teams_app, name="teams")
-    app.add_typer(keys_app, name="keys")
-    app.add_typer(owners_app, name="owners")
-    app.add_typer(batch_app, name="batch")
-    app.command("usage")(usage_command)
+        app.add_typer(teams_app, name="teams")
+    if "keys" in added:
+        from gateway.keys_cli import keys_app
+
+        app.add_typer(keys_app, name="keys")
+    if "owners" in added:
+        from gateway.owners_cli import owners_app
+
+        app.add_typer(owners_app, name="owners")
+    if "batch" in added:
+        from gateway.batch_cli import batch_app
+
+        app.add_typer(batch_app, name="batch")
+    if "usage" in added:
+        from gateway.usage_cli import usage_command
+
+        app.command("usage")(usage_command)
 
 
 def _load(path: Path) -> Settings:

@@ -17,9 +17,6 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import msgspec
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.store_errors import POSTGRES_AWAY
@@ -134,6 +131,10 @@ def show(format: Format, whole: object, columns: Sequence[str], rows: Sequence[M
             writer.writerow(columns)
             writer.writerows([_text(row.get(column)) for column in columns] for row in rows)
         case Format.TABLE:
+            from rich.box import SIMPLE_HEAD
+            from rich.console import Console
+            from rich.table import Table
+
             table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
             for column in columns:
                 cells = [_short(_text(row.get(column))) for row in rows]

@@ -12,7 +12,8 @@ import structlog
 from msgspec import Meta, Struct
 
 from billing.looks import Look, book_look
-from billing.store_errors import POSTGRES_AWAY, REDIS_AWAY
+from billing.rate_wire import REDIS_AWAY
+from billing.store_errors import POSTGRES_AWAY
 from gateway.providers.base import UpstreamRequest
 from gateway.providers.errors import UpstreamError, UpstreamFailure
 from gateway.services import Services

@@ -11,7 +11,8 @@ from redis.asyncio import Redis
 
 from billing.journal import Journal
 from billing.owner_list import silent_owners
-from billing.store_errors import STORES_AWAY
+from billing.rate_wire import REDIS_AWAY
+from billing.store_errors import POSTGRES_AWAY
 from gateway.clock import Clock
 from gateway.database import Database
 
@@ -59,6 +60,6 @@ async def _answers(check: Awaitable[Any]) -> str:
     try:
         async with asyncio.timeout(CHECK_WITHIN):
             await check
-    except STORES_AWAY:
+    except (*POSTGRES_AWAY, *REDIS_AWAY):
         return "does not answer"
     return "ok"

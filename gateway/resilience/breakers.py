@@ -14,7 +14,7 @@ import structlog
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from billing.store_errors import REDIS_AWAY
+from billing.rate_wire import REDIS_AWAY
 from gateway.background import Background
 from gateway.clock import Clock
 from gateway.providers.errors import UpstreamFailure

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 from redis.asyncio import Redis
 
-from billing.store_errors import REDIS_AWAY
+from billing.rate_wire import REDIS_AWAY
 from gateway.background import Background
 from gateway.clock import Clock
 from gateway.settings import AbuseSettings
