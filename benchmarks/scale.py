@@ -90,7 +90,7 @@ class Bench:
     def __init__(self, folder: Path, options: Options) -> None:
         self.folder = folder
         self.options = options
-        connections = 3 * max(options.owners, options.crowd) + 50
+        connections = 6 * max(options.owners, options.crowd) + 50
         settings = {"max_connections": str(connections), "shared_buffers": "256MB"}
         self.postgres = EmbeddedPostgres(folder, server_settings=settings)
         self.valkey = EmbeddedValkey(folder)

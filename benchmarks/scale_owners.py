@@ -126,7 +126,7 @@ class Keeper:
     async def open(self, stack: AsyncExitStack, number: int) -> float:
         """Open one owner, and return when it had let in its first call (monotonic seconds)."""
         place, clock = self.place, Clock()
-        database = Database(place.postgres, pool_size=1)
+        database = Database(place.postgres, pool_size=3)  # as many as it uses at once: each more would be made anew
         stack.push_async_callback(database.close)
         redis: Redis = Redis.from_url(place.valkey, socket_timeout=0.25, socket_connect_timeout=0.25)
         stack.push_async_callback(redis.aclose)

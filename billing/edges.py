@@ -32,3 +32,7 @@ class Database(Protocol):
 
     def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """Give a connection inside one short transaction."""
+
+    def at_once(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Give a connection whose statements are transactions each: what one locks is free as it ends, without a word
+        of ours."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from datetime import date
 from itertools import islice
 
 import structlog
@@ -14,8 +15,9 @@ from billing.edges import Clock, Database
 from billing.editions import PriceEditions
 from billing.journal import Closed, Journal
 from billing.kept import KEPT_FOR
+from billing.lease_store import REACH_THE_DISK
 from billing.leases import Leases
-from billing.ledger import TooOld, write_records
+from billing.ledger import TooOld, prepare, write_records
 from billing.records import UsageRecord
 from billing.store_errors import POSTGRES_AWAY, is_about_a_value
 
@@ -56,6 +58,7 @@ class Flusher:
         self._leases = leases  # whose beat counts what is flushed
         self._prices = prices or PriceEditions(())
         self._one_at_a_time = asyncio.Lock()
+        self._prepared_for: date | None = None  # its partitions, and those of the days after it, are there
         self._batch = BATCH
         self._gathered = 0  # rows that the last wait brought
         self._wake = asyncio.Event()
@@ -149,10 +152,17 @@ class Flusher:
         """Write records in one transaction; if one of them cannot be stored, find it and put it aside. ``stuck`` gains
         those for which the disk has no room. Return the ids that the ledger refuses because they are too old."""
         owner, sent = ("", 0) if self._leases is None else (self._leases.owner, self._leases.acknowledged)
+        today = self._clock.today()
         try:
-            async with asyncio.timeout(FLUSH_WITHIN), self._database.begin() as connection:
-                told = await self._prices.tell(connection, records)
-                written = await write_records(connection, records, today=self._clock.today(), flusher=owner)
+            async with asyncio.timeout(FLUSH_WITHIN):
+                if self._prepared_for != today:
+                    async with self._database.begin() as connection:
+                        await prepare(connection, today)
+                    self._prepared_for = today
+                async with self._database.at_once() as connection:
+                    told = await self._prices.tell(connection, records)
+                    written = await write_records(connection, records, today=today, flusher=owner)
+                    await connection.execute(REACH_THE_DISK)
         except TooOld as exc:
             rest = [record for record in records if record.request_id not in exc.request_ids]
             return await self._write(rest, stuck) | set(exc.request_ids)

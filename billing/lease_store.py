@@ -57,6 +57,7 @@ class Taken(Struct, frozen=True):
 
     refused: str | None = None
     beat: int | None = None
+    is_late: bool = False  # it was committed before it was on the disk, and is not told before it is there
     leases: list[LeaseRow] | None = None
     balances: list[Balance] | None = None
 
@@ -91,11 +92,14 @@ class LeaseStore(Protocol):
     async def beat(self, owner: str, watermark: float, backlog: int) -> Beat | None:
         """Say that an owner lives, and how far its journal is carried. ``None``: it is not listed, or has ended."""
 
-    async def take(self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float) -> Taken:
-        """Draw room: for each ask all it needs or nothing."""
+    async def take(
+        self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float, *, with_sums: bool = True
+    ) -> Taken:
+        """Draw room: for each ask all it needs or nothing. ``with_sums``: a refusal tells what all leases have spent
+        and what lies unused, which takes a look at each of them."""
 
     async def give_back(self, owner: str, returns: Sequence[Told]) -> int | None:
-        """Set what an owner has given back; returns its beat, or ``None`` where it has ended."""
+        """Set what an owner has given back; returns its beat, 0 if it was not counted, or ``None`` if it has ended."""
 
     async def set_again(self, owner: str, leases: Sequence[Told]) -> int | None:
         """Tell all leases of an owner anew, after the database forgot."""
@@ -117,7 +121,7 @@ class PostgresLeases:
 
     async def begin(self, owner: str, version: str) -> None:
         """List an owner."""
-        async with self._database.begin() as connection:
+        async with self._database.at_once() as connection:
             await connection.execute(BEGIN, {"owner": owner, "version": version, "moment": self._moment()})
 
     async def beat(self, owner: str, watermark: float, backlog: int) -> Beat | None:
@@ -129,15 +133,18 @@ class PostgresLeases:
             "moment": self._moment(),
             "alive": ALIVE,
         }
-        async with self._database.begin() as connection:
+        async with self._database.at_once() as connection:
             row = (await connection.execute(BEAT, values)).one_or_none()
         if row is None:
             return None
         found_at = None if row.found_at is None else float(row.found_at)
         return Beat(row.beat, float(row.now), row.living, found_at, list(row.tight or ()), float(row.server))
 
-    async def take(self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float) -> Taken:
-        """Draw room."""
+    async def take(
+        self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float, *, with_sums: bool = True
+    ) -> Taken:
+        """Draw room. Of a tight balance the statement commits before the disk has it, so that all owners who want it
+        do not wait for the disk one after the other; then this one waits for the disk, beside them."""
         needs = [(number, need) for number, ask in enumerate(asks) for need in ask]
         values = {
             "owner": owner,
@@ -149,49 +156,50 @@ class PostgresLeases:
             "wants": [need.want for _, need in needs],
             "holds": [need.hold for _, need in needs],
             "share": share,
+            "with_sums": with_sums,
             "moment": self._moment(),
             "clock": datetime.fromtimestamp(self._clock.now(), UTC),
         }
-        async with self._database.begin() as connection:
-            return _decode_taken((await connection.execute(TAKE, values)).scalar_one())
+        async with self._database.at_once() as connection:
+            taken = _decode_taken((await connection.execute(TAKE, values)).scalar_one())
+            if taken.is_late:
+                await connection.execute(REACH_THE_DISK)
+            return taken
 
     async def give_back(self, owner: str, returns: Sequence[Told]) -> int | None:
         """Set what an owner has given back."""
-        values = _columns(owner, returns) | {"returns": [one.returned for one in returns], "moment": self._moment()}
-        async with self._database.begin() as connection:
-            return (await connection.execute(GIVE_BACK, values)).scalar_one()
+        return await self._tell(owner, returns, is_all=False)
 
     async def set_again(self, owner: str, leases: Sequence[Told]) -> int | None:
         """Tell all leases of an owner anew."""
-        values = _columns(owner, leases) | {
+        return await self._tell(owner, leases, is_all=True)
+
+    async def _tell(self, owner: str, leases: Sequence[Told], *, is_all: bool) -> int | None:
+        values = {
+            "owner": owner,
+            "scopes": [one.scope for one in leases],
+            "units": [one.unit for one in leases],
+            "days": [one.day for one in leases],
             "grants": [one.granted for one in leases],
             "returns": [one.returned for one in leases],
+            "is_all": is_all,
             "moment": self._moment(),
         }
-        async with self._database.begin() as connection:
-            return (await connection.execute(SET_AGAIN, values)).scalar_one()
+        async with self._database.at_once() as connection:
+            return (await connection.execute(TELL, values)).scalar_one()
 
     async def found_failover(self) -> None:
         """Note that the database forgot."""
-        async with self._database.begin() as connection:
+        async with self._database.at_once() as connection:
             await connection.execute(FOUND, {"moment": self._moment()})
 
     async def end(self, owner: str) -> bool:
         """End an owner."""
-        async with self._database.begin() as connection:
+        async with self._database.at_once() as connection:
             return bool((await connection.execute(END, {"owner": owner, "moment": self._moment()})).scalar_one())
 
     def _moment(self) -> datetime | None:
         return None if self._uses_server_time else datetime.fromtimestamp(self._clock.now(), UTC)
-
-
-def _columns(owner: str, rows: Sequence[Told]) -> dict[str, object]:
-    return {
-        "owner": owner,
-        "scopes": [one.scope for one in rows],
-        "units": [one.unit for one in rows],
-        "days": [one.day for one in rows],
-    }
 
 
 _decode_taken = msgspec.json.Decoder(Taken).decode
@@ -218,20 +226,18 @@ TAKE = text("""
     SELECT CAST(take_room(
         :owner, :day, CAST(:asks AS integer[]), CAST(:scopes AS text[]), CAST(:units AS text[]),
         CAST(:needs AS bigint[]), CAST(:wants AS bigint[]), CAST(:holds AS bigint[]), :share,
-        CAST(:moment AS timestamptz), CAST(:clock AS timestamptz)
+        :with_sums, CAST(:moment AS timestamptz), CAST(:clock AS timestamptz)
     ) AS text)
 """)
-GIVE_BACK = text("""
-    SELECT give_back(:owner, CAST(:scopes AS text[]), CAST(:units AS text[]), CAST(:days AS text[]),
-                     CAST(:returns AS bigint[]), CAST(:moment AS timestamptz))
-""")
-SET_AGAIN = text("""
-    SELECT set_again(:owner, CAST(:scopes AS text[]), CAST(:units AS text[]), CAST(:days AS text[]),
-                     CAST(:grants AS bigint[]), CAST(:returns AS bigint[]), CAST(:moment AS timestamptz))
+TELL = text("""
+    SELECT tell_leases(:owner, CAST(:scopes AS text[]), CAST(:units AS text[]), CAST(:days AS text[]),
+                       CAST(:grants AS bigint[]), CAST(:returns AS bigint[]), :is_all, CAST(:moment AS timestamptz))
 """)
 FOUND = text("""
     INSERT INTO failovers (found_at) SELECT coalesce(CAST(:moment AS timestamptz), clock_timestamp())
     ON CONFLICT (id) DO UPDATE SET found_at = excluded.found_at
     WHERE failovers.found_at < excluded.found_at - interval '30 s'
 """)
+# A transaction that writes next to nothing: its commit waits for what was committed before it, too.
+REACH_THE_DISK = text("SELECT pg_logical_emit_message(true, 'tollgate', '')")
 END = text("SELECT end_owner(:owner, CAST(:moment AS timestamptz))")

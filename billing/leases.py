@@ -486,8 +486,9 @@ class Leases:
 
     def heard(self, sent: int, beat: int) -> None:
         """Take note of an acknowledgement. ``sent``: the highest that we knew when we asked."""
-        self.acknowledged = max(self.acknowledged, beat)
-        self.on_beat(sent, beat)
+        if beat:  # 0: not counted, beside another statement of ours
+            self.acknowledged = max(self.acknowledged, beat)
+            self.on_beat(sent, beat)
 
 
 def _rooms_on(scope: str, day: int) -> tuple[Room, Room]:

@@ -1,7 +1,8 @@
 # The ledger: one row per finished call, written once however often it is delivered, and the daily sums beside it.
 #
 # A batch goes to Postgres as one JSON document, and one statement does the rest: an array for each column cost the
-# gateway ten times the time (docs/experiments.md).
+# gateway ten times the time, and where all gateways add to one team's daily sum, the time from there to the commit is
+# what bounds them (docs/experiments.md).
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ SUMS = ("calls", *TOKENS, *COSTS)
 MADE = {
     "day": "d.day",
     "created_at": "to_timestamp(coalesce(nullif(r.created_at, 0), d.ms / 1000.0))",
-    "booked_on": "CASE WHEN d.day <= (SELECT max(day) FROM closed_days) THEN CAST(:today AS date) END",
+    "booked_on": "CASE WHEN d.day <= book.closed THEN CAST(:today AS date) END",
     "attempts": "coalesce(r.attempts, '[]')",
     "tier": "coalesce(r.tier, 'interactive')",
     "priority": "coalesce(r.priority, 'normal')",
@@ -46,11 +47,10 @@ IN_JSON = {name: kind for name, kind in COLUMNS.items() if name in UsageRecord._
     "created_at": "double precision"
 }
 
-# Nobody closes a day while this transaction runs; the statement after this one sees every day that was closed before.
-BEGIN = text(
-    "SELECT pg_advisory_xact_lock_shared(hashtext('closed_days')),"
-    " EXISTS (SELECT FROM unnest(CAST(:names AS text[])) AS name WHERE to_regclass(name) IS NULL) AS is_missing"
+LACKS_PARTITIONS = text(
+    "SELECT EXISTS (SELECT FROM unnest(CAST(:names AS text[])) AS name WHERE to_regclass(name) IS NULL)"
 )
+# Nobody closes a day or drops one while this runs, and it knows all that were before (open_ledger).
 # In the order of their keys, by bytes: two writers with rows in common wait for each other instead of locking up. What
 # the new rows have spent is booked on the leases of the owners that they name, last: an owner's row is locked there.
 # OFFSET 0 makes Postgres compute a row's day once, and not again wherever it is used.
@@ -61,8 +61,9 @@ INSERT = text(f"""
         FROM json_to_recordset(CAST(:records AS json)) AS r ({", ".join(map(" ".join, IN_JSON.items()))}),
              LATERAL (SELECT CAST(CAST('x' || left(replace(CAST(r.request_id AS text), '-', ''), 12) AS bit(48))
                                   AS bigint) AS ms OFFSET 0) AS t,
-             LATERAL (SELECT t.ms, CAST('1970-01-01' AS date) + CAST(t.ms / 86400000 AS integer) AS day OFFSET 0) AS d
-        WHERE d.day >= coalesce((SELECT begins FROM ledger_memory), '-infinity')
+             LATERAL (SELECT t.ms, CAST('1970-01-01' AS date) + CAST(t.ms / 86400000 AS integer) AS day OFFSET 0) AS d,
+             open_ledger() AS book
+        WHERE d.day >= coalesce(book.begins, '-infinity')
         ORDER BY d.day, r.request_id
         ON CONFLICT (day, request_id) DO NOTHING
         RETURNING *
@@ -129,8 +130,16 @@ class Inserted(Struct, frozen=True):
 
 
 async def insert_records(connection: AsyncConnection, records: Sequence[UsageRecord], *, today: date) -> int:
-    """Write records into the ledger as ``write_records`` does, and return how many were new."""
+    """Write records into the ledger as ``write_records`` does, in a transaction; return how many were new."""
+    if records:
+        await prepare(connection, today)
     return (await write_records(connection, records, today=today)).new
+
+
+async def prepare(connection: AsyncConnection, today: date) -> None:
+    """Make the partitions of today and the days ahead, where they are missing; in a transaction."""
+    if (await connection.execute(LACKS_PARTITIONS, {"names": list(coming_partitions(today))})).scalar_one():
+        await ensure_partitions(connection, today)
 
 
 async def write_records(
@@ -138,15 +147,12 @@ async def write_records(
 ) -> Inserted:
     """Write records into the ledger, the daily sums and the leases that they have spent; tell how many were new.
 
-    A record whose id is there already changes nothing. Rows for a day that is closed are booked on ``today``.
-    ``flusher``: the owner whose beat counts this. Raises TooOld, and nothing may be committed, where a record is of a
-    day that the ledger has forgotten.
+    One statement, but where some were there already. A record whose id is there already changes nothing. Rows for a
+    day that is closed are booked on ``today``. ``flusher``: the owner whose beat counts this. Raises TooOld where a
+    record is of a day that the ledger has forgotten; it is not written, and in a transaction nothing may be committed.
     """
     if not records:
         return Inserted(0)
-    begun = (await connection.execute(BEGIN, {"names": list(coming_partitions(today))})).one()
-    if begun.is_missing:
-        await ensure_partitions(connection, today)
     by_id = {record.request_id: bounded(record) for record in records}
     rows = {"records": _to_json(list(by_id.values())), "today": today, "flusher": flusher}
     said = (await connection.execute(INSERT, rows)).one()

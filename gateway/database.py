@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import asyncpg
 import msgspec
@@ -31,17 +31,27 @@ class Database:
         self.url = url
         self._heard = 0.0  # monotonic seconds; when a transaction last went through
         self.engine = create_engine(url, pool_size=pool_size, application_name=application_name)
+        self._at_once = self.engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[AsyncConnection]:
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """Give a connection inside one short transaction: committed at the end, rolled back by an exception.
 
         Never wait for an upstream, a client or a lock of your own inside it. Raises one of
         POSTGRES_AWAY: after a few seconds where Postgres stands still, though a statement may take longer. No error
         that leaves it quotes a value.
         """
+        return self._begin(self.engine)
+
+    def at_once(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Give a connection whose statements are transactions each, so that the server ends them without a word of
+        ours: what one locks is free as it ends. Raises what ``begin`` does.
+        """
+        return self._begin(self._at_once)
+
+    @asynccontextmanager
+    async def _begin(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         try:
-            async with self.engine.begin() as connection:
+            async with engine.begin() as connection:
                 if time.monotonic() - self._heard > SILENT_FOR:
                     await _greet(connection)
                 yield connection

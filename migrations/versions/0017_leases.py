@@ -1,6 +1,11 @@
 # Budgets as rows: what each scope may use of a day or a month, what is drawn of it, and the leases that the processes
-# have drawn. The functions are the only writers of balances and leases; each takes its locks in one order:
-# the owner's row, leases by key, balances by key.
+# have drawn. The functions are the only writers of balances and leases; each takes its locks in one order: a share of
+# the owner's row (its end waits for that), leases by key, balances by key. The owner's beat is counted last, and only
+# where no other statement of the same owner is about to commit: a flush must not wait for an ask that waits for a
+# balance that all owners want.
+#
+# That balance is locked until its statement has committed, so a commit that waits for the disk lets through no more
+# than some hundred a second. What may be forgotten does not wait (``commit_soon``).
 
 from __future__ import annotations
 
@@ -98,73 +103,95 @@ FUNCTIONS = {
               AND change.amount <> 0;
         END
     """,
+    # Counts a statement of an owner that has not ended; returns its beat, or 0 where another one is being counted.
+    "count_beat(owner text, moment timestamptz) RETURNS bigint LANGUAGE plpgsql": """
+        DECLARE
+            v_beat bigint;
+        BEGIN
+            UPDATE owners SET beat = owners.beat + 1, seen_at = coalesce(moment, seen_at)
+            WHERE owners.id = (
+                SELECT same.id FROM owners AS same WHERE same.id = owner AND same.ended_at IS NULL
+                FOR NO KEY UPDATE SKIP LOCKED
+            )
+            RETURNING owners.beat INTO v_beat;
+            RETURN coalesce(v_beat, 0);
+        END
+    """,
+    # Lets the transaction commit without waiting for the disk: of returns, which are said again where they are lost,
+    # and of grants that are not told to anybody before the disk has them (billing/lease_store.py).
+    "commit_soon() RETURNS void LANGUAGE plpgsql": """
+        BEGIN
+            PERFORM set_config('synchronous_commit', 'off', true);
+        END
+    """,
     # Draws room for an owner: for each ask, of all its rooms or of none, at least what it needs and at most what it
     # wants. Asks are served in their order. A look without a lock refuses what surely has no room.
     #
     # ``share``: the most of what is left that goes into one lease beyond the need. ``holds``: the largest amounts that
-    # the rooms are asked for at once. ``moment``: null for the server's own time; ``clock``: the caller's own.
+    # the rooms are asked for at once. ``with_sums``: whether a refusal tells what is spent and unused, by all leases.
+    # ``moment``: null for the server's own time; ``clock``: the caller's own. ``is_late`` in the answer: the disk may
+    # not have it yet.
     #
     # A balance is tight where the share of what is left does not cover a hold: then nothing is given beyond the need.
     """take_room(
         owner text, day text, asks integer[], scopes text[], units text[], needs bigint[], wants bigint[],
-        holds bigint[], share double precision, moment timestamptz, clock timestamptz
+        holds bigint[], share double precision, with_sums boolean, moment timestamptz, clock timestamptz
     ) RETURNS json LANGUAGE plpgsql""": """
         DECLARE
             v_now timestamptz := coalesce(moment, clock_timestamp());
-            v_days text[] := array_fill(day, ARRAY[cardinality(scopes)]);
+            v_day date := CAST(day AS date);
+            v_periods text[] := ARRAY[day, left(day, 7)];
+            v_why text;
             v_beat bigint;
             v_ask integer;
             v_scopes text[];
             v_units text[];
             v_amounts bigint[];
             v_balance record;
+            v_given boolean := false;
             v_refused boolean := false;
+            v_tight boolean := false;
         BEGIN
             IF EXISTS (
                 SELECT FROM unnest(asks, scopes, units, needs) AS room (ask, scope, unit, need)
                 LEFT JOIN balances AS balance ON balance.scope = room.scope AND balance.unit = room.unit
-                                             AND balance.period IN (day, left(day, 7))
+                                             AND balance.period = ANY (v_periods)
                 GROUP BY room.ask
                 HAVING coalesce(bool_and(balance.cap IS NULL OR room.need <= 0 OR balance.tight_since IS NULL
                                          OR room.need <= left_of(balance)), true)
             ) THEN
-                UPDATE owners SET beat = owners.beat + 1, seen_at = v_now
-                WHERE owners.id = owner AND ended_at IS NULL
-                RETURNING owners.beat INTO v_beat;
-                IF v_beat IS NULL THEN
+                PERFORM FROM owners WHERE owners.id = owner AND ended_at IS NULL FOR KEY SHARE;
+                IF NOT FOUND THEN
                     RETURN json_build_object('refused', 'ended');
                 END IF;
-                IF EXISTS (SELECT FROM closed_days WHERE closed_days.day >= CAST(take_room.day AS date)) THEN
-                    RETURN json_build_object('refused', 'closed', 'beat', v_beat);
-                END IF;
-                IF EXISTS (
-                    SELECT FROM failovers, owners
-                    WHERE v_now < failovers.found_at + interval '30 s' AND owners.ended_at IS NULL
-                      AND owners.seen_at > failovers.found_at - interval '60 s'
-                      AND owners.started_at < failovers.found_at
-                      AND coalesce(owners.set_again_at, '-infinity') < failovers.found_at
-                ) THEN
-                    RETURN json_build_object('refused', 'recovering', 'beat', v_beat);
-                END IF;
-                IF abs(extract(epoch FROM clock - v_now)) > 2 AND NOT EXISTS (
-                    SELECT FROM balances WHERE period = day
-                ) THEN
-                    RETURN json_build_object('refused', 'clock', 'beat', v_beat);
+                v_why := CASE
+                    WHEN EXISTS (SELECT FROM closed_days WHERE closed_days.day >= v_day) THEN 'closed'
+                    WHEN EXISTS (
+                        SELECT FROM failovers WHERE v_now < failovers.found_at + interval '30 s' AND EXISTS (
+                            SELECT FROM owners
+                            WHERE owners.ended_at IS NULL AND owners.seen_at > failovers.found_at - interval '60 s'
+                              AND owners.started_at < failovers.found_at
+                              AND coalesce(owners.set_again_at, '-infinity') < failovers.found_at
+                        )
+                    ) THEN 'recovering'
+                    WHEN abs(extract(epoch FROM clock - v_now)) > 2
+                     AND NOT EXISTS (SELECT FROM balances WHERE period = take_room.day) THEN 'clock'
+                END;
+                IF v_why IS NOT NULL THEN
+                    RETURN json_build_object('refused', v_why, 'beat', count_beat(owner, v_now));
                 END IF;
                 INSERT INTO leases (owner, scope, unit, day)
-                SELECT DISTINCT take_room.owner, room.scope COLLATE "C", room.unit COLLATE "C",
-                                CAST(take_room.day AS date)
+                SELECT DISTINCT take_room.owner, room.scope COLLATE "C", room.unit COLLATE "C", v_day
                 FROM unnest(scopes, units) AS room (scope, unit)
                 ORDER BY 2, 3
                 ON CONFLICT DO NOTHING;
                 PERFORM FROM leases AS lease
-                WHERE lease.owner = take_room.owner AND lease.day = CAST(take_room.day AS date)
-                  AND lease.scope = ANY (scopes)
+                WHERE lease.owner = take_room.owner AND lease.day = v_day AND lease.scope = ANY (scopes)
                 ORDER BY lease.scope, lease.unit
                 FOR NO KEY UPDATE;
-                PERFORM make_balances(scopes, units, v_days);
+                PERFORM make_balances(scopes, units, array_fill(day, ARRAY[cardinality(scopes)]));
                 PERFORM FROM balances AS balance
-                WHERE balance.scope = ANY (scopes) AND balance.period IN (day, left(day, 7))
+                WHERE balance.scope = ANY (scopes) AND balance.period = ANY (v_periods)
                 ORDER BY balance.scope, balance.unit, balance.period
                 FOR NO KEY UPDATE;
                 FOR v_ask IN SELECT DISTINCT unnest(asks) ORDER BY 1 LOOP
@@ -185,7 +212,7 @@ FUNCTIONS = {
                         FROM unnest(asks, scopes, units, needs, wants, holds)
                                  AS asked (ask, scope, unit, need, want, hold)
                         JOIN balances AS balance ON balance.scope = asked.scope AND balance.unit = asked.unit
-                                                AND balance.period IN (day, left(day, 7))
+                                                AND balance.period = ANY (v_periods)
                         WHERE asked.ask = v_ask
                         GROUP BY asked.scope, asked.unit, asked.need, asked.want
                     ) AS room
@@ -194,12 +221,15 @@ FUNCTIONS = {
                         v_refused := true;
                         CONTINUE;
                     END IF;
+                    v_given := true;
                     UPDATE leases AS lease SET granted = lease.granted + given.amount
                     FROM unnest(v_scopes, v_units, v_amounts) AS given (scope, unit, amount)
-                    WHERE lease.owner = take_room.owner AND lease.day = CAST(take_room.day AS date)
-                      AND lease.scope = ANY (v_scopes)
+                    WHERE lease.owner = take_room.owner AND lease.day = v_day AND lease.scope = ANY (v_scopes)
                       AND lease.scope = given.scope AND lease.unit = given.unit AND given.amount > 0;
-                    PERFORM draw(v_scopes, v_units, array_fill(take_room.day, ARRAY[cardinality(v_scopes)]), v_amounts);
+                    UPDATE balances AS balance SET drawn = balance.drawn + given.amount
+                    FROM unnest(v_scopes, v_units, v_amounts) AS given (scope, unit, amount)
+                    WHERE balance.scope = ANY (v_scopes) AND balance.period = ANY (v_periods)
+                      AND balance.scope = given.scope AND balance.unit = given.unit AND given.amount > 0;
                 END LOOP;
                 FOR v_balance IN
                     SELECT balance.scope, balance.unit, balance.period, max(asked.hold) AS hold,
@@ -207,10 +237,11 @@ FUNCTIONS = {
                            balance.tight_since IS NOT NULL AS was_tight
                     FROM unnest(scopes, units, holds) AS asked (scope, unit, hold)
                     JOIN balances AS balance ON balance.scope = asked.scope AND balance.unit = asked.unit
-                                            AND balance.period IN (day, left(day, 7))
+                                            AND balance.period = ANY (v_periods)
                     WHERE balance.cap IS NOT NULL
                     GROUP BY balance.scope, balance.unit, balance.period  -- the key: every column of it may be used
                 LOOP
+                    v_tight := v_tight OR v_balance.was_tight;
                     IF v_balance.was_tight AND v_balance.part >= 2 * v_balance.hold
                        OR NOT v_balance.was_tight AND v_balance.part < v_balance.hold THEN
                         UPDATE balances AS balance
@@ -222,18 +253,22 @@ FUNCTIONS = {
                         END IF;
                     END IF;
                 END LOOP;
+                v_beat := count_beat(owner, v_now);
+                IF v_tight THEN
+                    PERFORM commit_soon();
+                END IF;
             ELSE
                 v_refused := true;
             END IF;
             RETURN json_build_object(
                 'beat', v_beat,
+                'is_late', v_given AND v_tight,
                 'leases', (
                     SELECT json_agg(json_build_array(
                         lease.scope, lease.unit, lease.granted, lease.returned, lease.spent
                     ))
                     FROM leases AS lease
-                    WHERE lease.owner = take_room.owner AND lease.day = CAST(take_room.day AS date)
-                      AND lease.scope = ANY (scopes)
+                    WHERE lease.owner = take_room.owner AND lease.day = v_day AND lease.scope = ANY (scopes)
                 ),
                 'balances', (
                     SELECT json_agg(json_build_array(
@@ -250,73 +285,99 @@ FUNCTIONS = {
                         FROM leases AS lease LEFT JOIN owners AS holder ON holder.id = lease.owner
                         WHERE lease.scope = balance.scope AND lease.unit = balance.unit
                           AND CASE length(balance.period)
-                              WHEN 10 THEN lease.day = CAST(take_room.day AS date)
+                              WHEN 10 THEN lease.day = v_day
                               ELSE lease.day >= CAST(balance.period || '-01' AS date)
                                AND lease.day < CAST(balance.period || '-01' AS date) + interval '1 month'
                               END
-                    ) AS use ON v_refused
-                    WHERE balance.scope = ANY (scopes) AND balance.period IN (day, left(day, 7))
+                    ) AS use ON v_refused AND with_sums
+                    WHERE balance.scope = ANY (scopes) AND balance.period = ANY (v_periods)
                       AND balance.cap IS NOT NULL
                 )
             );
         END
     """,
-    # Sets what an owner has given back of its leases, cumulative: said twice or late it changes nothing. Returns the
-    # owner's beat, or null where it has ended.
-    """give_back(owner text, scopes text[], units text[], days text[], returns bigint[], moment timestamptz)
-    RETURNS bigint LANGUAGE plpgsql""": """
+    # Sets an owner's leases to how they stand by its own books, cumulative: said twice or late it changes nothing, and
+    # what rows have spent stays spent. ``is_all``: these are all of its leases, told to a database that has forgotten
+    # something; else what it has given back. Returns the owner's beat, or null where it has ended.
+    """tell_leases(
+        owner text, scopes text[], units text[], days text[], grants bigint[], returns bigint[], is_all boolean,
+        moment timestamptz
+    ) RETURNS bigint LANGUAGE plpgsql""": """
         DECLARE
-            v_beat bigint;
             v_scopes text[];
             v_units text[];
             v_days text[];
             v_amounts bigint[];
+            v_now timestamptz := coalesce(moment, clock_timestamp());
         BEGIN
-            UPDATE owners SET beat = owners.beat + 1, seen_at = coalesce(moment, clock_timestamp())
-            WHERE owners.id = owner AND ended_at IS NULL
-            RETURNING owners.beat INTO v_beat;
-            IF v_beat IS NULL THEN
+            PERFORM FROM owners WHERE owners.id = owner AND ended_at IS NULL FOR KEY SHARE;
+            IF NOT FOUND THEN
                 RETURN NULL;
             END IF;
+            IF is_all THEN
+                INSERT INTO leases (owner, scope, unit, day)
+                SELECT tell_leases.owner, room.scope, room.unit, CAST(room.day AS date)
+                FROM unnest(scopes, units, days) AS room (scope, unit, day)
+                ORDER BY room.scope COLLATE "C", room.unit COLLATE "C", room.day
+                ON CONFLICT DO NOTHING;
+            ELSE
+                PERFORM commit_soon();
+            END IF;
             WITH said AS (
-                SELECT lease.scope, lease.unit, lease.day, lease.returned AS before,
-                       least(greatest(lease.returned, room.returned), lease.granted - lease.spent) AS after
-                FROM unnest(scopes, units, days, returns) AS room (scope, unit, day, returned)
-                JOIN leases AS lease ON lease.owner = give_back.owner AND lease.scope = ANY (scopes)
-                  AND lease.scope = room.scope
-                                    AND lease.unit = room.unit AND lease.day = CAST(room.day AS date)
+                SELECT lease.scope, lease.unit, lease.day, lease.granted - lease.returned AS before,
+                       greatest(lease.granted, room.granted) AS granted,
+                       least(
+                           greatest(lease.returned, room.returned), greatest(lease.granted, room.granted) - lease.spent
+                       ) AS returned
+                FROM unnest(scopes, units, days, grants, returns) AS room (scope, unit, day, granted, returned)
+                JOIN leases AS lease ON lease.owner = tell_leases.owner AND lease.scope = ANY (scopes)
+                                    AND lease.scope = room.scope AND lease.unit = room.unit
+                                    AND lease.day = CAST(room.day AS date)
                 ORDER BY lease.scope, lease.unit, lease.day
                 FOR NO KEY UPDATE OF lease
             ), changed AS (
-                UPDATE leases AS lease SET returned = said.after FROM said
-                WHERE lease.owner = give_back.owner AND lease.scope = ANY (scopes)
-                  AND lease.scope = said.scope AND lease.unit = said.unit
-                  AND lease.day = said.day AND said.after > said.before
+                UPDATE leases AS lease SET granted = said.granted, returned = said.returned FROM said
+                WHERE lease.owner = tell_leases.owner AND lease.scope = ANY (scopes)
+                  AND lease.scope = said.scope AND lease.unit = said.unit AND lease.day = said.day
+                  AND (lease.granted, lease.returned) IS DISTINCT FROM (said.granted, said.returned)
                 RETURNING lease.scope, lease.unit, to_char(lease.day, 'YYYY-MM-DD') AS day,
-                          said.before - said.after AS amount
+                          lease.granted - lease.returned - said.before AS amount
             )
             SELECT array_agg(scope), array_agg(unit), array_agg(day), array_agg(amount)
             INTO v_scopes, v_units, v_days, v_amounts FROM changed;
+            IF 0 < ANY (v_amounts) THEN
+                PERFORM make_balances(v_scopes, v_units, v_days);
+            END IF;
             IF v_scopes IS NOT NULL THEN
                 PERFORM draw(v_scopes, v_units, v_days, v_amounts);
             END IF;
-            RETURN v_beat;
+            IF is_all THEN
+                UPDATE owners SET set_again_at = v_now WHERE owners.id = owner;
+            END IF;
+            RETURN count_beat(owner, v_now);
+        END
+    """,
+    # Keeps days from being closed and forgotten until the end of the transaction; returns the first day that the ledger
+    # remembers, and the last one that is closed. Both as they are once that is so, whatever the statement saw before.
+    "open_ledger() RETURNS TABLE (begins date, closed date) ROWS 1 LANGUAGE plpgsql": """
+        BEGIN
+            PERFORM pg_advisory_xact_lock_shared(hashtext('closed_days'));
+            RETURN QUERY SELECT (SELECT memory.begins FROM ledger_memory AS memory),
+                                (SELECT max(closed_days.day) FROM closed_days);
         END
     """,
     # Books what new rows of the ledger have spent on the leases of the owners that they name, in the transaction that
     # inserts the rows. Beyond a lease it is a forced grant: a row is never refused for want of room. ``flusher`` is the
-    # owner that says so, whose beat is returned; null where it is none, or has ended.
+    # owner that says so, whose beat is returned; null where it is none, or was not counted. It waits for the disk after
+    # its commit: the daily sum of a team that all owners serve is not locked for so long.
     """book_spent(flusher text, owners text[], scopes text[], units text[], days text[], amounts bigint[])
     RETURNS bigint LANGUAGE plpgsql""": """
         DECLARE
-            v_beat bigint;
             v_scopes text[];
             v_units text[];
             v_days text[];
             v_amounts bigint[];
         BEGIN
-            UPDATE owners SET beat = owners.beat + 1 WHERE owners.id = flusher AND ended_at IS NULL
-            RETURNING owners.beat INTO v_beat;
             INSERT INTO leases (owner, scope, unit, day)
             SELECT room.owner, room.scope, room.unit, CAST(room.day AS date)
             FROM unnest(owners, scopes, units, days) AS room (owner, scope, unit, day)
@@ -352,60 +413,10 @@ FUNCTIONS = {
                 PERFORM make_balances(v_scopes, v_units, v_days);
                 PERFORM draw(v_scopes, v_units, v_days, v_amounts);
             END IF;
-            RETURN v_beat;
-        END
-    """,
-    # Sets an owner's leases again after the database forgot something: cumulative, so never below what is there, nor
-    # below what rows that were delivered again have spent meanwhile.
-    """set_again(
-        owner text, scopes text[], units text[], days text[], grants bigint[], returns bigint[], moment timestamptz
-    ) RETURNS bigint LANGUAGE plpgsql""": """
-        DECLARE
-            v_beat bigint;
-            v_scopes text[];
-            v_units text[];
-            v_days text[];
-            v_amounts bigint[];
-            v_now timestamptz := coalesce(moment, clock_timestamp());
-        BEGIN
-            UPDATE owners SET beat = owners.beat + 1, seen_at = v_now, set_again_at = v_now
-            WHERE owners.id = owner AND ended_at IS NULL
-            RETURNING owners.beat INTO v_beat;
-            IF v_beat IS NULL THEN
-                RETURN NULL;
+            IF flusher <> '' THEN
+                PERFORM commit_soon();
             END IF;
-            INSERT INTO leases (owner, scope, unit, day)
-            SELECT set_again.owner, room.scope, room.unit, CAST(room.day AS date)
-            FROM unnest(scopes, units, days) AS room (scope, unit, day)
-            ORDER BY room.scope COLLATE "C", room.unit COLLATE "C", room.day
-            ON CONFLICT DO NOTHING;
-            WITH said AS (
-                SELECT lease.scope, lease.unit, lease.day, lease.granted - lease.returned AS before,
-                       greatest(
-                           lease.granted, room.granted, greatest(lease.returned, room.returned) + lease.spent
-                       ) AS granted,
-                       greatest(lease.returned, room.returned) AS returned
-                FROM unnest(scopes, units, days, grants, returns) AS room (scope, unit, day, granted, returned)
-                JOIN leases AS lease ON lease.owner = set_again.owner AND lease.scope = ANY (scopes)
-                  AND lease.scope = room.scope
-                                    AND lease.unit = room.unit AND lease.day = CAST(room.day AS date)
-                ORDER BY lease.scope, lease.unit, lease.day
-                FOR NO KEY UPDATE OF lease
-            ), changed AS (
-                UPDATE leases AS lease SET granted = said.granted, returned = said.returned FROM said
-                WHERE lease.owner = set_again.owner AND lease.scope = ANY (scopes)
-                  AND lease.scope = said.scope AND lease.unit = said.unit
-                  AND lease.day = said.day
-                RETURNING lease.scope, lease.unit, to_char(lease.day, 'YYYY-MM-DD') AS day,
-                          lease.granted - lease.returned - said.before AS amount
-            )
-            SELECT array_agg(scope), array_agg(unit), array_agg(day), array_agg(amount)
-            INTO v_scopes, v_units, v_days, v_amounts FROM changed;
-            IF v_scopes IS NOT NULL THEN
-                PERFORM make_balances(v_scopes, v_units, v_days);
-                PERFORM draw(v_scopes, v_units, v_days, v_amounts);
-            END IF;
-            RETURN v_beat;
+            RETURN nullif(count_beat(flusher, NULL), 0);
         END
     """,
     # Ends an owner whose last segment has been carried to the ledger: what it has not spent goes back. Returns whether
@@ -417,11 +428,11 @@ FUNCTIONS = {
             v_days text[];
             v_amounts bigint[];
         BEGIN
-            UPDATE owners SET ended_at = coalesce(moment, clock_timestamp())
-            WHERE owners.id = owner AND ended_at IS NULL;
+            PERFORM FROM owners WHERE owners.id = owner AND ended_at IS NULL FOR UPDATE;
             IF NOT FOUND THEN
                 RETURN false;
             END IF;
+            UPDATE owners SET ended_at = coalesce(moment, clock_timestamp()) WHERE owners.id = owner;
             WITH idle AS (
                 SELECT lease.scope, lease.unit, lease.day, lease.granted - lease.returned - lease.spent AS amount
                 FROM leases AS lease

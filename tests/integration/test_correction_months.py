@@ -70,7 +70,7 @@ CORRECT_BOTH = """
 """
 DRAW = """
     SELECT take_room('host:1', day, ARRAY[0, 1], array_fill('team:team_' || day, ARRAY[2]), ARRAY['nanousd', 'nanousd'],
-                     ARRAY[20, 10], ARRAY[20, 10], ARRAY[20, 10], 1.0, noon, noon)
+                     ARRAY[20, 10], ARRAY[20, 10], ARRAY[20, 10], 1.0, false, noon, noon)
     FROM unnest(CAST(:days AS text[])) AS day,
          LATERAL (SELECT CAST(day AS date) + interval '12 hours' AS noon) AS moment
 """

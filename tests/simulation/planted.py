@@ -65,7 +65,7 @@ def _returns_are_added(patch: pytest.MonkeyPatch) -> None:
 
 
 def _setting_again_lowers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SqlModel, "_set_again_as", lambda self, lease, told: replace(lease, granted=told.granted))
+    patch.setattr(SqlModel, "_told_as", lambda self, lease, told: replace(lease, granted=told.granted))
 
 
 def _grants_are_added(patch: pytest.MonkeyPatch) -> None:
@@ -174,8 +174,8 @@ def _share_is_not_kept(patch: pytest.MonkeyPatch) -> None:
 def _clocks_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     take_room = SqlModel.take_room
 
-    def take(self: SqlModel, owner: str, day: str, asks: Any, share: float, moment: float, clock: float) -> Any:
-        return take_room(self, owner, day, asks, share, moment, moment)
+    def take(self: SqlModel, owner: str, day: str, asks: Any, share: float, moment: float, *_: Any, **sums: Any) -> Any:
+        return take_room(self, owner, day, asks, share, moment, moment, **sums)
 
     patch.setattr(SqlModel, "take_room", take)
 

@@ -112,14 +112,15 @@ class SqlModel:
         return Beat(row.beat, moment, living, self.failovers.get(1), sorted(tight), self.server)
 
     def take_room(
-        self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float, moment: float, clock: float
-    ) -> Taken:
+        self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float, moment: float, clock: float,
+        *, with_sums: bool = True,
+    ) -> Taken:  # fmt: skip
         """Draw room: for each ask all it needs or nothing."""
         self._statement()
         needs = [need for ask in asks for need in ask]
         scopes = {need.scope for need in needs}
         if not any(ask and all(self._may_fit(need, day) for need in ask) for ask in asks):
-            return self._answer(owner, day, scopes, None, moment, was_refused=True)
+            return self._answer(owner, day, scopes, None, moment, with_sums=with_sums)
         beat = self._touch(owner, seen_at=moment)
         if beat is None:
             return Taken(refused="ended")
@@ -153,25 +154,14 @@ class SqlModel:
                 holds[key] = max(holds.get(key, 0), need.hold)
         for key, hold in holds.items():
             self._note_tightness(key, hold, share, moment)
-        return self._answer(owner, day, scopes, beat, moment, was_refused=was_refused)
+        return self._answer(owner, day, scopes, beat, moment, with_sums=was_refused and with_sums)
 
     def give_back(self, owner: str, returns: Sequence[Told], moment: float) -> int | None:
         """Set what an owner has given back."""
         self._statement()
         beat = self._touch(owner, seen_at=moment)
-        if beat is None:
-            return None
-        changed = []
-        for one in returns:
-            key = owner, one.scope, one.unit, one.day
-            lease = self.leases.get(key)
-            if lease is None:
-                continue
-            after = min(max(lease.returned, one.returned), lease.granted - lease.spent)
-            if after > lease.returned:
-                self._put_lease(key, replace(lease, returned=after))
-                changed.append((key[1:], lease.returned - after))
-        self._draw(changed)
+        if beat is not None:
+            self._tell(owner, [one for one in returns if (owner, one.scope, one.unit, one.day) in self.leases])
         return beat
 
     def book_spent(self, flusher: str, spent: dict[LeaseKey, int]) -> int | None:
@@ -195,17 +185,8 @@ class SqlModel:
         """Tell all leases of an owner anew, after the database forgot."""
         self._statement()
         beat = self._touch(owner, seen_at=moment, set_again_at=moment)
-        if beat is None:
-            return None
-        changed = []
-        for one in leases:
-            key = owner, one.scope, one.unit, one.day
-            lease = self.leases.get(key, Lease())
-            after = self._set_again_as(lease, one)
-            self._put_lease(key, after)
-            changed.append((key[1:], after.granted - after.returned - lease.granted + lease.returned))
-        self._make_balances(room for room, _ in changed)
-        self._draw(changed)
+        if beat is not None:
+            self._tell(owner, leases)
         return beat
 
     def found_failover(self, moment: float) -> None:
@@ -317,9 +298,21 @@ class SqlModel:
         self._put(self.owners, owner, replace(row, beat=row.beat + 1, **changes))
         return row.beat + 1
 
-    def _set_again_as(self, lease: Lease, told: Told) -> Lease:
-        returned = max(lease.returned, told.returned)
-        return replace(lease, granted=max(lease.granted, told.granted, returned + lease.spent), returned=returned)
+    def _tell(self, owner: str, leases: Sequence[Told]) -> None:
+        changed = []
+        for one in leases:
+            key = owner, one.scope, one.unit, one.day
+            lease = self.leases.get(key, Lease())
+            after = self._told_as(lease, one)
+            self._put_lease(key, after)
+            changed.append((key[1:], after.granted - after.returned - lease.granted + lease.returned))
+        self._make_balances(room for room, amount in changed if amount > 0)
+        self._draw(changed)
+
+    def _told_as(self, lease: Lease, told: Told) -> Lease:
+        granted = max(lease.granted, told.granted)
+        returned = min(max(lease.returned, told.returned), granted - lease.spent)
+        return replace(lease, granted=granted, returned=returned)
 
     def _is_recovering(self, moment: float) -> bool:
         found_at = self.failovers.get(1)
@@ -392,7 +385,7 @@ class SqlModel:
                         self._put(self.balances, key, replace(balance, drawn=balance.drawn + amount))
 
     def _answer(
-        self, owner: str, day: str, scopes: set[str], beat: int | None, moment: float, *, was_refused: bool
+        self, owner: str, day: str, scopes: set[str], beat: int | None, moment: float, *, with_sums: bool
     ) -> Taken:
         rows, balances = [], []
         for scope in sorted(scopes):
@@ -403,7 +396,7 @@ class SqlModel:
                 for key in self.keys_of(scope, unit, day):
                     balance = self.balances.get(key)
                     if balance is not None and balance.cap is not None:
-                        use = self._use(owner, key, day, moment) if was_refused else (None, None)
+                        use = self._use(owner, key, day, moment) if with_sums else (None, None)
                         since = balance.tight_since
                         balances.append(
                             Balance(

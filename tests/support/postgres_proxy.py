@@ -1,9 +1,11 @@
 # The way to Postgres, on which answers to COMMIT can be lost, as when a pooler or a failover breaks the connection in
-# that moment: the transaction is done, and whoever asked for it cannot know.
+# that moment: the transaction is done, and whoever asked for it cannot know. A statement that commits at once and waits
+# for the disk afterwards (billing/lease_store.py) loses the answer to that.
 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +13,7 @@ from contextlib import contextmanager, suppress
 from sqlalchemy import make_url
 
 COMMIT = b"COMMIT;\0"  # as asyncpg says it
+PREPARED = re.compile(rb"(__asyncpg_\w+)\0SELECT pg_logical_emit_message")
 
 
 class PostgresProxy:
@@ -70,13 +73,16 @@ class PostgresProxy:
         there_reader, there = await asyncio.open_connection(self._target.host, self._target.port)
         self._writers |= {writer, there}
         has_said = is_lost = False
+        reaches = COMMIT  # the name of the statement that waits for the disk, once it is known
 
         async def ask() -> None:
-            nonlocal has_said, is_lost
+            nonlocal has_said, is_lost, reaches
             while piece := await reader.read(65536):
                 words = self._words
                 has_said = words is not None and (has_said or words in piece)
-                if has_said and piece.endswith(COMMIT):
+                if prepared := PREPARED.search(piece):
+                    reaches = prepared[1]
+                elif has_said and (piece.endswith(COMMIT) or reaches in piece):
                     is_lost = True
                     self._words = None if self._is_once else words
                 there.write(piece)

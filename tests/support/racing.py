@@ -150,6 +150,8 @@ class OneTransaction:
         """Give the connection."""
         yield self.connection
 
+    at_once = begin
+
 
 class Seat:
     """A connection on which a verb is said and left open until the test decides."""
