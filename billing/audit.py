@@ -20,6 +20,7 @@ from billing.editions import compare_costs
 from billing.fold import first_month
 from billing.ledger import ROLLUP_KEY, SUMS, memory_begins
 from billing.records import CHARGED
+from billing.turns import database_moment
 
 COSTS, STATEMENTS, LEASES, BALANCES = "costs", "statements", "leases", "balances"
 MOST_TOLD = 1000  # differences of one book
@@ -67,13 +68,6 @@ async def audit(database: Database, day: date, *, today: date | None = None) -> 
             periods = {"first": day.replace(day=1), "period": f"{day}", "month": f"{day:%Y-%m}"}
             report = await _compare(connection, report, BALANCES, DRAWN, {"day": day, **periods})
     return report
-
-
-async def database_moment(connection: AsyncConnection) -> datetime:
-    """Return Postgres's time."""
-    moment = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
-    assert isinstance(moment, datetime)
-    return moment.astimezone(UTC)
 
 
 async def _compare(

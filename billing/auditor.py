@@ -12,11 +12,11 @@ import structlog
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.audit import BALANCES, COSTS, STATEMENTS, Difference, audit, database_moment
+from billing.audit import BALANCES, COSTS, STATEMENTS, Difference, audit
 from billing.edges import Clock, Database
 from billing.heal import Healed, heal_balance
 from billing.store_errors import POSTGRES_AWAY
-from billing.turns import Turns
+from billing.turns import Turns, database_moment
 
 EVERY = 900.0  # seconds between audits, all processes together
 LOOK_EVERY = EVERY / 30  # seconds

@@ -35,8 +35,3 @@ def date_of(request_id: str) -> date:
 def least_id(moment: float) -> UUID:
     """Return the least id of a moment in unix seconds: those of earlier calls are below it."""
     return UUID(int=int(moment * 1000) << 80)
-
-
-def day_number(day: date) -> int:
-    """Return a UTC day as days since 1970, as the counters have it."""
-    return (day - EPOCH).days

@@ -1,5 +1,5 @@
-# The sweeper: closes finished days, prepares and drops partitions, folds leases that have had their time. Every process
-# has one; for each turn one of them does the work, and doing any of it twice changes nothing.
+# The sweeper: closes finished days, drops old partitions, folds leases that have had their time. Every process has one;
+# for each turn one of them does the work, and doing any of it twice changes nothing.
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.edges import Clock, Database
 from billing.fold import delete_old_months, delete_owners, fold_leases
 from billing.ledger import forget_days
-from billing.partitions import delete_stragglers, drop_partition, ensure_partitions, old_partitions
+from billing.partitions import delete_stragglers, drop_partition, old_partitions
 from billing.store_errors import POSTGRES_AWAY
-from billing.turns import Turns
+from billing.turns import Turns, database_moment
 
 EVERY = 10.0  # seconds between looks
 CHORES_EVERY = 600.0  # seconds between rounds of chores, all processes together
@@ -31,12 +31,7 @@ class Sweeper:
     """Does the chores until cancelled; what fails is tried again in the next round."""
 
     def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        *,
-        keep_rows: float = 400 * 86_400.0,
-        uses_server_time: bool = True,
+        self, database: Database, clock: Clock, *, keep_rows: float = 400 * 86_400.0, uses_server_time: bool = True
     ) -> None:
         self.lost = 0  # journals declared lost
         self.keep_rows = keep_rows  # seconds
@@ -45,7 +40,6 @@ class Sweeper:
         self._clock = clock
         self._turns = Turns(database, clock, uses_server_time=uses_server_time)
         self._answering_since: float | None = None  # of the clock's monotonic()
-        self._is_prepared = False  # the partitions of coming days are there
 
     async def run(self) -> None:
         """Look every ten seconds whether there is something to do."""
@@ -69,9 +63,6 @@ class Sweeper:
         now = self._clock.monotonic()
         if self._answering_since is None:
             self._answering_since = now
-        if not self._is_prepared:
-            await self.prepare_partitions()
-            self._is_prepared = True
         if now - self._answering_since < STEADY or not await self._turns.take("chores", CHORES_EVERY):
             return False
         await self.do_chores()
@@ -79,16 +70,9 @@ class Sweeper:
 
     async def do_chores(self) -> None:
         """Do all chores once."""
-        await self.prepare_partitions()
         await self.close_finished_days()
         await self.drop_old_rows()
         await self.fold_leases()
-
-    async def prepare_partitions(self) -> None:
-        """Make the partitions of the coming days."""
-        today = datetime.fromtimestamp(await self._now(), UTC).date()
-        async with self._database.begin() as connection:
-            await ensure_partitions(connection, today)
 
     async def close_finished_days(self) -> None:
         """Declare journals lost that were not heard of for an hour, and close the days that all others have passed."""
@@ -104,7 +88,7 @@ class Sweeper:
 
     async def drop_old_rows(self) -> None:
         """Drop rows past their retention, a partition at a time; from then on nothing is booked for their days."""
-        keep_from = datetime.fromtimestamp(await self._now() - self.keep_rows, UTC).date()
+        keep_from = (await self._now() - timedelta(seconds=self.keep_rows)).date()
         async with self._database.begin() as connection:
             await forget_days(connection, keep_from)
         async with self._database.begin() as connection:
@@ -120,7 +104,7 @@ class Sweeper:
 
     async def fold_leases(self) -> None:
         """Fold the leases of ended owners for closed days, and delete those of past months; a few at a time."""
-        now = datetime.fromtimestamp(await self._now(), UTC)
+        now = await self._now()
         began = time.monotonic()
         for chore in (fold_leases, delete_old_months, delete_owners):
             changed = 1
@@ -128,34 +112,32 @@ class Sweeper:
                 async with self._database.begin() as connection:
                     changed = await chore(connection, now)
 
-    async def _now(self) -> float:
-        """Return unix seconds by Postgres's clock: one of ours that is wrong by days closes and drops nothing."""
+    async def _now(self) -> datetime:
+        """Return Postgres's time: a clock of ours that is wrong by days closes and drops nothing."""
         async with self._database.begin() as connection:
-            server_time = (await connection.execute(text("SELECT extract(epoch FROM clock_timestamp())"))).scalar_one()
-        return float(server_time) if self._uses_server_time else self._clock.now()
+            moment = await database_moment(connection)
+        return moment if self._uses_server_time else datetime.fromtimestamp(self._clock.now(), UTC)
 
 
-async def mark_lost(connection: AsyncConnection, now: float) -> list[dict[str, str]]:
+async def mark_lost(connection: AsyncConnection, now: datetime) -> list[dict[str, str]]:
     """Mark owners as lost that were not seen for an hour, once each, and return what was last known of their journals.
 
     Their leases stay reserved. Should such a journal return, what it brings is booked as corrections of the days that
     were closed without it.
     """
-    moment = datetime.fromtimestamp(now, UTC)
-    times = {"now": moment, "seen": moment - timedelta(seconds=LOST_AFTER)}
+    times = {"now": now, "seen": now - timedelta(seconds=LOST_AFTER)}
     return [
         {name: str(value) for name, value in row.items()}
         for row in (await connection.execute(MARK_LOST, times)).mappings()
     ]
 
 
-async def close_days(connection: AsyncConnection, now: float) -> list[date]:
+async def close_days(connection: AsyncConnection, now: datetime) -> list[date]:
     """Close every finished day that all owners have passed, oldest first, and return them.
 
     An owner that has not been seen for an hour is taken as lost: what it brings later is booked as a correction.
     """
-    moment = datetime.fromtimestamp(now, UTC)
-    times = {"now": moment, "seen": moment - timedelta(seconds=LOST_AFTER), "grace": timedelta(seconds=GRACE)}
+    times = {"now": now, "seen": now - timedelta(seconds=LOST_AFTER), "grace": timedelta(seconds=GRACE)}
     await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('closed_days'))"))
     return sorted((await connection.execute(CLOSE_DAYS, times)).scalars())
 

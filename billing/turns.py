@@ -6,6 +6,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.edges import Clock, Database
 
@@ -39,6 +40,12 @@ class Turns:
 
     def _moment(self) -> datetime | None:
         return None if self._uses_server_time else datetime.fromtimestamp(self._clock.now(), UTC)
+
+
+async def database_moment(connection: AsyncConnection) -> datetime:
+    """Return Postgres's time."""
+    moment: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+    return moment.astimezone(UTC)
 
 
 TAKE = text("""

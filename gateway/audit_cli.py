@@ -7,9 +7,10 @@ from datetime import date, timedelta
 
 import msgspec
 
-from billing.audit import Difference, Report, audit, database_moment
+from billing.audit import Difference, Report, audit
 from billing.owner_list import ListedOwner, list_owners
 from billing.store_errors import POSTGRES_AWAY
+from billing.turns import database_moment
 from gateway.command_line import Format, fail, say, show
 from gateway.database import Database
 from gateway.settings import Settings

@@ -82,7 +82,7 @@ async def test_statements_show_corrections_apart(books: Database) -> None:
     await book(books, cost_usd=Decimal("-0.5"), input_tokens=-10)
     async with books.begin() as connection:
         open_day = await period(connection, "team_a", TODAY, TODAY)
-        await close_days(connection, NOON + 86_400)
+        await close_days(connection, SetClock(NOON + 86_400).moment())
     await book(books, SetClock(NOON + 86_400), cost_usd=Decimal("0.25"), output_tokens=7)
 
     async with books.begin() as connection:

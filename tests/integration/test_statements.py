@@ -132,7 +132,7 @@ async def test_a_closed_day_never_changes(books: Database) -> None:
     late = SetClock()
     async with books.begin() as connection:
         before = await period(connection, "team_a", TODAY, TODAY)
-        assert await close_days(connection, NOON + 86_400) == [TODAY]
+        assert await close_days(connection, SetClock(NOON + 86_400).moment()) == [TODAY]
 
     async with books.begin() as connection:
         await insert_records(connection, [make_record(late.new_id(), cost_nanousd=11)], today=TODAY + timedelta(days=1))
@@ -154,8 +154,8 @@ async def test_a_day_waits_for_every_living_owner(books: Database) -> None:
     async with books.begin() as connection:
         await connection.execute(owner, {"watermark": NOON, "seen": tomorrow - 3000})
 
-        assert await close_days(connection, tomorrow) == []
-        assert await close_days(connection, tomorrow + 1000) == [TODAY]
+        assert await close_days(connection, SetClock(tomorrow).moment()) == []
+        assert await close_days(connection, SetClock(tomorrow + 1000).moment()) == [TODAY]
 
 
 async def write(database: Database, records: list[UsageRecord]) -> None:

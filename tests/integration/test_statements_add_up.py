@@ -112,7 +112,7 @@ async def fill(database: Database, dice: Random) -> list[Entry]:
     async with database.begin() as connection:
         for day in every_day():
             await insert_records(connection, [one for one in on_time if date_of(one.request_id) == day], today=day)
-        closed = await close_days(connection, seconds(date(2026, 4, 1)) + 3600)
+        closed = await close_days(connection, datetime(2026, 4, 1, 1, tzinfo=UTC))
     assert closed
     async with database.begin() as connection:
         await insert_records(connection, late, today=LAST)

@@ -44,14 +44,15 @@ async def test_partitions_are_made_ahead_and_dropped_when_their_time_is_over(
     assert await partitions(database) == [TODAY + timedelta(days=ahead) for ahead in range(8)]
 
     clock.move(401 * DAY)
+    await Lessee(database, clock, "").book(make_record(clock.new_id()))
     await sweeper.do_chores()
 
     later = TODAY + timedelta(days=401)
     expected = [TODAY + timedelta(days=ahead) for ahead in range(1, 8)]
     assert await partitions(database) == expected + [later + timedelta(days=ahead) for ahead in range(8)]
     async with database.begin() as connection:
-        assert (await connection.execute(text("SELECT count(*) FROM usage_records"))).scalar_one() == 0
-        assert (await connection.execute(text("SELECT sum(calls) FROM usage_daily"))).scalar_one() == 1
+        assert (await connection.execute(text("SELECT count(*) FROM usage_records"))).scalar_one() == 1
+        assert (await connection.execute(text("SELECT sum(calls) FROM usage_daily"))).scalar_one() == 2
         closed = (await connection.execute(text("SELECT min(day), max(day) FROM closed_days"))).one()
     assert tuple(closed) == (TODAY, later - timedelta(days=1))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from billing import flusher as flusher_module
 from billing.holds import HoldRequest, RefusedHold
-from billing.ids import day_number, day_of
+from billing.ids import EPOCH, day_of
 from billing.lease_store import NANOUSD, TOKENS, Need
 from billing.leases import ASK_AGAIN, ASK_WITHIN, WAIT_FOR_ROOM
 from billing.records import UsageRecord
@@ -298,7 +298,7 @@ def _raise(number: int, what: str) -> None:
 def _days(day: str) -> int:
     found = _NUMBERS.get(day)
     if found is None:
-        found = _NUMBERS[day] = day_number(date.fromisoformat(day))
+        found = _NUMBERS[day] = (date.fromisoformat(day) - EPOCH).days
     return found
 
 
