@@ -19,7 +19,7 @@ class Healed(Struct, frozen=True):
 
 
 async def heal_balance(connection: AsyncConnection, scope: str, unit: str, period: str) -> Healed | None:
-    """Make a balance anew; ``None``: it is as it should be, so nothing was changed.
+    """Make a balance anew; ``None``: it was as it should be.
 
     The limit's row is locked before the balance, as when a limit is changed. Whoever draws changes lease and balance in
     one transaction, under the balance's lock: what the second statement sees of leases is what the balance has.
@@ -27,11 +27,8 @@ async def heal_balance(connection: AsyncConnection, scope: str, unit: str, perio
     key = {"scope": scope, "unit": unit, "period": period}
     await connection.execute(MAKE, key)
     before = (await connection.execute(LOCK, key)).one()._asdict()
-    after = (await connection.execute(SOURCES, key)).one()._asdict()
-    if before == after:
-        return None
-    await connection.execute(SET, key | after)
-    return Healed(scope, unit, period, before, after)
+    after = (await connection.execute(MAKE_ANEW, key)).one()._asdict()
+    return None if before == after else Healed(scope, unit, period, before, after)
 
 
 MAKE = text("""
@@ -42,22 +39,22 @@ LOCK = text("""
     SELECT cap, drawn, corrected FROM balances WHERE scope = :scope AND unit = :unit AND period = :period
     FOR NO KEY UPDATE
 """)
-SOURCES = text("""
+MAKE_ANEW = text("""
     WITH span AS (
         SELECT CAST(rpad(:period, 10, '-01') AS date) AS first,
                CASE length(:period) WHEN 7 THEN interval '1 month' ELSE interval '1 day' END AS long
     )
-    SELECT cap_of(:scope, :unit, :period) AS cap,
-           (SELECT CAST(coalesce(sum(granted - returned), 0) AS bigint) FROM leases, span
-            WHERE scope = :scope AND unit = :unit AND day >= span.first AND day < span.first + span.long) AS drawn,
-           (SELECT CAST(coalesce(sum(
-                       CASE CAST(:unit AS text) WHEN 'tokens' THEN input_tokens + output_tokens ELSE cost_nanousd END
-                   ), 0) AS bigint)
+    UPDATE balances
+    SET cap = cap_of(scope, unit, period),
+        drawn = (
+            SELECT coalesce(sum(granted - returned), 0) FROM leases, span
+            WHERE leases.scope = :scope AND leases.unit = :unit AND day >= first AND day < first + long
+        ),
+        corrected = (
+            SELECT coalesce(sum(CASE :unit WHEN 'tokens' THEN input_tokens + output_tokens ELSE cost_nanousd END), 0)
             FROM corrections, span
-            WHERE (:scope = 'team:' || team_id OR :scope = 'key:' || key_id)
-              AND day >= span.first AND day < span.first + span.long) AS corrected
-""")
-SET = text("""
-    UPDATE balances SET cap = :cap, drawn = :drawn, corrected = :corrected
+            WHERE (:scope = 'team:' || team_id OR :scope = 'key:' || key_id) AND day >= first AND day < first + long
+        )
     WHERE scope = :scope AND unit = :unit AND period = :period
+    RETURNING cap, drawn, corrected
 """)

@@ -29,9 +29,9 @@ class Turns:
             return (await connection.execute(TAKE, values)).first() is not None
 
     async def tell(self, name: str, told: str) -> None:
-        """Leave what came of a chore. Raises POSTGRES_AWAY."""
+        """Leave what came of a chore whose turn was taken. Raises POSTGRES_AWAY."""
         async with self._database.begin() as connection:
-            await connection.execute(TELL, {"name": name, "told": told, "moment": self._moment()})
+            await connection.execute(TELL, {"name": name, "told": told})
 
     async def told(self, name: str) -> str:
         """Return what came of a chore when it was last done; nothing: it never was. Raises POSTGRES_AWAY."""
@@ -54,9 +54,5 @@ TAKE = text("""
     WHERE turns.taken_at NOT BETWEEN excluded.taken_at - make_interval(secs => :every) AND excluded.taken_at
     RETURNING name
 """)
-TELL = text("""
-    INSERT INTO turns (name, taken_at, told)
-    SELECT :name, coalesce(CAST(:moment AS timestamptz), clock_timestamp()), :told
-    ON CONFLICT (name) DO UPDATE SET told = excluded.told
-""")
+TELL = text("UPDATE turns SET told = :told WHERE name = :name")
 TOLD = text("SELECT told FROM turns WHERE name = :name")
