@@ -35,7 +35,6 @@ class RateScope:
         self.used: int | None = None  # the last bucket in which a call began that Redis was asked about
         self.share: Share | None = None  # while Redis is away
         self._slice = (0, 0, 0)  # bucket, calls and tokens for which it is counted by Redis
-        self._said = (0, 0)  # slots kept, and tokens of each call of the slice that is asked for
         self._weight, self._weighed_at, self._mean_tokens = 0.0, 0.0, 0.0
 
     def adopt(self, scope: Scope) -> None:
@@ -89,19 +88,18 @@ class RateScope:
         self.end_slice()
         changes = [(at, *cell) for at, cell in self.untold.items() if any(cell)]
         self.untold.clear()
-        self._said = (self.live if self.caps[2] >= 0 else 0, int(self._mean_tokens))
+        slots = self.live if self.caps[2] >= 0 else 0
         wanted = int(self._weight / MEMORY * LIFE) if needs else 0
-        return self.caps, *self._said, wanted, changes
+        return self.caps, slots, int(self._mean_tokens), wanted, changes
 
-    def hear(self, told: ScopeTold, granted: int, bucket: int, said_at: float) -> None:
-        """Take over what was drawn: room for so many needs, which have yet to begin, and a slice."""
+    def hear(self, told: ScopeTold, bucket: int, said_at: float) -> None:
+        """Take over what was drawn: room for needs, which have yet to begin, and a slice."""
         self.told, self.told_at, self.share = told, said_at, None
-        slots, each = self._said
-        self.slots = PLENTY if self.caps[2] < 0 else slots + granted + told.calls - self.live
+        self.slots = PLENTY if self.caps[2] < 0 else told.own_slots - self.live
         if told.calls:
-            self._slice = (bucket + 1, told.calls, told.calls * each)
+            self._slice = (bucket + 1, told.calls, told.call_tokens)
             self.requests = PLENTY if self.caps[0] < 0 else told.calls
-            self.tokens = PLENTY if self.caps[1] < 0 else told.calls * each
+            self.tokens = PLENTY if self.caps[1] < 0 else told.call_tokens
             self.until = said_at + LIFE
             self.touched.add(self)
 

@@ -7,8 +7,8 @@ import asyncio
 from msgspec import Struct
 
 from billing.holds import HoldRequest, RefusedHold
-from billing.rate_scope import RateScope, refused
-from billing.rate_words import Answer, pack
+from billing.rate_scope import RateScope
+from billing.rate_words import pack
 
 MOST = 128  # callers in one command, and commands in one trip
 
@@ -18,7 +18,6 @@ class Caller(Struct, eq=False):
 
     request: HoldRequest
     scopes: list[RateScope]
-    tokens: int
     answer: asyncio.Future[RefusedHold | None]
 
 
@@ -52,28 +51,15 @@ class RateTeam:
         needs: dict[RateScope, list[int]] = {scope: [] for scope in told}
         for caller in callers:
             for scope in caller.scopes:
-                needs.setdefault(scope, []).append(caller.tokens)
+                needs.setdefault(scope, []).append(caller.request.tokens)
         if not needs:
             return None
         scopes = list(needs)
         said = [scope.say(now, needs[scope]) for scope in scopes]
         self.touched.difference_update(scopes)
-        asked = [[caller.tokens, *(scopes.index(scope) + 1 for scope in caller.scopes)] for caller in callers]
+        asked = [[caller.request.tokens, *(scopes.index(scope) + 1 for scope in caller.scopes)] for caller in callers]
         prefix = f"tollgate:{{{self.id}}}:rates:"
         keys = [f"{prefix}told:{owner}"]
         for scope in scopes:
             keys += (f"{prefix}minute:{scope.name}", f"{prefix}slots:{scope.name}")
         return Command(self, keys, pack((number, time, owners, owner, said, asked)), callers, scopes, now)
-
-    def hear(self, command: Command, answer: Answer) -> list[Caller]:
-        """Take over what was drawn, tell refused callers, and return those that were granted what they need."""
-        outcomes = list(zip(command.callers, answer.refusals, strict=True))
-        granted = [caller for caller, (_, _, seconds) in outcomes if not seconds]
-        for scope, told in zip(command.scopes, answer.scopes, strict=True):
-            needs = sum(scope in caller.scopes for caller in granted)
-            scope.hear(told, needs, answer.bucket, command.at)
-        for caller, (place, limit, seconds) in outcomes:
-            if seconds and not caller.answer.done():
-                scope = command.scopes[place - 1]
-                caller.answer.set_result(refused(caller.request, caller.scopes, scope, limit - 1, seconds, command.at))
-        return granted

@@ -29,7 +29,7 @@ SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 
 class RateWire:
-    """The one connection on which a process's commands about rates are said."""
+    """The one connection on which a process's commands about rates are said; it ends with the client's others."""
 
     def __init__(self, redis: Redis, *, deadline: float) -> None:
         self._redis, self._deadline = redis, deadline
@@ -52,7 +52,12 @@ class RateWire:
                     ]
                     await connection.send_packed_command(connection.pack_commands(packed))
                     for one in said:
-                        answer = await _read(connection)
+                        try:
+                            answer = await connection.read_response()
+                        except ResponseError as exc:
+                            if type(exc) is not ResponseError or NOT_NOW.search(str(exc)):
+                                raise
+                            answer = exc  # it would answer the same again: a faulty script, a key of another type
                         commands.pop(0)
                         hear(one, answer)
                 return
@@ -61,13 +66,6 @@ class RateWire:
                     await self._connection.disconnect(nowait=True)
                 if is_last:
                     raise
-
-    async def close(self) -> None:
-        """Give the connection back."""
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await connection.disconnect(nowait=True)
-            await self._redis.connection_pool.release(connection)
 
     async def _connect(self) -> AbstractConnection:
         if self._connection is None:
@@ -78,17 +76,3 @@ class RateWire:
         await self._connection.send_command("SCRIPT LOAD", SCRIPT)
         await self._connection.read_response()
         return self._connection
-
-
-async def _read(connection: AbstractConnection) -> Any:
-    try:
-        return await connection.read_response()
-    except ResponseError as exc:
-        if _refuses(exc):  # this command, not all of them
-            return exc
-        raise
-
-
-def _refuses(exc: ResponseError) -> bool:
-    """Whether Redis answered, and would answer the same again: an overflow, a key of another type, a faulty script."""
-    return type(exc) is ResponseError and NOT_NOW.search(str(exc)) is None

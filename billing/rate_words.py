@@ -12,13 +12,15 @@ NONE = -1  # no limit
 
 
 class ScopeTold(Struct, array_like=True, frozen=True):
-    """One scope in an answer: what all owners have, with this command's, and how many calls the slice is for."""
+    """One scope in an answer: what all owners have, with this command's, and the slice."""
 
     requests: int = 0
     tokens: int = 0
     held: int = 0  # of the tokens
     slots: int = 0
-    calls: int = 0
+    own_slots: int = 0  # of this owner, with those of the slice
+    calls: int = 0  # for which the slice is
+    call_tokens: int = 0  # of all of these
 
 
 class Answer(Struct, array_like=True, frozen=True):

@@ -12,7 +12,7 @@
 --           tokens of each and number of the calls wanted above the needs, changes: each {bucket, requests, tokens, held}},
 --           needs: each {tokens, scopes…}
 -- Returns   packed (Answer): number, unix seconds, bucket in which the needs count, 1 if the owner was known,
---           scopes: each {requests, tokens, held, slots, calls drawn above the needs},
+--           scopes: each {requests, tokens, held, slots, slots of this owner; drawn above the needs: calls, their tokens},
 --           refusals: for each need {scope, limit, seconds} of the limit that keeps it waiting longest, or zeros
 --
 -- A command may be said twice: the second time it is answered as the first. One that is older than the last does
@@ -61,11 +61,11 @@ local function fetch(s, from, to)
 end
 
 local function add(s, b, ...)
-  fetch(s, b, b)
-  for i, change in ipairs({...}) do
-    local before = s.cells[b][i]
-    s.cells[b][i] = math.max(0, before + change)
-    s.sums[i] = s.sums[i] + s.cells[b][i] - before
+  if not s.cells[b] then fetch(s, b, b) end
+  local cell = s.cells[b]
+  for i = 1, 3 do
+    local after = math.max(0, cell[i] + select(i, ...))
+    s.sums[i], cell[i] = s.sums[i] + after - cell[i], after
   end
 end
 
@@ -172,8 +172,8 @@ for i, need in ipairs(needs) do
   refusals[i] = {0, 0, 0}
   for j = 2, #need do
     local s = states[need[j]]
-    for limit, wanted in ipairs({1, need[1], 1}) do
-      local seconds = refuses(s, limit, wanted)
+    for limit = 1, 3 do
+      local seconds = refuses(s, limit, limit == 2 and need[1] or 1)
       s.is_full = s.is_full or seconds ~= nil
       if seconds and seconds > refusals[i][3] then refusals[i] = {need[j], limit, seconds} end
     end
@@ -185,7 +185,7 @@ for i, said in ipairs(scopes) do
   local calls = spare(s, said[4], said[3])
   take(s, bucket + 1, calls, calls * said[3])
   write(s)
-  told[i] = {s.sums[1], s.sums[2], s.sums[3], s.n, calls}
+  told[i] = {s.sums[1], s.sums[2], s.sums[3], s.n, s.mine, calls, calls * said[3]}
 end
 local answer = cmsgpack.pack({number, now, bucket, last and 1 or 0, told, refusals})
 redis.call('SET', KEYS[1], answer, 'EX', KEEP)

@@ -71,7 +71,7 @@ class RateLimits:
         if not scopes:
             return True
         if self.is_away:
-            return True if self._refuse_alone(request, scopes, request.tokens) is None else None
+            return True if self._refuse_alone(request, scopes) is None else None
         now, tokens = self._monotonic(), 0
         for leg in request.legs:  # as request.tokens does, in half the time
             if leg.tokens > tokens:
@@ -102,10 +102,10 @@ class RateLimits:
         if not scopes:
             return None
         if self.is_away:
-            return self._refuse_alone(request, scopes, request.tokens)
+            return self._refuse_alone(request, scopes)
         answer: asyncio.Future[RefusedHold | None] = asyncio.get_running_loop().create_future()
         team = self._teams[request.team_id]
-        team.waiting.append(Caller(request, scopes, request.tokens, answer))
+        team.waiting.append(Caller(request, scopes, answer))
         self._asking.add(team)
         self._talk()
         try:
@@ -133,40 +133,35 @@ class RateLimits:
         Nothing is said where nothing has happened. While Redis is away, look for it once a second.
         """
         while True:
-            if self.is_away:
-                await asyncio.sleep(RETRY)
-                await self.look()
-                continue
-            moment = min(next(iter(self._due.values()), math.inf), self._renew_at)
+            now = self._monotonic()
+            moment = now + RETRY if self.is_away else min(next(iter(self._due.values()), math.inf), self._renew_at)
             self._wake.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, moment - self._monotonic())):
+                async with asyncio.timeout(max(0.0, moment - now)):
                     await self._wake.wait()
+                    continue
             await self.tell()
 
     async def tell(self) -> None:
-        """Tell what is due, and wait until Redis has heard it."""
+        """Tell what is due, and wait until Redis has heard it. Where it was away, say first what was not answered."""
+        if self.is_away:
+            if not await self._carry():
+                return
+            self.is_away = False
+            log.info("rates_redis_back")
         if (now := self._monotonic()) >= self._renew_at:
             self._renew(now)
         self._talk()
         if self._talking is not None:
             await self._talking
 
-    async def look(self) -> None:
-        """Try to reach a Redis that is away: say again what was not answered."""
-        if self.is_away and await self._carry():
-            self.is_away = False
-            log.info("rates_redis_back")
-            await self.tell()
-
     async def close(self) -> None:
-        """Tell what is left to tell, give slices back, and the connection."""
+        """Tell what is left to tell, and give slices back."""
         self._due = dict.fromkeys(self._due, 0.0)
         self._talk()
         if (talking := self._talking) is not None:
             await asyncio.wait([talking], timeout=DEADLINE)
             talking.cancel()
-        await self._wire.close()
 
     def _limited(self, request: HoldRequest) -> list[RateScope]:
         """Return the scopes of a call that have rates."""
@@ -194,10 +189,10 @@ class RateLimits:
         known.adopt(scope)
         return known
 
-    def _count(self, request: HoldRequest, scopes: list[RateScope], tokens: int, bucket: int) -> None:
+    def _count(self, request: HoldRequest, scopes: list[RateScope], bucket: int) -> None:
         for scope in scopes:
             scope.begin(bucket)
-        self._counted[request.request_id] = (bucket, tokens, scopes)
+        self._counted[request.request_id] = (bucket, request.tokens, scopes)
 
     def _end(self, request: HoldRequest, requests: int, tokens: int) -> None:
         counted = self._counted.pop(request.request_id, None)
@@ -217,10 +212,10 @@ class RateLimits:
         if team not in self._due:
             self._note(team)
 
-    def _refuse_alone(self, request: HoldRequest, scopes: list[RateScope], tokens: int) -> RefusedHold | None:
+    def _refuse_alone(self, request: HoldRequest, scopes: list[RateScope]) -> RefusedHold | None:
         """Count a call inside this process's shares, or say which has no room."""
         now = self._monotonic()
-        bucket = int((now + self._ahead) * BUCKETS)
+        bucket, tokens = int((now + self._ahead) * BUCKETS), request.tokens
         for scope in scopes:
             found = scope.stand_alone(bucket).refuses(now, bucket, tokens, scope.live, self.owners)
             if found is not None:
@@ -228,7 +223,7 @@ class RateLimits:
         for scope in scopes:
             scope.stand_alone(bucket).spend(bucket, 1, tokens)
             scope.change(bucket, 1, tokens, tokens)
-        self._count(request, scopes, tokens, bucket)
+        self._count(request, scopes, bucket)
         self._note(self._teams[request.team_id])
         return None
 
@@ -297,12 +292,18 @@ class RateLimits:
         if now - command.at <= self._deadline:
             self._ahead = answer.now - command.at
         is_wiped = not answer.was_known and any(command.at - scope.told_at < WIPED for scope in command.scopes)
-        for caller in team.hear(command, answer):
+        for scope, told in zip(command.scopes, answer.scopes, strict=True):
+            scope.hear(told, answer.bucket, command.at)
+        for caller, (place, limit, seconds) in zip(command.callers, answer.refusals, strict=True):
+            request, scopes = caller.request, caller.scopes
             if caller.answer.done():  # it waits no more
-                for scope in caller.scopes:
-                    scope.change(answer.bucket, -1, -caller.tokens, -caller.tokens)
+                for scope in [] if seconds else scopes:
+                    scope.change(answer.bucket, -1, -request.tokens, -request.tokens)
+            elif seconds:
+                scope = command.scopes[place - 1]
+                caller.answer.set_result(refused(request, scopes, scope, limit - 1, seconds, now))
             else:
-                self._count(caller.request, caller.scopes, caller.tokens, answer.bucket)
+                self._count(request, scopes, answer.bucket)
                 caller.answer.set_result(None)
         if team.touched:
             self._note(team)
@@ -312,7 +313,7 @@ class RateLimits:
     def _decide_alone(self, callers: Iterable[Caller]) -> None:
         for caller in callers:
             if not caller.answer.done():
-                caller.answer.set_result(self._refuse_alone(caller.request, caller.scopes, caller.tokens))
+                caller.answer.set_result(self._refuse_alone(caller.request, caller.scopes))
 
     def _renew(self, now: float) -> None:
         """Have all slots of running calls stated again, and forget scopes that nothing runs in."""

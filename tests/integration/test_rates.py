@@ -392,7 +392,7 @@ async def test_an_answer_that_is_lost_is_counted_once(
     proxy.turn(way)
     admitted = 1 + sum([await admit(rates, ask(clock, limits)) for _ in range(5)])
     assert rates.is_away and admitted == 6
-    await rates.look()
+    await rates.tell()
     assert rates.is_away
     proxy.turn(Way.OPEN)
 
@@ -403,7 +403,7 @@ async def test_an_answer_that_is_lost_is_counted_once(
 
 
 async def _looked(rates: RateLimits) -> bool:
-    await rates.look()
+    await rates.tell()
     return not rates.is_away
 
 
@@ -425,7 +425,7 @@ async def test_a_frozen_redis_holds_up_one_deadline_of_calls(clock: SetClock) ->
             assert rates.is_away
             async with asyncio.timeout(0.8):  # less than a deadline for all of them
                 assert all([await admit(rates, ask(clock, limits)) for _ in range(20)])
-            await rates.look()
+            await rates.tell()
         finally:
             os.kill(pid, signal.SIGCONT)
         await until(lambda: _looked(rates))
@@ -466,7 +466,7 @@ async def test_a_demoted_primary_is_away_and_comes_back(make_rates: MakeRates, c
     try:
         assert await admit(rates, ask(clock, limits)) and rates.is_away
         assert rates._wire._connection._writer is not way  # another connection may lead to another server
-        await rates.look()
+        await rates.tell()
         assert rates.is_away
     finally:
         await redis.replicaof("NO", "ONE")
