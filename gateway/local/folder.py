@@ -25,6 +25,7 @@ class HouseFolder:
         self.path = path.absolute()
         self.settings = self.path / "tollgate.yaml"  # what the house's processes read
         self.secrets = self.path / "secrets.json"
+        self._schema = self.path / "postgres" / "schema"
 
     def take(self, pause: Callable[[float], None]) -> int:
         """Make the folder if there is none, and lock it; return the descriptor that holds the lock.
@@ -66,6 +67,15 @@ class HouseFolder:
     def write_settings(self, yaml: str) -> None:
         """Write the tollgate.yaml that the house's processes read."""
         write_privately(self.settings, yaml.encode())
+
+    def schema(self) -> str | None:
+        """Return the last migration of the house's own Postgres. It is noted beside the data, to share their fate."""
+        return self._schema.read_text() if self._schema.is_file() else None
+
+    def note_schema(self, name: str) -> None:
+        """Note which migration was the last, so that the next start need not run `tollgate migrate`."""
+        if self.schema() != name:
+            self._schema.write_text(name)
 
     def write_pids(self, pids: Mapping[str, Sequence[int]]) -> None:
         """Write down which processes the house has, by role."""

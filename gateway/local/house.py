@@ -38,7 +38,9 @@ from gateway.serving import TIDY_UP
 from gateway.supervisor import Child, StartFailed, StopRequested, Supervisor
 from protocol.listening import open_socket
 
-CHECKPOINT = Path(__file__).resolve().parents[2] / "gpu_backend" / "demo_model" / "checkpoint"
+ROOT = Path(__file__).resolve().parents[2]
+CHECKPOINT = ROOT / "gpu_backend" / "demo_model" / "checkpoint"
+NEWEST_SCHEMA = max(path.stem for path in (ROOT / "migrations" / "versions").glob("[0-9]*.py"))
 ENGINE_SECRET = "TOLLGATE_ENGINE_SECRET"  # the variable in which the engine is told its secret
 START_WITHIN = 60.0  # seconds; a busy laptop takes a tenth of it
 ROLES = ("gateway", "worker", "engine", "postgres", "redis")
@@ -98,10 +100,14 @@ class House:
             self.environment["PGSSLMODE"] = "disable"
         self.stores = {name: each.url for name, each in servers.items()}
         tree = self._configure(file)
-        self._start_migration()
+        if "database_url" not in servers or self.folder.schema() != NEWEST_SCHEMA:
+            self._start_migration()
         for server in servers.values():
             self._start_server(server)
-        self._finish_migration()
+        if self.migration is not None:
+            self._finish_migration(self.migration)
+        if "database_url" in servers:
+            self.folder.note_schema(NEWEST_SCHEMA)
         self._start("gateway", "serve", pass_fds=(listener.fileno(),))
         admin_key = text_at(tree, "admin_keys", 0) or ""
         client = HouseClient(self.port)
@@ -234,11 +240,10 @@ class House:
         words += ["--wait", f"{START_WITHIN:g}"]
         self.migration = spawn(words, log=self.folder.log("migrate"), env=self.environment, pass_fds=(self.lock,))
 
-    def _finish_migration(self) -> None:
-        assert self.migration is not None
-        while self.migration.poll() is None:
+    def _finish_migration(self, migration: subprocess.Popen[bytes]) -> None:
+        while migration.poll() is None:
             self._pause("migrate", 0.02)
-        if self.migration.returncode != 0:
+        if migration.returncode != 0:
             raise StartFailed(f"`tollgate migrate` failed:\n{last_lines(self.folder.log('migrate'))}")
 
     def _check(self, settings: dict[str, Any]) -> None:

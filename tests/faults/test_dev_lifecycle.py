@@ -19,6 +19,7 @@ import pytest
 
 from gateway.processes import free_port, is_running
 from tests.support.dev_house import TOLLGATE, DevHouse
+from tests.support.forked_commands import forked_commands
 from tests.support.waiting import until
 
 
@@ -112,11 +113,12 @@ def test_a_config_file_joins_the_demo_model(house: DevHouse) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_the_example_sets_its_teams_up_once(house: DevHouse) -> None:
+def test_the_example_sets_its_teams_up_once(house: DevHouse, tmp_path: Path) -> None:
     """examples/teams.sh runs against `tollgate dev`, and again: ten teams, a key for each, and nothing twice."""
-    search = f"{TOLLGATE.parent}:{os.environ['PATH']}"
+    search = f"{tmp_path}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": search, "TOLLGATE_CONFIG": str(house.data_dir / "tollgate.yaml")}
-    runs = [subprocess.run(["sh", EXAMPLE], env=env, capture_output=True, text=True) for _ in range(2)]
+    with forked_commands(tmp_path):
+        runs = [subprocess.run(["sh", EXAMPLE], env=env, capture_output=True, text=True) for _ in range(2)]
     admin = {"authorization": f"Bearer {house.facts['admin_key']}"}
     teams = httpx.get(f"{house.facts['url']}/admin/teams", headers=admin).json()["data"]
     keys = httpx.get(f"{house.facts['url']}/admin/keys", headers=admin).json()["data"]
@@ -178,7 +180,8 @@ def model_names(house: DevHouse) -> list[str]:
 
 @pytest.mark.timeout(240)
 def test_whatever_ends_it_nothing_runs_on_and_nothing_is_lost(house: DevHouse) -> None:
-    """SIGINT and SIGKILL: no process left, and the next start has the same keys and all usage."""
+    """SIGINT and SIGKILL: no process left, and the next start has the same keys and all usage, and migrates nothing."""
+    (house.data_dir / "logs" / "migrate.log").unlink(missing_ok=True)
     secrets, team_key = house.data_dir / "secrets.json", house.facts["team_key"]
     made = secrets.read_bytes()
     for number in (signal.SIGINT, signal.SIGKILL):
@@ -197,6 +200,7 @@ def test_whatever_ends_it_nothing_runs_on_and_nothing_is_lost(house: DevHouse) -
         assert status == (-signal.SIGKILL if number == signal.SIGKILL else 0)
 
         assert house.start()["team_key"] == team_key and secrets.read_bytes() == made
+        assert not (house.data_dir / "logs" / "migrate.log").exists()
         until(lambda: house.usage()["requests"] == house.answered)  # what the dead left is carried by the next
 
 
