@@ -71,7 +71,7 @@ class SimFlusher(Flusher):
         super().__init__(process.journal, cast(Database, None), process.clock, process.leases)
         self._process = process
 
-    async def _write(self, records: Sequence[UsageRecord], stuck: set[str]) -> None:
+    async def _write(self, records: Sequence[UsageRecord], stuck: set[str]) -> set[str]:
         leases, process = self._process.leases, self._process
         sent = leases.acknowledged
         async with asyncio.timeout(30):
@@ -80,6 +80,7 @@ class SimFlusher(Flusher):
             leases.heard(sent, beat)
         if not hasattr(self._journal, "kept"):
             process.machine.kept.update((record.request_id, record) for record in records)
+        return set()
 
     async def deliver_again(self) -> None:
         """Write the calls of the last day again."""
