@@ -86,9 +86,9 @@ class Flusher:
                 if time.monotonic() >= chores_due:
                     chores_due = time.monotonic() + ADOPT_EVERY
                     await self.adopt()
-                self._gathered = 0
-                while time.monotonic() < chores_due and (written := await self.flush_once()):
-                    self._gathered += written
+                self._gathered = written = await self.flush_once()
+                while written and self.backlog >= self._batch and time.monotonic() < chores_due:  # else gather
+                    self._gathered += (written := await self.flush_once())
                 pause = 0.0
             except Exception as exc:  # whatever it is: as long as this loop lives, nothing is lost
                 pause = min(LONGEST_PAUSE, max(0.1, 2 * pause))

@@ -83,6 +83,20 @@ async def test_a_frozen_postgres_only_delays(
     await database.close()
 
 
+async def test_calls_that_close_while_others_are_flushed_are_gathered(database: Database, tmp_path: Path) -> None:
+    """A transaction costs as much as a hundred of its rows: a steady trickle has a few of them a second."""
+    journal = Journal.open(tmp_path, clock=Clock())
+    async with flushing(journal, database) as flusher:
+        for _ in range(100):
+            close_calls(journal, 1)
+            await asyncio.sleep(0.005)
+        await until_empty(flusher)
+
+    async with database.begin() as connection:
+        by_transaction = text("SELECT count(*) FROM usage_records GROUP BY CAST(xmin AS text)")
+        assert len((await connection.execute(by_transaction)).all()) <= 15
+
+
 async def test_a_flush_that_hangs_anywhere_is_tried_again(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
