@@ -23,11 +23,12 @@ from billing.store_errors import POSTGRES_AWAY
 from gateway.access import ACCESS_CHANNEL, Admin, Caller
 from gateway.clients import client_of
 from gateway.clock import Clock
-from gateway.database import DRIVER_ERRORS, Database
+from gateway.database import Database
 from gateway.errors import Forbidden, InvalidKey, Overloaded, TeamSuspended
 from gateway.guessing import Guessing
 from gateway.key_lookup import LOOKUP_WITHIN, KeyLookup
 from gateway.keys import ADMIN_KEY_PREFIX, KEY_PREFIX, fingerprint, key_digest
+from gateway.schema import DRIVER_ERRORS
 
 log = structlog.get_logger()
 

@@ -7,21 +7,18 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-import asyncpg
 import msgspec
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from billing.store_errors import drop_values
+from gateway.schema import DRIVER_ERRORS
 
 CONNECT_TIMEOUT = 3.0  # seconds
 COMMAND_TIMEOUT = 10.0  # seconds, for one statement as the client sees it
 POOL_TIMEOUT = 3.0  # seconds to wait for a free connection
 ANSWERS_WITHIN = 2.0  # seconds for the question whether anybody is there, asked
 SILENT_FOR = 1.0  # seconds after Postgres last gave a sign of life
-
-# What the driver raises of itself; where SQLAlchemy does not look, it arrives as it is.
-DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 
 class Database:

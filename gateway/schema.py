@@ -6,10 +6,10 @@ import asyncio
 
 import asyncpg
 
-from gateway.database import DRIVER_ERRORS
-
 NEEDED = "0017"  # the last of migrations/versions
 ANSWERS_WITHIN = 2.0  # seconds; who cannot be asked is not waited for: known keys are served without Postgres
+# What the driver raises of itself; where SQLAlchemy does not look, it arrives as it is.
+DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 NO_SUCH_TABLE_OR_COLUMN = ("42P01", "42703")  # SQLSTATE
 
 
