@@ -104,8 +104,9 @@ class LeaseStore(Protocol):
     async def set_again(self, owner: str, leases: Sequence[Told]) -> int | None:
         """Tell all leases of an owner anew, after the database forgot."""
 
-    async def found_failover(self) -> None:
-        """Note that the database forgot: nothing is granted until every living owner has told its leases again."""
+    async def found_failover(self, known: float | None) -> float:
+        """Note that the database forgot: nothing is granted until every living owner has told its leases again. Returns
+        when that was found, which may be by another owner, if later than ``known``."""
 
     async def end(self, owner: str) -> bool:
         """End an owner that is wholly in the ledger; false where it had ended, or never was."""
@@ -188,10 +189,11 @@ class PostgresLeases:
         async with self._database.at_once() as connection:
             return (await connection.execute(TELL, values)).scalar_one()
 
-    async def found_failover(self) -> None:
+    async def found_failover(self, known: float | None) -> float:
         """Note that the database forgot."""
+        values = {"moment": self._moment(), "known": None if known is None else datetime.fromtimestamp(known, UTC)}
         async with self._database.at_once() as connection:
-            await connection.execute(FOUND, {"moment": self._moment()})
+            return float((await connection.execute(FOUND, values)).scalar_one())
 
     async def end(self, owner: str) -> bool:
         """End an owner."""
@@ -235,8 +237,9 @@ TELL = text("""
 """)
 FOUND = text("""
     INSERT INTO failovers (found_at) SELECT coalesce(CAST(:moment AS timestamptz), clock_timestamp())
-    ON CONFLICT (id) DO UPDATE SET found_at = excluded.found_at
-    WHERE failovers.found_at < excluded.found_at - interval '30 s'
+    ON CONFLICT (id) DO UPDATE SET found_at =
+        CASE WHEN failovers.found_at <= :known THEN excluded.found_at ELSE failovers.found_at END
+    RETURNING extract(epoch FROM found_at)
 """)
 # A transaction that writes next to nothing: its commit waits for what was committed before it, too.
 REACH_THE_DISK = text("SELECT pg_logical_emit_message(true, 'tollgate', '')")

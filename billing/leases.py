@@ -24,6 +24,7 @@ from billing.store_errors import POSTGRES_AWAY
 
 ASK_WITHIN = 2.0  # seconds that the database has for an answer
 WAIT_FOR_ROOM = 0.25  # seconds that a caller waits for room which other owners hold unused
+DONE_WITHIN = 60.0  # seconds after which a statement that was given up is over, if it was executed at all
 ASK_AGAIN = 0.05  # seconds between asks for what was refused
 TIGHT_LATELY = 1.0  # seconds since a balance became tight, in which others give back what they do not use
 GIVE_BACK_AFTER = 0.02  # seconds after which what a settled call left of a tight balance goes back
@@ -121,6 +122,7 @@ class Leases:
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._returning: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None
+        self._unread: dict[tuple[int, tuple[Need, ...]], float] = {}  # asks without an answer, and how long to look
 
     def try_hold(self, request: HoldRequest) -> bool:
         """Hold what the request may cost in all of its scopes, if this process has the room."""
@@ -210,6 +212,19 @@ class Leases:
                 self._forgotten = max(self._forgotten, day)
         self._tell_soon()
 
+    async def read_again(self) -> None:
+        """Learn what asks that were not answered have drawn after all, or it stays with us, unused and unknown. Raises
+        what the database raises."""
+        for (day, needs), until in tuple(self._unread.items()):
+            is_over = self._clock.monotonic() > until
+            taken = await self._draw(day, [needs])
+            pairs = [(self._rooms.get((need.scope, day)), need.unit == NANOUSD) for need in needs]
+            if taken.refused is None:
+                self._take_in(taken, day, [pair[unit] for pair, unit in pairs if pair is not None])
+                self._return_tight()
+            if is_over:
+                del self._unread[day, needs]
+
     async def take_tomorrow(self, most: int = TOMORROW_AT_ONCE) -> None:
         """From noon on, draw tomorrow's leases with today's, some each second: a database that is away at midnight then
         leaves room. Raises what it raises."""
@@ -226,12 +241,7 @@ class Leases:
             ]
             tomorrow = self._rooms[scope, today + 1] = _rooms_on(scope, today + 1)
             if asks:
-                sent = self.acknowledged
-                async with asyncio.timeout(ASK_WITHIN):
-                    taken = await self._store.take(self.owner, tomorrow[0].day, [asks], self.share / self.living)
-                if taken.beat is not None:
-                    self.heard(sent, taken.beat)
-                self._take_in(taken, today + 1, tomorrow)
+                self._take_in(await self._draw(today + 1, [asks]), today + 1, tomorrow)
 
     def leave(self) -> None:
         """Return everything that no running call holds; nothing is held from now on."""
@@ -247,6 +257,7 @@ class Leases:
     def forget(self) -> None:
         """Begin with nothing, as another owner: what runs is settled where it was held."""
         self._rooms = {}
+        self._unread = {}
         self._forgotten = -1
         self.acknowledged = 0
 
@@ -368,17 +379,26 @@ class Leases:
             return Taken(refused="clock")
         if self.is_away:  # until the next beat is answered: each caller would wait for the deadline
             return None
-        day = self._rooms_of(asked[0].request)[0][0].day
-        share, sent = self.share / self.living, self.acknowledged
         try:
-            async with asyncio.timeout(ASK_WITHIN):
-                taken = await self._store.take(self.owner, day, list(self._asks(asked)), share)
+            taken = await self._draw(day_of(asked[0].request.request_id), list(self._asks(asked)))
         except POSTGRES_AWAY as exc:
             if not self.is_away:
                 log.error("leases_unreachable", error=repr(exc))
             self.is_away = True
             return None
         self.is_away = False
+        return taken
+
+    async def _draw(self, day: int, asks: Sequence[Sequence[Need]]) -> Taken:
+        sent, text = self.acknowledged, (EPOCH + timedelta(days=day)).isoformat()
+        try:
+            async with asyncio.timeout(ASK_WITHIN):
+                taken = await self._store.take(self.owner, text, asks, self.share / self.living)
+        except (*POSTGRES_AWAY, asyncio.CancelledError):  # a beat's own deadline may end it, too
+            holds = {(need.scope, need.unit): need.hold for ask in asks for need in ask}
+            needs = tuple(Need(*room, need=0, want=0, hold=hold) for room, hold in holds.items())
+            self._unread[day, needs] = self._clock.monotonic() + DONE_WITHIN
+            raise
         if taken.beat is not None:
             self.heard(sent, taken.beat)
         return taken

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from pathlib import Path
 
 import structlog
 
@@ -15,7 +16,7 @@ from billing.flusher import Flusher
 from billing.journal import Journal
 from billing.lease_store import Beat, LeaseStore
 from billing.leases import Leases
-from billing.owners import buried, bury, carried, claim, note_told, server_told
+from billing.owners import OWNER, bury, claim, dead, ended, note_told
 from billing.store_errors import POSTGRES_AWAY
 
 EVERY = 1.0  # seconds between beats
@@ -51,7 +52,8 @@ class Owner:
         self._has_forgotten = False
         self._set_again_for: float | None = None  # the last failover that we have told our leases after
         self._synced: tuple[float, float] | None = None  # the database's time, and ours (monotonic) when it was told
-        self._server: float | None = None  # the database that knows what we know, by its start
+        self._server: float | None = None  # the database that answered the last beat, by its start
+        self._noted: float | None = None  # the one that knows what we know, as our file says
         self._beaten_at: float | None = None  # monotonic seconds; when a beat was last answered
         self._owes = False  # calls are to be delivered again
         self._delivering: asyncio.Task[None] | None = None
@@ -63,6 +65,10 @@ class Owner:
     def id(self) -> str:
         """How the database knows us."""
         return self._leases.owner
+
+    @property
+    def _path(self) -> Path:
+        return self._journal.directory / f"{self._journal.token}{OWNER}"
 
     async def start(self) -> None:
         """Claim our place in the journal folder, take over what the dead left there, and beat for the first time."""
@@ -88,7 +94,8 @@ class Owner:
                     log.error("leases_unreachable", error=repr(exc))
                 self._leases.is_away = True
             now = loop.time()
-            self._leases.turn(max(0.1, now - last), self._now())
+            if self._synced is not None:  # before that nothing is drawn, and our own clock may be days off
+                self._leases.turn(max(0.1, now - last), self._now())
             last = now
             try:
                 async with asyncio.timeout(EVERY):
@@ -100,7 +107,7 @@ class Owner:
     async def beat(self) -> None:
         """Say that we live, and do what follows from the answer. Raises what the database raises."""
         if self._claim is None:
-            self._claim = claim(self._journal.directory, self._journal.token, self.id)
+            self._claim, self._noted = claim(self._journal.directory, self._journal.token, self.id), None
         if not self._is_listed:
             await self._store.begin(self.id, self._version)
             self._is_listed = True
@@ -115,15 +122,12 @@ class Owner:
         self._follow_time(beat.now)
         self._leases.living = max(1, beat.living)
         self._leases.heard(sent, beat.beat)
-        if self._server is None:
-            self._server = server_told(self._journal.directory)
         if self._server not in (None, beat.server):
             self._has_forgotten = True  # a replica, a backup, or only a restart: who can tell?
+        self._server = beat.server
         if self._has_forgotten or beat.found_at not in (None, self._set_again_for):
             await self._recover(beat)
-        if self._server != beat.server:
-            self._server = beat.server
-            self._note_told()
+        self._note_told()
         self._leases.may_ask = True
         monotonic = self._clock.monotonic()
         if self._beaten_at is not None and monotonic - self._beaten_at > SILENT:
@@ -131,6 +135,7 @@ class Owner:
         self._beaten_at = monotonic
         if beat.tight:
             self._leases.recall(beat.tight)
+        await self._leases.read_again()
         await self._leases.take_tomorrow()
         self._beats += 1
         if self._beats < YOUNG or self._beats % DEAD_EVERY == 0:  # the dead hold what a new start has to wait for
@@ -140,9 +145,12 @@ class Owner:
 
     async def end_dead(self) -> None:
         """End the owners of this folder that are dead and wholly in the ledger. Raises what the database raises."""
-        for name, path in carried(self._journal.directory).items():
-            self.buried += await self._store.end(name)
-            bury(path)
+        for one in (*dead(self._journal.directory), *ended(self._journal.directory, self._now())):
+            if one.server != self._server:
+                self._owe()  # it died, or ended, in a database that may have known more than this one
+            elif one.path.suffix == OWNER and one.is_carried:
+                self.buried += await self._store.end(one.name)
+                bury(one.path, self._now())
 
     async def stop(self) -> None:
         """Give everything back and end; what is not in the ledger yet keeps us listed until somebody carries it."""
@@ -168,7 +176,7 @@ class Owner:
             return
         owes = self._owes or self._delivering is not None
         beat = await self._store.beat(self.id, self._clock.now(), self._journal.backlog)
-        if owes or self._has_forgotten or (beat is not None and beat.server != self._server):
+        if owes or self._has_forgotten or beat is None or beat.server != self._server:
             await self._flusher.deliver_again()
 
     def _acknowledged(self, sent: int, beat: int) -> None:
@@ -180,45 +188,61 @@ class Owner:
     async def _recover(self, beat: Beat) -> None:
         """Tell a database that forgot what we know: our leases, and the calls of the last day again."""
         found, self._has_forgotten = self._has_forgotten, False
-        self._owes = True
+        found_at = beat.found_at
         try:
             if found:
                 log.error("database_forgot", acknowledged=self._leases.acknowledged, beat=beat.beat)
                 self.recovered += 1
                 self._leases.acknowledged = beat.beat
-                await self._store.found_failover()
+                self._owe()
+                if found_at == self._set_again_for:  # nobody else has found it yet
+                    found_at = await self._store.found_failover(found_at)
             said = await self._store.set_again(self.id, self._leases.told())
         except BaseException:
             self._has_forgotten = self._has_forgotten or found
             raise
         if said is not None:
             self._leases.acknowledged = max(self._leases.acknowledged, said)
-        self._set_again_for = beat.found_at
+        self._set_again_for = found_at
+
+    def _owe(self) -> None:
+        """Deliver the calls of the last day again, from the beginning: this database may lack some."""
+        self._owes = True
         if self._delivering is None:
             self._delivering = asyncio.create_task(self._deliver_again())
 
     async def _deliver_again(self) -> None:
         """Write the calls of the last day again and end who was ended, however long it takes."""
+        folder = self._journal.directory
         while self._owes:
-            self._owes = False
+            self._owes, server = False, self._server
+            gone = (*dead(folder), *ended(folder, self._now()))  # who dies from now on is looked at again
             try:
                 await self._flusher.deliver_again()
-                for name in sorted(buried(self._journal.directory, self._clock.now())):
-                    await self._store.end(name)
+                for one in gone:
+                    if one.path.suffix != OWNER:
+                        await self._store.end(one.name)
+                    if server is not None:
+                        self._note(one.path, server)
             except POSTGRES_AWAY as exc:
                 log.info("not_delivered_again", error=repr(exc))
                 self._owes = True
                 await asyncio.sleep(AGAIN)
         self._delivering = None
-        self._note_told()
 
     def _note_told(self) -> None:
-        """Write down which database knows everything that lies in our folder, as soon as one does."""
-        if self._server is not None and self._delivering is None:
-            try:
-                note_told(self._journal.directory, self._server)
-            except OSError as exc:  # the next start delivers a day again, for nothing
-                log.warning("server_not_noted", error=repr(exc))
+        """Write down which database knows everything of ours, as soon as one does."""
+        if self._server is not None and self._server != self._noted and not self._owes and self._delivering is None:
+            self._note(self._path, self._server)
+            self._noted = self._server
+
+    def _note(self, path: Path, server: float) -> None:
+        try:
+            note_told(path, server)
+        except FileNotFoundError:
+            pass  # a neighbour has ended it meanwhile, or removed it
+        except OSError as exc:  # a day is delivered again, for nothing
+            log.warning("server_not_noted", path=str(path), error=repr(exc))
 
     def _now(self) -> float:
         """Return the database's time, though our own clock may have been set since it was told."""
@@ -239,8 +263,7 @@ class Owner:
         self._wake.set()
 
     def _forget_claim(self) -> None:
-        path = self._journal.directory / f"{self._journal.token}.owner"
-        bury(path)
+        bury(self._path, self._now())
         if self._claim is not None:
             os.close(self._claim)
             self._claim = None

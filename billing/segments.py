@@ -50,6 +50,7 @@ class Waiting:
     def __init__(self) -> None:
         self.places = array("Q")
         self.moments = array("Q")  # milliseconds inside the request ids
+        self.latest = 0  # of these, and of those that wait no longer
 
     def __len__(self) -> int:
         return len(self.places)
@@ -58,6 +59,7 @@ class Waiting:
         """Wait for the close at ``place``."""
         self.places.append(place)
         self.moments.append(moment)
+        self.latest = max(self.latest, moment)
 
     def forget(self, places: Container[int]) -> None:
         """Wait no longer for the closes at ``places``."""
@@ -200,6 +202,7 @@ class Segment:
     def free(self, now: float) -> None:
         """Let go of the file: all it knew has been flushed by ``now`` (unix seconds). It is kept, without the room
         that it did not use. One with gaps, or calls too old, is quarantined; one without records is deleted."""
+        now = max(now, self.waiting.latest / 1000)  # our clock may be days behind until the database has told its time
         if self.gaps or self.is_too_old:
             self.put_away(UNREADABLE if self.gaps else TOO_OLD, now)
             return

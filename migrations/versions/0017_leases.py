@@ -481,7 +481,7 @@ FUNCTIONS = {
             UPDATE balances AS balance SET cap = cap_of(balance.scope, balance.unit, balance.period)
             WHERE balance.scope = of;
             UPDATE balances AS balance SET tight_since = coalesce(moment, clock_timestamp())
-            WHERE balance.scope = of AND left_of(balance) < 0 AND tight_since IS NULL;
+            WHERE balance.scope = of AND left_of(balance) < 0;
             IF FOUND THEN
                 PERFORM pg_notify('tollgate_leases', of);
             END IF;

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 
 from billing.holds import Limits, RefusedHold
+from billing.owners import note_told
 from gateway.database import Database
 from tests.support.owners import Process, open_process
 
@@ -152,3 +153,36 @@ async def test_a_wiped_redis_forgets_no_money(start: Start, database: Database, 
     assert isinstance(refused, RefusedHold)
     assert refused.is_settled
     assert refused.used == 9_500_000
+
+
+async def test_calls_of_the_dead_that_a_failover_lost_are_delivered_again(start: Start, database: Database) -> None:
+    """A process that dies before it hears of a failover delivers nothing again; its neighbour, which has done so
+    already for itself, does it for the dead, and ends the dead only then."""
+    neighbour, dead = await start(), await start()
+    await dead.call(team=CAP)
+    await dead.flush()
+    note_told(dead.owner._path, 1.0)  # the database that was there before
+    await dead.die()
+    async with database.begin() as connection:
+        for table in ("leases", "balances", "usage_records", "usage_daily"):
+            await connection.execute(text(f"DELETE FROM {table}"))
+    await neighbour.owner.end_dead()
+    assert neighbour.owner.buried == 0
+    assert neighbour.owner._delivering is not None
+    await neighbour.owner._delivering
+
+    assert await money(database) == (400_000, 400_000)
+    await neighbour.owner.end_dead()
+    assert neighbour.owner.buried == 1
+    assert neighbour.owner._delivering is None
+
+
+async def test_each_failover_is_found_once(start: Start, database: Database) -> None:
+    """Owners that find the same one agree on when it was found; the next one, however soon, is another."""
+    process = await start()
+    store = process.owner._store
+    first = await store.found_failover(None)
+    second = await store.found_failover(first)
+
+    assert second > first
+    assert await store.found_failover(first) == await store.found_failover(None) == second

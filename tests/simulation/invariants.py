@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from billing.lease_store import NANOUSD, TOKENS, Need
+from billing.leases import ASK_WITHIN
+from billing.owner import EVERY
 from billing.records import Status
 from tests.simulation.sql_model import (
     MISSED,
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 NOTHING = Lease()
+IDLE_FOR = 0.25 + EVERY + 0.15  # seconds; the last part for statements, each up to 60 ms, and between two looks
+
+Idle = tuple[str, Key, str]  # an owner's lease, and the tight balance that it is drawn from
 
 
 class Broken(AssertionError):
@@ -94,9 +99,9 @@ def check_grant(model: SqlModel, owner: str, needs: list[Need], amounts: list[in
                 raise Broken(8, f"a grant of {amount} for {need} of {balance}, by a share of {share}")
 
 
-def check_recovery(model: SqlModel, moment: float) -> None:
-    """(10): nothing is granted until every owner that was seen before a failover has told its leases again."""
-    found_at = model.failovers.get(1)
+def check_recovery(model: SqlModel, found_at: float | None, moment: float) -> None:
+    """(10): nothing is granted once a failover is found until every owner seen before has told its leases again."""
+    found_at = max((one for one in (found_at, model.failovers.get(1)) if one is not None), default=None)
     if found_at is None or moment >= found_at + RECOVERY:
         return
     for name, row in model.owners.items():
@@ -130,6 +135,30 @@ def check_room(process: Process, room: Any) -> None:
             f"{process.name} uses {room.used} and holds {room.held} of {room.scope} {room.unit} {room.day}"
             f" ({room.granted} - {room.returned}), and the database gave {lease}",
         )
+
+
+def check_idle(world: World, idle: dict[Idle, tuple[float, int]]) -> dict[Idle, tuple[float, int]]:
+    """(7): What an owner that answers does not use of a tight balance comes back. ``idle``: since when each lease has
+    had something unused and given nothing back, and what it had given back by then; returns the same for now."""
+    model, now, found = world.model, world.loop.elapsed, dict[Idle, tuple[float, int]]()
+    tight = {
+        key for key, balance in model.balances.items() if balance.tight_since is not None and balance.cap is not None
+    }
+    for process in world.living() if tight else ():
+        for pair in process.leases._rooms.values():
+            for room in pair:
+                lease = model.leases.get((process.name, room.scope, room.unit, room.day), NOTHING)
+                if lease.granted - lease.returned <= max(room.used + room.held, lease.spent):
+                    continue
+                for key in tight.intersection(model.keys_of(room.scope, room.unit, room.day)):
+                    which = process.name, key, room.day
+                    since, returned = idle.get(which, (now, lease.returned))
+                    if lease.returned > returned or not world.answers(process, since - ASK_WITHIN - EVERY - 0.1):
+                        since = now
+                    found[which] = since, lease.returned
+                    if now - since > IDLE_FOR:
+                        raise Broken(7, f"{which} has been idle for {now - since:.2f} s: {lease}, {room.used} used")
+    return found
 
 
 def check_rows(world: World) -> None:

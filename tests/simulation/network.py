@@ -28,6 +28,7 @@ class Trouble(Struct, frozen=True):
     unheard: float = 0.0  # it is, and the answer is lost
     late: float = 0.0  # it is, long after it was given up
     twice: float = 0.0
+    slow_back: float = 0.0  # the answer takes up to 60 ms, which is no trouble
 
     @property
     def any(self) -> float:
@@ -53,7 +54,7 @@ class Line:
             self._fail(answer, 0.001 if dice.random() < 0.5 else GIVEN_UP_AFTER)
             return answer
         fate = dice.random()
-        go, times = 0.0002 + 0.001 * dice.random(), 1
+        go, times, is_heard = 0.0002 + 0.001 * dice.random(), 1, True
         if fate < trouble.any:
             self.trouble_at = loop.elapsed
             if fate < trouble.slow:
@@ -63,12 +64,17 @@ class Line:
                 return answer
             elif (fate := fate - trouble.lost) < trouble.unheard:
                 self._fail(answer, dice.choice((0.005, 0.5, GIVEN_UP_AFTER)))
+                is_heard = False
             elif fate - trouble.unheard < trouble.late:
                 self._fail(answer, 0.5)
                 go = 60 * dice.random() ** 4
             else:
                 times = 2
-        loop.call_later(go, self._execute, self.process.name, verb, statement, answer, times, context=world.context)
+                if verb == "take":  # it may draw each time, so it is said again only after an error
+                    self._fail(answer, 0.5)
+                    is_heard = False
+        heard = answer if is_heard else None
+        loop.call_later(go, self._execute, self.process.name, verb, statement, heard, times, context=world.context)
         return answer
 
     def _execute(
@@ -76,20 +82,22 @@ class Line:
         owner: str,
         verb: str,
         statement: Callable[[SqlModel, float], Any],
-        answer: asyncio.Future[Any],
+        answer: asyncio.Future[Any] | None,
         times: int,
     ) -> None:
         world = self.world
         if world.is_down:
-            self._fail(answer, 0.001)
+            if answer is not None:
+                self._fail(answer, 0.001)
             return
         told = world.run(owner, verb, statement)
         if times > 1:
             world.run_again(owner, verb, statement)
-        if not answer.done():
-            world.loop.call_later(
-                0.0002 + 0.001 * world.dice.random(), self._arrive, answer, *told, context=world.context
-            )
+        if answer is not None and not answer.done():
+            dice, back = world.dice, 0.001
+            if dice.random() < world.trouble.slow_back:
+                back = 0.06
+            world.loop.call_later(0.0002 + back * dice.random(), self._arrive, answer, *told, context=world.context)
 
     def _arrive(self, answer: asyncio.Future[Any], told: Any, receipt: Receipt) -> None:
         if self.is_cut:
@@ -150,11 +158,27 @@ class SimStore:
 
     async def set_again(self, owner: str, leases: Sequence[Told]) -> int | None:
         """Tell all leases of an owner anew."""
-        return await self._line.ask("set_again", lambda model, moment: model.set_again(owner, leases, moment))
+        process, forgotten = self._line.process, self._line.process.forgotten
 
-    async def found_failover(self) -> None:
+        def set_again(model: SqlModel, moment: float) -> int | None:
+            beat = model.set_again(owner, leases, moment)
+            if beat is not None and owner == process.name:
+                process.world.told_again(process, forgotten)  # not by what was said before, and comes late
+            return beat
+
+        return await self._line.ask("set_again", set_again)
+
+    async def found_failover(self, known: float | None) -> float:
         """Note that the database forgot."""
-        await self._line.ask("found_failover", lambda model, moment: model.found_failover(moment))
+        process, server = self._line.process, self._line.process.owner._server
+
+        def found(model: SqlModel, moment: float) -> float:
+            found_at, world = model.found_failover(known, moment), process.world
+            if server == model.server and world.found_at is None:
+                world.found_at = found_at if found_at >= model.server else moment
+            return found_at
+
+        return await self._line.ask("found_failover", found)
 
     async def end(self, owner: str) -> bool:
         """End an owner."""

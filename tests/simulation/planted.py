@@ -13,12 +13,16 @@ from msgspec.structs import replace
 
 from billing.leases import Leases, Room
 from billing.owner import Owner
+from billing.owners import bury, dead
 from tests.simulation.network import Trouble
 from tests.simulation.sql_model import BalanceRow, Lease, SqlModel, day_in, spent_by
 from tests.simulation.story import Plan
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 QUIET = Plan(faults=(), trouble=Trouble())
+UNHEARD = Plan(faults=(), trouble=Trouble(unheard=0.05))
+CORRECTED = Plan(faults=("correct", "correct", "limits"), fault_every=0.5, trouble=Trouble())
+DEATHS = Plan(faults=("die_unheard",), fault_every=2.0)
 
 
 class Bug(Struct, frozen=True):
@@ -191,14 +195,41 @@ def _failovers_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Owner, "_recover", recover)
 
 
+def _unheard_grants_are_not_read(patch: pytest.MonkeyPatch) -> None:
+    async def read_nothing(self: Leases) -> None:
+        self._unread = {}
+
+    patch.setattr(Leases, "read_again", read_nothing)
+
+
+def _the_dead_are_not_delivered_again(patch: pytest.MonkeyPatch) -> None:
+    async def end_dead(self: Owner) -> None:
+        for one in dead(self._journal.directory):
+            if one.is_carried:
+                await self._store.end(one.name)
+                bury(one.path, self._now())
+
+    patch.setattr(Owner, "end_dead", end_dead)
+
+
+def _the_next_failover_is_not_found(patch: pytest.MonkeyPatch) -> None:
+    found_failover = SqlModel.found_failover
+
+    def found(self: SqlModel, known: float | None, moment: float) -> float:
+        found_at = self.failovers.get(1)
+        return found_failover(self, None if found_at is not None and moment < found_at + 30 else known, moment)
+
+    patch.setattr(SqlModel, "found_failover", found)
+
+
 FAILOVERS = Plan(faults=("fail_over", "fail_over", "crash", "down"), fault_every=2.0)
 
 BUGS = (
     Bug("a grant does not read the cap", (1,), _cap_is_not_read),
-    Bug("a grant does not count corrections", (1,), _correction_is_not_counted),
+    Bug("a grant does not count corrections", (1,), _correction_is_not_counted, CORRECTED),
     Bug("a grant draws on the day alone", (1,), _month_is_not_drawn),
     Bug("a return is added, not set", (2, 3), _returns_are_added),
-    Bug("setting leases again lowers them", (2, 3, 4), _setting_again_lowers, FAILOVERS),
+    Bug("setting leases again lowers them", (2, 3, 4, 7), _setting_again_lowers, FAILOVERS),
     Bug("a process adds what it is told of a grant", (3,), _grants_are_added),
     Bug("a process uses what it has returned", (3,), _returned_stays_in_use),
     Bug("a row spends each time it is delivered", (2, 4), _rows_spend_each_time),
@@ -207,10 +238,13 @@ BUGS = (
     Bug("an ended owner keeps its room", (6,), _ended_owners_keep_room),
     Bug("an ended owner is served", (6,), _ended_owners_are_served),
     Bug("idle room is never given back", (6, 7), _idle_room_is_kept, QUIET),
+    Bug("an unheard grant stays unknown", (7,), _unheard_grants_are_not_read, UNHEARD),
     Bug("callers wait in vain", (7,), _callers_wait_on, QUIET),
     Bug("a lease takes all that is left", (8,), _share_is_not_kept),
     Bug("a clock that is off opens a day", (9,), _clocks_are_not_compared, Plan(faults=("skew",), fault_every=0.5)),
     Bug("grants go on after a failover", (10,), _grants_go_on_after_a_failover, FAILOVERS),
+    Bug("the next failover is not found", (10,), _the_next_failover_is_not_found, FAILOVERS),
+    Bug("the dead are not delivered again", (4, 6), _the_dead_are_not_delivered_again, DEATHS),
     Bug("a failover is not noticed", (1, 3, 4, 6, 10), _failovers_are_not_noticed, FAILOVERS),
 )
 

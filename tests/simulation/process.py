@@ -78,16 +78,7 @@ class SimFlusher(Flusher):
             _, beat = await process.store.insert(leases.owner, records)
         if beat is not None:
             leases.heard(sent, beat)
-        if not hasattr(self._journal, "kept"):
-            process.machine.kept.update((record.request_id, record) for record in records)
         return set()
-
-    async def deliver_again(self) -> None:
-        """Write the calls of the last day again."""
-        if hasattr(self._journal, "kept"):
-            await super().deliver_again()
-        elif kept := list(self._process.machine.kept.values()):
-            await self._write(kept, set())
 
 
 class Process:
@@ -109,6 +100,7 @@ class Process:
         self.owner = Owner(self.leases, self.flusher, self.journal, self.store, self.clock, version="sim")
         self.went_on_at = -1e9  # loop time at which it last went on after it had stood still
         self.is_unsure = False  # the database forgot something that it had told us
+        self.forgotten = 0  # times that it did
         self.has_begun = False
         self.is_leaving = False
         self.excess: dict[Any, int] = {}  # by room: what was billed beyond its hold, or held of no cap without asking

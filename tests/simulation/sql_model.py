@@ -189,12 +189,13 @@ class SqlModel:
             self._tell(owner, leases)
         return beat
 
-    def found_failover(self, moment: float) -> None:
+    def found_failover(self, known: float | None, moment: float) -> float:
         """Note that the database forgot."""
         self._statement()
         found_at = self.failovers.get(1)
-        if found_at is None or found_at < moment - RECOVERY:
+        if found_at is None or (known is not None and found_at <= known):
             self._put(self.failovers, 1, moment)
+        return self.failovers[1]
 
     def end(self, owner: str, moment: float) -> bool:
         """End an owner that is wholly in the ledger."""
@@ -231,7 +232,7 @@ class SqlModel:
         for key, balance in tuple(self.balances.items()):
             if key[0] == scope:
                 balance = replace(balance, cap=self._cap_of(*key))
-                if balance.cap is not None and balance.left < 0 and balance.tight_since is None:
+                if balance.cap is not None and balance.left < 0:
                     balance = replace(balance, tight_since=moment)
                     self.on_notify(scope)
                 self._put(self.balances, key, balance)

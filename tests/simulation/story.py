@@ -18,7 +18,7 @@ from tests.simulation.world import TEAMS, Machine, World
 DAY = 86_400.0
 FAULTS = (
     "crash", "crash", "restart", "cut", "freeze", "down", "fail_over", "fail_over", "detach", "skew", "limits",
-    "limits", "correct", "leave", "close_day",
+    "limits", "correct", "leave", "close_day", "die_unheard",
 )  # fmt: skip
 
 
@@ -43,6 +43,7 @@ async def story(world: World, plan: Plan) -> None:
         for _ in range(dice.choice((1, 2))):
             world.start(machine, dice.choice((0.0, 0.0, 0.0, 1.0, -1.5, 3 * DAY, -3 * DAY)))
     befalling = world.loop.create_task(befall(world, plan))
+    watching = world.loop.create_task(world.watch())
     while world.calls < plan.calls and world.broken is None:
         processes = [one for one in world.living() if one.has_begun and not one.is_leaving and not one.life.is_frozen]
         if processes:
@@ -56,6 +57,7 @@ async def story(world: World, plan: Plan) -> None:
     befalling.cancel()
     await heal(world)
     invariants.check_rest(world)
+    watching.cancel()
     await leave_all(world)
     invariants.check_rest(world)
 
@@ -72,6 +74,7 @@ async def befall(world: World, plan: Plan) -> None:
 async def heal(world: World) -> None:
     """Put everything right, and wait until it is."""
     world.note("heal")
+    world.is_healed = True
     world.trouble = Trouble()
     world.is_down = False
     for machine in world.machines:
@@ -181,6 +184,14 @@ async def _down(world: World) -> None:
 
 async def _fail_over(world: World) -> None:
     world.fail_over(world.dice.choice((1, 2, 5, 20, 40)))
+
+
+async def _die_unheard(world: World) -> None:
+    """A failover, and the end of a process before it can have heard of it."""
+    await _fail_over(world)
+    await asyncio.sleep(world.dice.random() ** 2)
+    if not world.is_healed:
+        await _crash(world)
 
 
 async def _detach(world: World) -> None:

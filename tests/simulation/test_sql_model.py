@@ -213,7 +213,9 @@ class Pair:
         return None, None
 
     async def _found(self, _: str) -> Any:
-        return self.model.found_failover(self.clock.now()), await self.postgres.found_failover()
+        found_at = self.model.failovers.get(1)
+        known = self.dice.choice((None, found_at, found_at and found_at - 1))
+        return self.model.found_failover(known, self.clock.now()), await self.postgres.found_failover(known)
 
     async def _end(self, owner: str) -> Any:
         return self.model.end(owner, self.clock.now()), await self.postgres.end(owner)

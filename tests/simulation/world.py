@@ -20,7 +20,7 @@ from billing.lease_store import NANOUSD, TOKENS, Need
 from billing.leases import ASK_AGAIN, ASK_WITHIN, WAIT_FOR_ROOM
 from billing.records import UsageRecord
 from tests.simulation import invariants
-from tests.simulation.invariants import Broken
+from tests.simulation.invariants import Broken, Idle
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.network import Receipt, Trouble
 from tests.simulation.process import Process
@@ -39,7 +39,6 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: list[Process] = []
-        self.kept: dict[str, UsageRecord] = {}  # what has been flushed, for a database that forgets
         self.is_detached = False
 
 
@@ -55,6 +54,7 @@ class World:
         self.model.on_notify = self._ring
         self.trouble = Trouble()
         self.is_down = False
+        self.is_healed = False  # nothing more befalls
         self.begins = MIDNIGHT - self.dice.choice((3600, 40, 15, -20))
         self.opened: dict[str, UsageRecord] = {}
         self.reached: dict[str, tuple[int, int]] = {}  # tokens and nanousd, by the last progress
@@ -76,6 +76,7 @@ class World:
         self._refused_since: dict[tuple[str, str], float] = {}
         self._graveyard: list[Any] = []
         self.db_trouble_at = -1e9
+        self.found_at: float | None = None  # when an owner first told that the last failover was found
         self.model.on_grant = self._check_grant
 
     @property
@@ -120,6 +121,7 @@ class World:
         """Promote a replica that lacks the last statements."""
         statements = min(statements, len(self.receipts))
         self.model.server = self.now
+        self.found_at = None
         self.note("failover", statements)
         self.db_trouble_at = self.loop.elapsed
         self.model.forget(statements)
@@ -134,6 +136,12 @@ class World:
         for process in self.living():
             if process.name == owner:
                 process.is_unsure = True
+                process.forgotten += 1
+
+    def told_again(self, process: Process, forgotten: int) -> None:
+        """A process has told its leases again, knowing of so many things that the database had forgotten."""
+        if process.forgotten == forgotten:
+            process.is_unsure = False
 
     # -- statements
 
@@ -147,10 +155,6 @@ class World:
         if len(self.receipts) > 100:
             del self.receipts[:50]
         self._guard(lambda: invariants.check_statement(self.model, verb))
-        if verb == "set_again" and answer is not None:
-            for process in self.living():
-                if process.name == owner:
-                    process.is_unsure = False
         self._guard(lambda: self._check_rooms(owner))
         return answer, receipt
 
@@ -158,6 +162,17 @@ class World:
         """Execute it a second time: nothing more may come of it."""
         self.run(owner, verb + " again" if verb != "take" else verb, statement)
         self._guard(lambda: invariants.check_again(self.model, verb))
+
+    async def watch(self) -> None:
+        """Look ten times a second for room that nobody uses and nobody else can have."""
+        idle: dict[Idle, tuple[float, int]] = {}
+        while True:
+            await asyncio.sleep(0.1)
+            try:
+                idle = invariants.check_idle(self, idle)
+            except Broken as exc:
+                self.note("BROKEN", str(exc))
+                self.broken = self.broken or exc
 
     def _check_rooms(self, owner: str) -> None:
         process = next((one for one in self.living() if one.name == owner), None)
@@ -172,7 +187,7 @@ class World:
     def _check_grant(self, owner: str, needs: list[Need], amounts: list[int], day: str, share: float) -> None:
         self._guard(lambda: invariants.check_grant(self.model, owner, needs, amounts, day, share))
         if any(amounts):
-            self._guard(lambda: invariants.check_recovery(self.model, self.now))
+            self._guard(lambda: invariants.check_recovery(self.model, self.found_at, self.now))
 
     def take(self, take: Callable[[], Any], day: str, clock: float) -> Any:
         """Draw room, and check whose clock opens a day."""
@@ -238,6 +253,18 @@ class World:
                 for one in self.living()
             )
             and process.leases.may_ask
+        )
+
+    def answers(self, process: Process, since: float) -> bool:
+        """Whether nothing has befallen this process, or its way to the database, since then."""
+        return (
+            not self.is_down
+            and self.db_trouble_at < since
+            and process.line.trouble_at < since
+            and process.went_on_at < since
+            and process.has_begun
+            and process.leases.may_ask
+            and not (process.line.is_cut or process.life.is_frozen or process.is_unsure)
         )
 
     def _has_headroom(self, request: HoldRequest) -> bool:

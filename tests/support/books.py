@@ -17,7 +17,7 @@ import asyncpg
 import msgspec
 from redis.asyncio import Redis
 
-from billing.owners import ENDED, OWNER, SERVER
+from billing.owners import ENDED, OWNER
 from billing.segments import KEPT, SUFFIX, Kind, Segment
 from gateway.processes import is_running
 from tests.support.fault_house import MODELS
@@ -224,7 +224,7 @@ async def check_journals(connection: asyncpg.Connection, directory: Path) -> lis
             if not is_running(int(path.name.split("-")[0])):
                 complaints.append(f"{path.name} is of a dead process")
             continue
-        if path.suffix == ENDED or path.name == SERVER:
+        if path.suffix == ENDED:
             continue
         if path.suffix not in (SUFFIX, KEPT):
             complaints.append(f"a file in the journal that should not be there: {path.name}")
