@@ -19,7 +19,7 @@ WORDS_OF_YAML = {"true", "false", "yes", "no", "on", "off", "null", "~", ""}
 
 
 class Fields:
-    """The keys of one section, read one by one; ``close`` complains of those that nobody asked for."""
+    """The keys of one section, read one by one; ``close`` refuses those that were not read."""
 
     def __init__(self, node: Node | None, path: str, faults: Faults) -> None:
         self.path = path
@@ -38,14 +38,11 @@ class Fields:
     def need(self, key: str, read: Read[T], stand_in: T, hint: str) -> T:
         """Return the value of ``key``; a missing one is a fault, and ``stand_in`` lets the check go on."""
         if not self.has(key):
-            self.asked.append(key)
             self.faults.append(Fault(self.line, join(self.path, key), f"missing; {hint}"))
-            return stand_in
         return self.get(key, read, stand_in)
 
     def find(self, key: str, read: Read[T]) -> T | None:
         """Return the value of ``key``, or ``None`` where it is missing or faulty."""
-        self.asked.append(key)
         node = self.node(key)
         return None if node is None else read(node, self.faults)
 

@@ -7,7 +7,9 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from msgspec.structs import asdict
 
 from gateway.config.catalog import read_catalogue
 from gateway.config.fields import Faults, Fields, Read, complain
@@ -28,23 +30,14 @@ from gateway.config.readers import (
     url,
 )
 from gateway.config.safety import read_safety
-from gateway.config.tree import ConfigFaults, Fault, Node, Section, merge, read_tree, tree_of
+from gateway.config.tree import ConfigFaults, Fault, Node, Section, merge, read_file, tree_of
 from gateway.keys import KEY_PREFIX
-from gateway.settings import BatchLimits, QueueSettings, QuotaSettings, Retention, Safety, Settings, Tracing
+from gateway.settings import BatchLimits, QueueSettings, QuotaSettings, Retention, Settings, Tracing
 
 __all__ = ["ConfigFaults", "Fault", "load_settings"]
 
-T = TypeVar("T")
-
 DEFAULT_DATA_DIR = "/var/lib/tollgate"
 
-_QUOTAS = {"standalone_share": number(0, 1, above=True)}
-_QUEUE = {"per_team": integer(0), "wait": duration}
-_BATCH = {"queued_tokens": integer(1), "stored_bytes": integer(1)}
-_RETENTION = {"usage": duration, "batch_files": duration, "idempotency": duration}
-_TRACING = struct_of(
-    Tracing, {"url": url(("http", "https"), "http://collector:4318"), "share": number(0, 1)}, needed=("url",)
-)
 _ADMIN_KEYS = secrets(1, strong_secret)
 _POSTGRES = url(("postgresql", "postgres", "postgresql+asyncpg"), "postgresql://user:password@host:5432/tollgate")
 _REDIS = url(("redis", "rediss", "unix"), "redis://host:6379/0")
@@ -60,7 +53,7 @@ def load_settings(
     Raises :class:`ConfigFaults` with every fault there is.
     """
     faults: Faults = []
-    tree = _read_file(path, env, faults) if path is not None else None
+    tree = read_file(path, env, faults) if path is not None else None
     if base is not None:
         below = tree_of(base)
         assert isinstance(below, Section)
@@ -69,19 +62,6 @@ def load_settings(
     if faults or settings is None:
         raise ConfigFaults(path, faults)
     return settings
-
-
-def _read_file(path: Path, env: Mapping[str, str], faults: Faults) -> Section | None:
-    try:
-        content = path.read_bytes()
-    except OSError as exc:
-        faults.append(Fault(0, "", f"cannot be read: {exc.strerror}"))
-        return None
-    try:
-        return read_tree(content.decode("utf-8-sig"), env, faults)
-    except UnicodeDecodeError as exc:
-        faults.append(Fault(content[: exc.start].count(b"\n") + 1, "", "not UTF-8 text"))
-        return None
 
 
 def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
@@ -94,29 +74,10 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         redis_url=root.need("redis_url", _REDIS, "", "where Redis answers: redis://host:6379/0"),
         data_dir=folder / root.get("data_dir", text, DEFAULT_DATA_DIR),
         admin_keys=root.need("admin_keys", _ADMIN_KEYS, (), "at least one admin key: [${TOLLGATE_ADMIN_KEY}]"),
-        metrics_keys=root.get("metrics_keys", secrets(0, strong_secret), ()),
         key_pepper=root.need("key_pepper", strong_secret, "", "what keys are stored under: ${TOLLGATE_KEY_PEPPER}"),
-        other_key_peppers=root.get("other_key_peppers", secrets(0), ()),
-        providers=catalogue.providers,
-        models=catalogue.models,
-        auto=catalogue.auto,
-        fallbacks=catalogue.fallbacks,
-        aliases=catalogue.aliases,
         left_out=left_out,
-        safety=root.get("safety", read_safety, Safety()),
-        quotas=root.get("quotas", struct_of(QuotaSettings, _QUOTAS), QuotaSettings()),
-        queue=root.get("queue", struct_of(QueueSettings, _QUEUE), QueueSettings()),
-        callbacks_allow=_only(root, "callbacks", "allow", list_of(network, what="ranges"), ()),
-        journal_fsync=_only(root, "journal", "fsync", one_of("never", "interval", "always"), "never"),
-        batch=root.get("batch", struct_of(BatchLimits, _BATCH), BatchLimits()),
-        retention=root.get("retention", struct_of(Retention, _RETENTION), Retention()),
-        tracing=root.get("tracing", _tracing, None),
-        trusted_proxies=root.get("trusted_proxies", list_of(network, what="ranges"), ()),
-        connections_per_address=_only(root, "connections", "per_address", integer(0), 1024),
-        cors_origins=_only(root, "cors", "origins", list_of(origin, what="origins"), ()),
-        drain=root.get("drain", duration_or_zero, 60.0),
-        keep_alive=root.get("keep_alive", duration_or_zero, 15.0),
-        lame_duck=root.get("lame_duck", duration_or_zero, 2.0),
+        **asdict(catalogue),
+        **_optional(root),
     )
     root.close()
     if any(key.startswith(KEY_PREFIX) for key in settings.admin_keys):
@@ -126,6 +87,16 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
             root.node("metrics_keys") or tree, faults, "an admin key opens everything; give Prometheus one of its own"
         )
     return settings
+
+
+def _optional(root: Fields) -> dict[str, Any]:
+    """Return what the file says of settings that have a default."""
+    found = {key: root.find(key, read) for key, read in _OPTIONAL.items()}
+    for (section, key), read in _ALONE.items():
+        fields = Fields(root.node(section), section, root.faults)
+        found[f"{section}_{key}"] = fields.find(key, read)
+        fields.close()
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _postgres_url(root: Fields) -> str:
@@ -143,9 +114,29 @@ def _tracing(node: Node, faults: Faults) -> Tracing | None:
     return _TRACING(node, faults)
 
 
-def _only(root: Fields, section: str, key: str, read: Read[T], default: T) -> T:
-    """Return the one setting of a section that holds no other."""
-    fields = Fields(root.node(section), section, root.faults)
-    value = fields.get(key, read, default)
-    fields.close()
-    return value
+_TRACING = struct_of(
+    Tracing, {"url": url(("http", "https"), "http://collector:4318"), "share": number(0, 1)}, needed=("url",)
+)
+
+# What may be left out: then the default of Settings holds.
+_OPTIONAL: dict[str, Read[Any]] = {
+    "metrics_keys": secrets(0, strong_secret),
+    "other_key_peppers": secrets(0),
+    "safety": read_safety,
+    "quotas": struct_of(QuotaSettings, {"standalone_share": number(0, 1, above=True)}),
+    "queue": struct_of(QueueSettings, {"per_team": integer(0), "wait": duration}),
+    "batch": struct_of(BatchLimits, {"queued_tokens": integer(1), "stored_bytes": integer(1)}),
+    "retention": struct_of(Retention, dict.fromkeys(("usage", "batch_files", "idempotency"), duration)),
+    "tracing": _tracing,
+    "trusted_proxies": list_of(network, what="ranges"),
+    "drain": duration_or_zero,
+    "keep_alive": duration_or_zero,
+    "lame_duck": duration_or_zero,
+}
+# Sections of one setting each, which Settings keeps as `section_key`.
+_ALONE: dict[tuple[str, str], Read[Any]] = {
+    ("callbacks", "allow"): list_of(network, what="ranges"),
+    ("journal", "fsync"): one_of("never", "interval", "always"),
+    ("connections", "per_address"): integer(0),
+    ("cors", "origins"): list_of(origin, what="origins"),
+}

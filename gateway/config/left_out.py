@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
 
 from msgspec.structs import replace
 
 from gateway.config.catalog import Catalogue
 from gateway.settings import LeftOut
 from router.catalog import AutoRoute
-
-T = TypeVar("T")
 
 
 def leave_out(whole: Catalogue) -> tuple[Catalogue, tuple[LeftOut, ...]]:
@@ -24,7 +21,7 @@ def leave_out(whole: Catalogue) -> tuple[Catalogue, tuple[LeftOut, ...]]:
     routes = {name: short for name, route in whole.auto.items() if (short := _shortened(route, models)) is not None}
     spares = {name: _those_in(models, others) for name, others in whole.fallbacks.items() if name in models}
     kept = Catalogue(
-        providers=_without(whole.providers, away),
+        providers={name: provider for name, provider in whole.providers.items() if name not in away},
         models=models,
         auto=routes,
         fallbacks={name: others for name, others in spares.items() if others},
@@ -57,7 +54,3 @@ def _what_goes(whole: Catalogue, kept: Catalogue, provider: str) -> LeftOut:
 
 def _those_in(models: Mapping[str, object], names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if name in models)
-
-
-def _without(entries: Mapping[str, T], away: set[str]) -> dict[str, T]:
-    return {name: entry for name, entry in entries.items() if name not in away}

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from billing.money import NanoDollars
 from billing.prices import Price, PriceStep
@@ -39,7 +41,7 @@ def read_model(
     own = provider is not None and provider.self_hosted
     upstream = fields.get("upstream_model", text, name_of(node))
     is_said = fields.has("price") and fields.has("context")
-    listed = NoPrice("nobody asked") if is_said else _listed(upstream, provider_name, provider)
+    listed = NoPrice("not asked for") if is_said else _listed(upstream, provider_name, provider)
     usual = OWN_ABILITIES if own else OUTSIDE_ABILITIES
     abilities = fields.get("abilities", list_of(one_of(*Ability), what="abilities", least=1), usual)
     tiers = fields.get("tiers", list_of(one_of(*Tier), what="tiers", least=1), tuple(Tier))
@@ -110,7 +112,7 @@ def _listed(upstream: str, provider_name: str, provider: ProviderSettings | None
 
 
 def _price(fields: Fields, upstream: str, only_embeds: bool, listed: ListedModel | NoPrice, *, own: bool) -> Price:
-    """Return the file's price, else the library's; never a zero that nobody wrote.
+    """Return the file's price, else the library's; never a zero that is not written.
 
     Tier batch has its discount at ``own`` engines alone: it yields to others there. A commercial provider is sent an
     ordinary call, whatever its tier, and bills it in full.
@@ -140,33 +142,21 @@ def _written_price(node: Node, faults: Faults, only_embeds: bool, discount: floa
     kinds = dict.fromkeys(("input", "output", "cached_input", "cache_write", "reasoning"), dollars)
     needed = ("input",) if only_embeds else ("input", "output")
     named = [kind for kind in kinds if kind in needed or fields.has(kind)]
-    rates = {kind: fields.need(kind, kinds[kind], NOTHING.input, "every price needs it") for kind in named}
-    read_step = struct_of(_WrittenStep, {"above": integer(1), **kinds}, needed=("above", *named))
-    tiers: tuple[_WrittenStep, ...] = fields.get("tiers", list_of(read_step, what="tiers", least=1), ())
+    given = {kind: fields.need(kind, dollars, NOTHING.input, "every price needs it") for kind in named}
+    make_step = partial(PriceStep, output=NOTHING.output)  # of a model that only embeds
+    read_step = struct_of(make_step, {"above": integer(1), **kinds}, needed=("above", *named))
+    steps: tuple[PriceStep, ...] = fields.get("tiers", list_of(read_step, what="tiers", least=1), ())
     request = fields.get("request", dollars, NOTHING.request)
     fields.asked += kinds
     fields.close()
-    for lower, upper in pairwise(tiers):
+    for lower, upper in pairwise(steps):
         if upper.above <= lower.above:
             at = fields.node("tiers") or node
             complain(
                 at, faults, f"tiers rise, and {upper.above} does not come after {lower.above} tokens of the prompt"
             )
-    steps = tuple(PriceStep(**asdict(tier)) for tier in tiers)
-    return Price(
-        input=rates["input"],
-        output=rates.get("output", NOTHING.output),
-        cached_input=rates.get("cached_input"),
-        cache_write=rates.get("cache_write"),
-        reasoning=rates.get("reasoning"),
-        request=request,
-        steps=steps,
-        batch_discount=discount,
-    )
-
-
-class _WrittenStep(PriceStep, frozen=True, kw_only=True):
-    output: NanoDollars = NanoDollars(0)  # of a model that only embeds
+    rates: dict[str, Any] = {"output": NOTHING.output, **given}
+    return Price(**rates, request=request, steps=steps, batch_discount=discount)
 
 
 def name_in(known: Iterable[str], what: str) -> Read[str]:

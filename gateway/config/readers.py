@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from decimal import Decimal
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_interface
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -167,17 +168,15 @@ def duration_or_zero(node: Node, faults: Faults) -> float | None:
 
 def network(node: Node, faults: Faults) -> IPv4Network | IPv6Network | None:
     """Read a range of addresses in CIDR notation: ``10.20.0.0/16``."""
-    if not isinstance(node, Scalar):
-        return complain(node, faults, f"expected a range such as 10.20.0.0/16, found {kind_of(node)}")
-    try:
-        return ip_network(node.text)
-    except ValueError:
-        pass
-    try:
-        wider = f"an address with bits beyond the prefix; the range is {ip_network(node.text, strict=False)}"
-    except ValueError:
-        wider = f"expected a range such as 10.20.0.0/16, found {kind_of(node)}"
-    return complain(node, faults, "expected a range such as 10.20.0.0/16" if node.is_expanded else wider)
+    wrong = f"expected a range such as 10.20.0.0/16, found {kind_of(node)}"
+    if isinstance(node, Scalar):
+        with suppress(ValueError):
+            given = ip_interface(node.text)
+            if given.ip == given.network.network_address:
+                return given.network
+            if not node.is_expanded:  # else the range would show what the variable holds
+                wrong = f"an address with bits beyond the prefix; the range is {given.network}"
+    return complain(node, faults, wrong)
 
 
 def url(schemes: tuple[str, ...], example: str) -> Read[str]:

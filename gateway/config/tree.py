@@ -67,8 +67,22 @@ class Section(Struct, frozen=True, kw_only=True):
 Node = Scalar | Items | Section
 
 
+def read_file(path: Path, env: Mapping[str, str], faults: list[Fault]) -> Section | None:
+    """Return the tree of the file at ``path``, or ``None`` after noting why there is none."""
+    try:
+        content = path.read_bytes()
+    except OSError as exc:
+        faults.append(Fault(0, "", f"cannot be read: {exc.strerror}"))
+        return None
+    try:
+        return read_tree(content.decode("utf-8-sig"), env, faults)
+    except UnicodeDecodeError as exc:
+        faults.append(Fault(content[: exc.start].count(b"\n") + 1, "", "not UTF-8 text"))
+        return None
+
+
 def read_tree(text: str, env: Mapping[str, str], faults: list[Fault]) -> Section | None:
-    """Return the file's tree, or ``None`` after noting why there is none."""
+    """Return a text's tree, or ``None`` after noting why there is none."""
     variables = Variables(env)
     try:
         root = yaml.compose(variables.hide(text), Loader=yaml.SafeLoader)

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.config.tree import ConfigFaults, Fault, Items, Node, Scalar, Section, merge, read_tree, tree_of
+from gateway.config.fields import NUMBER
+from gateway.config.tree import ConfigFaults, Fault, Items, Node, Scalar, Section, merge, read_file, tree_of
 from gateway.embedded.server import write_privately
 from gateway.keys import new_admin_key
 
@@ -22,7 +23,7 @@ DEMO_MODEL = "tollgate-demo"
 DEMO_PRICE = {"input": 0.05, "output": 0.10}  # USD per million tokens: what teams are charged, small but not nothing
 DEMO_ABILITIES = ("chat", "completions", "embeddings", "json", "logprobs")
 DEMO_PROVIDERS = ("own", "tollgate-demo")  # the second where a --config file has an `own` of its own
-DRAIN = 10  # seconds: at a desk nobody waits a minute for Ctrl-C
+DRAIN = 10  # seconds: at a desk a minute is long after Ctrl-C
 
 
 class HouseSecrets(msgspec.Struct):
@@ -54,13 +55,7 @@ class HouseSecrets(msgspec.Struct):
 def read_config_file(path: Path, env: Mapping[str, str] = os.environ) -> Section:
     """Return the tree of a --config file, variables filled in; raise ConfigFaults where it cannot be read."""
     faults: list[Fault] = []
-    tree = None
-    try:
-        tree = read_tree(path.read_text("utf-8-sig"), env, faults)
-    except OSError as exc:
-        faults.append(Fault(0, "", f"cannot be read: {exc.strerror}"))
-    except UnicodeDecodeError:
-        faults.append(Fault(0, "", "not UTF-8 text"))
+    tree = read_file(path, env, faults)
     models = tree.entries.get("models") if tree is not None else None
     if isinstance(models, Section) and DEMO_MODEL in models.entries:
         taken = "`tollgate dev` brings a model of this name itself; choose another"
@@ -155,7 +150,6 @@ def to_yaml(node: Node, indent: int = 0) -> str:
             return " []\n"
 
 
-_NUMBER = re.compile(r"[+-]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _BARE_KEY = re.compile(r"[A-Za-z][\w.-]*")
 
 
@@ -165,7 +159,7 @@ def _key(key: str) -> str:
 
 def _scalar(node: Scalar) -> str:
     """Quote what was quoted and what YAML might read as something else; numbers and switches stay bare."""
-    if not node.is_quoted and (node.text in ("true", "false") or _NUMBER.fullmatch(node.text)):
+    if not node.is_quoted and (node.text in ("true", "false") or NUMBER.fullmatch(node.text)):
         return node.text
     is_nothing = node.is_expanded and not node.text  # ${NAME:-}, quoted or not
     if is_nothing or (not node.is_quoted and node.text in ("", "~", "null")):

@@ -268,7 +268,7 @@ FAULTS = [
     ("quotas: {standalone_share: 1.5}", "quotas.standalone_share", "above 0 and at most 1"),
     ("quotas: {standalone_share: .nan}", "quotas.standalone_share", "expected a number"),
     ("safety: {input: on}", "safety.input", "expected one of block, flag, off"),
-    ("safety: {deny: [\u200b]}", "safety.deny[0]", "expected a phrase, found signs that nobody sees"),
+    ("safety: {deny: [\u200b]}", "safety.deny[0]", "expected a phrase, found invisible characters alone"),
     ("journal: {fsync: sometimes}", "journal.fsync", "never, interval, always"),
     ("journal: {fsink: never}", "journal.fsink", "did you mean `fsync`?"),
     ("callbacks: {allow: [10.20.1.1/16]}", "callbacks.allow[0]", "the range is 10.20.0.0/16"),
@@ -533,7 +533,7 @@ def test_needed_setting_may_not_be_missing(tmp_path: Path, key: str) -> None:
 
 
 def test_admin_key_cannot_be_taken_for_a_teams(tmp_path: Path) -> None:
-    """A key that looks like a team's would be looked up among teams and let nobody in."""
+    """A key that looks like a team's would be looked up among teams, and refused."""
     (fault,) = faults_of(tmp_path, HEAD, ENV | {"TOLLGATE_ADMIN_KEY": "tg-" + "4c1f09a27be85d63" * 3})
 
     assert (fault.line, fault.path) == (3, "admin_keys")
