@@ -17,7 +17,8 @@ from billing.journal import Closed, Journal
 from billing.kept import KEPT_FOR
 from billing.lease_store import REACH_THE_DISK
 from billing.leases import Leases
-from billing.ledger import TooOld, prepare, write_records
+from billing.ledger import TooOld, write_records
+from billing.partitions import ensure_partitions
 from billing.records import UsageRecord
 from billing.store_errors import POSTGRES_AWAY, is_about_a_value
 
@@ -159,7 +160,7 @@ class Flusher:
             async with asyncio.timeout(FLUSH_WITHIN):
                 if self._prepared_for != today:
                     async with self._database.begin() as connection:
-                        await prepare(connection, today)
+                        await ensure_partitions(connection, today)
                     self._prepared_for = today
                 async with self._database.at_once() as connection:
                     told = await self._prices.tell(connection, records)

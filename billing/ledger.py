@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ids import date_of
-from billing.partitions import coming_partitions, ensure_partitions
+from billing.partitions import ensure_partitions
 from billing.records import CHARGED, COSTS, TOKENS, UsageRecord, bounded
 from billing.tables import usage_daily, usage_records
 
@@ -47,9 +47,6 @@ IN_JSON = {name: kind for name, kind in COLUMNS.items() if name in UsageRecord._
     "created_at": "double precision"
 }
 
-LACKS_PARTITIONS = text(
-    "SELECT EXISTS (SELECT FROM unnest(CAST(:names AS text[])) AS name WHERE to_regclass(name) IS NULL)"
-)
 # Nobody closes a day or drops one while this runs, and it knows all that were before (open_ledger).
 # In the order of their keys, by bytes: two writers with rows in common wait for each other instead of locking up. What
 # the new rows have spent is booked on the leases of the owners that they name, last: an owner's row is locked there.
@@ -132,14 +129,8 @@ class Inserted(Struct, frozen=True):
 async def insert_records(connection: AsyncConnection, records: Sequence[UsageRecord], *, today: date) -> int:
     """Write records into the ledger as ``write_records`` does, in a transaction; return how many were new."""
     if records:
-        await prepare(connection, today)
-    return (await write_records(connection, records, today=today)).new
-
-
-async def prepare(connection: AsyncConnection, today: date) -> None:
-    """Make the partitions of today and the days ahead, where they are missing; in a transaction."""
-    if (await connection.execute(LACKS_PARTITIONS, {"names": list(coming_partitions(today))})).scalar_one():
         await ensure_partitions(connection, today)
+    return (await write_records(connection, records, today=today)).new
 
 
 async def write_records(

@@ -13,6 +13,7 @@ DELETED_AT_ONCE = 10_000  # rows: a statement that takes a fraction of its timeo
 
 NAME = re.compile(r"usage_records_\d{8}")
 LOCK = text("SELECT pg_advisory_xact_lock(hashtext('usage_records'))")
+MISSING = text("SELECT name FROM unnest(CAST(:names AS text[])) AS name WHERE to_regclass(name) IS NULL")
 CANNOT_MAKE = text("SELECT to_regclass(:name) IS NOT NULL OR EXISTS (SELECT FROM usage_records_rest WHERE day = :day)")
 PARTITIONS = text("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'usage_records'::regclass")
 
@@ -22,24 +23,20 @@ DROP = text("SELECT drop_usage_partition(to_date(right(:name, 8), 'YYYYMMDD'))")
 DELETE = text("SELECT delete_usage_stragglers(:before, :most)")
 
 
-def coming_partitions(today: date) -> dict[str, date]:
-    """Return the partitions that there have to be: today's and those of the days ahead, by name."""
-    days = [today + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)]
-    return {partition_of(day): day for day in days}
-
-
 async def ensure_partitions(connection: AsyncConnection, today: date) -> None:
-    """Make the partitions of today and the days ahead, where they are missing.
+    """Make the partitions of today and the days ahead, where they are missing; in a transaction.
 
     A day that already has rows in the default partition stays there.
     """
-    for name, day in coming_partitions(today).items():
-        if (await connection.execute(text("SELECT to_regclass(:name)"), {"name": name})).scalar_one() is not None:
-            continue
-        # One maker at a time, and a second look under the lock: the others find the partition made.
-        await connection.execute(LOCK)
-        if not (await connection.execute(CANNOT_MAKE, {"name": name, "day": day})).scalar_one():
-            await connection.execute(MAKE, {"day": day})
+    days = [today + timedelta(days=ahead) for ahead in range(DAYS_AHEAD + 1)]
+    coming = {partition_of(day): day for day in days}
+    missing = (await connection.execute(MISSING, {"names": list(coming)})).scalars().all()
+    if missing:
+        await connection.execute(LOCK)  # one maker at a time; the others then find the partitions made
+    for name in missing:
+        values = {"name": name, "day": coming[name]}
+        if not (await connection.execute(CANNOT_MAKE, values)).scalar_one():
+            await connection.execute(MAKE, {"day": coming[name]})
 
 
 async def old_partitions(connection: AsyncConnection, before: date) -> list[str]:
