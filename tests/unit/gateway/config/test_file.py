@@ -559,7 +559,7 @@ def test_no_fault_shows_a_secret(tmp_path: Path) -> None:
         drain: ${OPENAI_API_KEY}
         queue: {per_team: ${OPENAI_API_KEY}, wait: "${FALLBACK:-default-canary}"}
         journal: {fsync: "x${OPENAI_API_KEY}"}
-        callbacks: {allow: ["${OPENAI_API_KEY}"]}
+        callbacks: {allow: ["${OPENAI_API_KEY}", "${RANGE:-10.99.1.1/16}"]}
         aliases: {a: "${OPENAI_API_KEY}"}
         providers: {p: {format: "${OPENAI_API_KEY}", endpoints: [{region: a, base_url: "${OPENAI_API_KEY}"}]}}
         models:
@@ -571,8 +571,8 @@ def test_no_fault_shows_a_secret(tmp_path: Path) -> None:
     text_of_all = str(ConfigFaults(Path("tollgate.yaml"), list(faults)))
 
     assert len(faults) > 8
-    assert "canary" not in text_of_all
-    assert "${OPENAI_API_KEY}" in text_of_all
+    assert "canary" not in text_of_all and "10.99." not in text_of_all
+    assert "${OPENAI_API_KEY}" in text_of_all and "found the text of ${RANGE}" in text_of_all
 
 
 def test_variables_are_values_and_nothing_else(tmp_path: Path) -> None:
