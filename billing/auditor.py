@@ -13,10 +13,10 @@ from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.audit import BALANCES, COSTS, STATEMENTS, Difference, audit
-from billing.edges import Clock, Database
+from billing.edges import Database
 from billing.heal import Healed, heal_balance
 from billing.store_errors import POSTGRES_AWAY
-from billing.turns import Turns, database_moment
+from billing.turns import Turns
 
 EVERY = 900.0  # seconds between audits, all processes together
 LOOK_EVERY = EVERY / 30  # seconds
@@ -41,19 +41,12 @@ class Auditor:
     """
 
     def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        *,
-        record: Callable[[AsyncConnection, Healed], Awaitable[None]],
-        uses_server_time: bool = True,
+        self, database: Database, turns: Turns, *, record: Callable[[AsyncConnection, Healed], Awaitable[None]]
     ) -> None:
         self.found = Found()
         self._database = database
-        self._clock = clock
+        self._turns = turns
         self._record = record
-        self._uses_server_time = uses_server_time
-        self._turns = Turns(database, clock, uses_server_time=uses_server_time)
 
     async def run(self) -> None:
         """Audit when it is our turn, until cancelled; every difference is logged as an error."""
@@ -72,10 +65,8 @@ class Auditor:
 
     async def audit_once(self) -> None:
         """Compare the books, heal balances that differ, and let every process know what was found."""
-        today = self._clock.today()
-        if self._uses_server_time:
-            async with self._database.begin() as connection:
-                today = (await database_moment(connection)).date()
+        now = await self._turns.now()
+        today = now.date()
         reports = [await audit(self._database, day, today=today) for day in (today - timedelta(days=1), today)]
         differences = {_figure(one): one for report in reports for one in report.differences}  # a month has two days
         for one in differences.values():
@@ -84,7 +75,7 @@ class Auditor:
             await self._heal(scope, unit, period)
         of_statements = sum(one.book in (COSTS, STATEMENTS) for one in differences.values())
         books = sum(report.books for report in reports)
-        found = Found(self._clock.now(), of_statements, len(differences) - of_statements, books)
+        found = Found(now.timestamp(), of_statements, len(differences) - of_statements, books)
         await self._turns.tell(TURN, msgspec.json.encode(found).decode())
         self.found = found
         log.info("books_compared", books=books, differences=len(differences))

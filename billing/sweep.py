@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 
 import structlog
 from sqlalchemy import text
@@ -16,7 +16,7 @@ from billing.fold import delete_old_months, delete_owners, fold_leases
 from billing.ledger import forget_days
 from billing.partitions import delete_stragglers, drop_partition, old_partitions
 from billing.store_errors import POSTGRES_AWAY
-from billing.turns import Turns, database_moment
+from billing.turns import Turns
 
 EVERY = 10.0  # seconds between looks
 CHORES_EVERY = 600.0  # seconds between rounds of chores, all processes together
@@ -30,15 +30,12 @@ log = structlog.get_logger(__name__)
 class Sweeper:
     """Does the chores until cancelled; what fails is tried again in the next round."""
 
-    def __init__(
-        self, database: Database, clock: Clock, *, keep_rows: float = 400 * 86_400.0, uses_server_time: bool = True
-    ) -> None:
+    def __init__(self, database: Database, clock: Clock, turns: Turns, *, keep_rows: float = 400 * 86_400.0) -> None:
         self.lost = 0  # journals declared lost
         self.keep_rows = keep_rows  # seconds
-        self._uses_server_time = uses_server_time
         self._database = database
         self._clock = clock
-        self._turns = Turns(database, clock, uses_server_time=uses_server_time)
+        self._turns = turns
         self._answering_since: float | None = None  # of the clock's monotonic()
 
     async def run(self) -> None:
@@ -56,7 +53,7 @@ class Sweeper:
         Not before Postgres has answered for a minute: after an outage the owners that live report first.
         """
         try:
-            await self._now()
+            await self._turns.now()
         except POSTGRES_AWAY:
             self._answering_since = None
             raise
@@ -76,7 +73,7 @@ class Sweeper:
 
     async def close_finished_days(self) -> None:
         """Declare journals lost that were not heard of for an hour, and close the days that all others have passed."""
-        now = await self._now()
+        now = await self._turns.now()
         async with self._database.begin() as connection:
             lost = await mark_lost(connection, now)
         for each in lost:
@@ -88,7 +85,7 @@ class Sweeper:
 
     async def drop_old_rows(self) -> None:
         """Drop rows past their retention, a partition at a time; from then on nothing is booked for their days."""
-        keep_from = (await self._now() - timedelta(seconds=self.keep_rows)).date()
+        keep_from = (await self._turns.now() - timedelta(seconds=self.keep_rows)).date()
         async with self._database.begin() as connection:
             await forget_days(connection, keep_from)
         async with self._database.begin() as connection:
@@ -104,19 +101,13 @@ class Sweeper:
 
     async def fold_leases(self) -> None:
         """Fold the leases of ended owners for closed days, and delete those of past months; a few at a time."""
-        now = await self._now()
+        now = await self._turns.now()
         began = time.monotonic()
         for chore in (fold_leases, delete_old_months, delete_owners):
             changed = 1
             while changed and time.monotonic() - began < CHORES_EVERY / 2:
                 async with self._database.begin() as connection:
                     changed = await chore(connection, now)
-
-    async def _now(self) -> datetime:
-        """Return Postgres's time: a clock of ours that is wrong by days closes and drops nothing."""
-        async with self._database.begin() as connection:
-            moment = await database_moment(connection)
-        return moment if self._uses_server_time else datetime.fromtimestamp(self._clock.now(), UTC)
 
 
 async def mark_lost(connection: AsyncConnection, now: datetime) -> list[dict[str, str]]:

@@ -18,6 +18,7 @@ from billing.owner import Owner, owner_id
 from billing.quotas import Quotas
 from billing.rates import RateLimits
 from billing.sweep import Sweeper
+from billing.turns import Turns
 from gateway.audit_log import record_healing
 from gateway.clock import Clock
 from gateway.database import Database
@@ -58,12 +59,13 @@ async def open_books(settings: Settings, clock: Clock, database: Database, redis
         owner = Owner(leases, flusher, journal, store, clock, version=VERSION)
         stack.push_async_callback(owner.stop)
         await owner.start()
+        turns = Turns(database, clock)
         yield Books(
             quotas=Quotas(leases, rates),
             journal=journal,
             flusher=flusher,
             owner=owner,
-            sweeper=Sweeper(database, clock, keep_rows=settings.retention.usage),
-            auditor=Auditor(database, clock, record=record_healing),
+            sweeper=Sweeper(database, clock, turns, keep_rows=settings.retention.usage),
+            auditor=Auditor(database, turns, record=record_healing),
             prices=prices,
         )

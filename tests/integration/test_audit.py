@@ -26,6 +26,7 @@ from billing.editions import PriceEditions, compare_costs, edition_of
 from billing.ledger import forget_days, insert_records
 from billing.money import NanoDollars
 from billing.prices import LaterPrice, Price, PriceStep, cost_of
+from billing.turns import Turns
 from gateway.audit_cli import run_audit
 from gateway.audit_log import list_acts, record_healing
 from gateway.background import stop_all
@@ -118,7 +119,7 @@ async def house(database: Database) -> House:
 
 def auditor(house: House) -> Auditor:
     """Return one process's audit in the background."""
-    return Auditor(house.database, house.clock, record=record_healing)
+    return Auditor(house.database, Turns(house.database, house.clock), record=record_healing)
 
 
 async def test_a_busy_house_shows_no_difference(house: House) -> None:
@@ -346,8 +347,9 @@ async def test_what_rows_and_sums_disagree_on_is_told_and_left_to_people(house: 
 async def test_every_process_shows_what_one_of_them_has_found(house: House, clock: SetClock) -> None:
     """One audits in turn, its finding is that of all; the next turn comes after a quarter of an hour."""
     await house.change("UPDATE usage_daily SET calls = calls + 1 WHERE team_id = 'team_b'")
-    clock.time = house.clock.now()
-    auditors = [Auditor(house.database, clock, record=record_healing, uses_server_time=False) for _ in range(3)]
+    clock.time = round(house.clock.now())
+    turns = Turns(house.database, clock, uses_server_time=False)
+    auditors = [Auditor(house.database, turns, record=record_healing) for _ in range(3)]
     for one in auditors:
         await one.look_once()
     first = [one.found for one in auditors]

@@ -16,6 +16,7 @@ from billing.leases import Leases
 from billing.ledger import insert_records
 from billing.owner import Owner, owner_id
 from billing.sweep import Sweeper
+from billing.turns import Turns
 from gateway.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
@@ -28,7 +29,7 @@ DAY, HOUR = 86_400.0, 3600.0
 @pytest.fixture
 def sweeper(database: Database, clock: SetClock) -> Sweeper:
     """A sweeper that keeps rows for 400 days."""
-    return Sweeper(database, clock, uses_server_time=False)
+    return Sweeper(database, clock, Turns(database, clock, uses_server_time=False))
 
 
 def process(folder: Path, database: Database, clock: SetClock) -> tuple[Journal, Flusher, Owner]:
@@ -167,7 +168,7 @@ async def test_a_sweeper_whose_clock_is_ahead_closes_and_drops_nothing(database:
         await insert_records(connection, [make_record(present.new_id())], today=present.today())
     ahead = SetClock(float(now) + 800 * DAY)
 
-    await Sweeper(database, ahead).do_chores()
+    await Sweeper(database, ahead, Turns(database, ahead)).do_chores()
 
     assert await closed_days(database) == []
     assert [calls for _, _, calls in await booked(database)] == [1]

@@ -21,6 +21,7 @@ from billing.ledger import TooOld, forget_days, insert_records, memory_begins
 from billing.records import Status
 from billing.statements import period
 from billing.sweep import Sweeper
+from billing.turns import Turns
 from gateway.audit_log import Act
 from gateway.corrections import NewCorrection, book_correction
 from gateway.database import Database
@@ -50,7 +51,7 @@ async def sweeper(database: Database, clock: SetClock) -> Sweeper:
     """A sweeper of a house with one team, which keeps rows for thirty days."""
     async with database.begin() as connection:
         await connection.execute(text("INSERT INTO teams (id, name) VALUES ('team_a', 'A')"))
-    return Sweeper(database, clock, keep_rows=KEPT * DAY, uses_server_time=False)
+    return Sweeper(database, clock, Turns(database, clock, uses_server_time=False), keep_rows=KEPT * DAY)
 
 
 async def test_a_journal_that_returns_after_retention_bills_nothing_again(

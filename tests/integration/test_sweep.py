@@ -12,6 +12,7 @@ from sqlalchemy import text
 from billing.audit import audit
 from billing.fold import fold_leases
 from billing.sweep import CHORES_EVERY, STEADY, Sweeper
+from billing.turns import Turns
 from gateway.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
@@ -32,7 +33,7 @@ async def sweeper(database: Database, clock: SetClock) -> Sweeper:
     """A sweeper of a house with one team, which keeps rows for 400 days."""
     async with database.begin() as connection:
         await connection.execute(text("INSERT INTO teams (id, name) VALUES ('team_a', 'A')"))
-    return Sweeper(database, clock, uses_server_time=False)
+    return Sweeper(database, clock, Turns(database, clock, uses_server_time=False))
 
 
 async def test_partitions_are_made_ahead_and_dropped_when_their_time_is_over(
@@ -59,7 +60,7 @@ async def test_partitions_are_made_ahead_and_dropped_when_their_time_is_over(
 
 async def test_one_process_does_the_chores_for_all(database: Database, clock: SetClock) -> None:
     """Of five sweepers one has the turn, the next has it ten minutes later."""
-    sweepers = [Sweeper(database, clock, uses_server_time=False) for _ in range(5)]
+    sweepers = [Sweeper(database, clock, Turns(database, clock, uses_server_time=False)) for _ in range(5)]
     for sweeper in sweepers:
         assert not await sweeper.look_once()
     clock.move(STEADY)
