@@ -67,12 +67,6 @@ class RateScope:
         cell[1] += tokens
         cell[2] += held
 
-    def begin(self, bucket: int) -> None:
-        """Have a call run that has its room."""
-        self.used = bucket
-        self.live += 1
-        self.slots -= 1
-
     def say(self, now: float, needs: list[int]) -> tuple[Any, ...]:
         """State what has changed (as rates.lua reads it), end the slice, and ask for another beside needs of tokens."""
         began = sum(max(0, cell[0]) for cell in self.untold.values()) + len(needs)

@@ -30,7 +30,7 @@ class Share:
 
     def refuses(self, now: float, bucket: int, tokens: int, live: int, owners: int) -> tuple[int, float] | None:
         """Return which limit (from 0) has no room for a call of so many tokens, and the seconds until it may have."""
-        for oldest in [at for at in self._spent if at < bucket - WINDOW]:
+        while (oldest := next(iter(self._spent), bucket)) < bucket - WINDOW:
             self.spend(oldest, *(-spent for spent in self._spent[oldest]))
             del self._spent[oldest]
         stays = 1.0 - min(1.0, (now - self._told_at) / MINUTE)

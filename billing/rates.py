@@ -47,7 +47,7 @@ class RateLimits:
         self.owners = 1  # living ones, this one among them
         self.is_away = False  # Redis does not answer
         self.refusals = 0  # commands that Redis has refused to execute
-        self._wire = RateWire(redis, deadline=deadline)
+        self._wire = RateWire(redis, deadline=deadline / 2)  # one trip to wait for, and one's own
         self._owner, self._clock, self._uses_server_time, self._deadline = owner, clock, uses_server_time, deadline
         self._monotonic = clock.monotonic
         self._ahead = clock.now() - clock.monotonic()  # what Redis's clock shows more than ours, and no less
@@ -191,7 +191,9 @@ class RateLimits:
 
     def _count(self, request: HoldRequest, scopes: list[RateScope], bucket: int) -> None:
         for scope in scopes:
-            scope.begin(bucket)
+            scope.used = bucket
+            scope.live += 1
+            scope.slots -= 1
         self._counted[request.request_id] = (bucket, request.tokens, scopes)
 
     def _end(self, request: HoldRequest, requests: int, tokens: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -435,6 +436,24 @@ async def test_a_frozen_redis_holds_up_one_deadline_of_calls(clock: SetClock) ->
         assert await told(client, "r") == [41]
         await rates.close()
         await client.aclose()
+
+
+async def test_a_process_that_stood_still_does_not_take_redis_for_away(
+    make_rates: MakeRates, clock: SetClock, redis: Redis
+) -> None:
+    """Its timer is late, not the answer: the command is said again, and counted once."""
+    rates, limits = make_rates(deadline=0.4), Limits(requests_per_minute=100)
+    assert await admit(rates, ask(clock, limits))
+    for turns in (4, 5, 7, 8):  # of the loop: the command is about to be said, or on its way
+        asking = asyncio.create_task(admit(rates, ask(clock, limits)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        time.sleep(0.25)  # the loop stands still for longer than an answer may take
+        assert await asking and not rates.is_away
+    clock.move(TELL)
+    await rates.tell()
+
+    assert await told(redis, "r") == [5]
 
 
 async def test_a_command_that_is_executed_late_changes_nothing(
