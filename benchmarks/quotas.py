@@ -28,8 +28,8 @@ from benchmarks.quotas_callers import COST, TOKENS, Place, callers, key_of, tell
 from benchmarks.quotas_report import Cost, Outcome, write_report
 from billing.holds import LimitName, Limits, Scope
 from gateway.database import Database
-from gateway.embedded import temporary_postgres, temporary_valkey
 from tests.support.limited import set_limits
+from tests.support.temporary_stores import temporary_postgres, temporary_valkey
 
 CALLERS = 500
 PROCESSES = 2

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
 
 from msgspec import Struct
 
@@ -30,17 +29,6 @@ class Account(Struct, frozen=True):
     name: str
     uid: int
     gid: int
-
-
-class _Identity(TypedDict, total=False):
-    user: int
-    group: int
-    extra_groups: tuple[int, ...]
-
-
-def as_account(account: Account | None) -> _Identity:
-    """Return the arguments that make subprocess run a command as this account; none: as whom we are."""
-    return {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": ()}
 
 
 def spawn(
@@ -76,7 +64,9 @@ def spawn(
             process_group=0,
             # Runs after the change of user, which would clear the death signal (prctl(2)).
             preexec_fn=_die_with_parent(os.getpid(), death_signal, frozenset(blocked)),
-            **as_account(account),
+            user=None if account is None else account.uid,
+            group=None if account is None else account.gid,
+            extra_groups=None if account is None else (),
         )
     finally:
         if output is not None:

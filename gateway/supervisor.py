@@ -20,6 +20,8 @@ LONGEST_DELAY = 5.0
 HURRY = 3.0  # seconds that children have to end when asked twice
 LOOK_EVERY = 2.0  # seconds between looks whether a child is spent
 STEADY_AFTER = 10.0  # seconds; a child that lived this long has a clean record
+STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+AWAITED = STOP_SIGNALS | {signal.SIGCHLD}
 
 
 class StopRequested(Exception):
@@ -75,7 +77,6 @@ class Supervisor:
 
     say: Callable[[str], None] = lambda words: None
     pids_changed: Callable[[dict[str, list[int]]], None] = lambda pids: None
-    stop_signals: frozenset[signal.Signals] = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     on_hangup: Callable[[], None] | None = None  # called at SIGHUP; without it, SIGHUP is a stop signal like another
     children: list[Child] = field(default_factory=list)
     _pids: dict[str, list[int]] | None = None
@@ -84,9 +85,9 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         self._handlers = {
             number: signal.signal(number, lambda arrived, _: self._noted.append(signal.Signals(arrived)))
-            for number in self.stop_signals
+            for number in STOP_SIGNALS
         }
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._awaited)
+        signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,16 +107,12 @@ class Supervisor:
         number = self._noted.popleft() if self._noted else self._next_signal(seconds)
         if number is signal.SIGHUP and self.on_hangup is not None:
             self.on_hangup()
-        elif number in self.stop_signals:
+        elif number in STOP_SIGNALS:
             raise StopRequested(number)
 
     def _next_signal(self, seconds: float) -> signal.Signals | None:
-        arrived = signal.sigtimedwait(self._awaited, seconds)
+        arrived = signal.sigtimedwait(AWAITED, seconds)
         return None if arrived is None else signal.Signals(arrived.si_signo)
-
-    @property
-    def _awaited(self) -> frozenset[signal.Signals]:
-        return self.stop_signals | {signal.SIGCHLD}
 
     def tend(self) -> None:
         """Start again what has died and waited long enough, and end what is spent, so that it is started again."""
@@ -139,12 +136,16 @@ class Supervisor:
             self.say(f"{child.role} is spent; ending it, so that it starts again")
             _send(child, child.stop_signal)
 
-    def note_pids(self) -> None:
-        """Report the living pids if they are others than last time."""
+    def pids(self) -> dict[str, list[int]]:
+        """Return the living pids of every role."""
         pids: dict[str, list[int]] = {}
         for child in self.children:
             pids.setdefault(child.role, []).extend(child.pids())
-        if pids != self._pids:
+        return pids
+
+    def note_pids(self) -> None:
+        """Report the living pids if they are others than last time."""
+        if (pids := self.pids()) != self._pids:
             self._pids = pids
             self.pids_changed(pids)
 

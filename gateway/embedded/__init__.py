@@ -4,14 +4,11 @@
 
 from gateway.embedded.postgres import EmbeddedPostgres
 from gateway.embedded.server import EmbeddedFault, EmbeddedServer
-from gateway.embedded.temporary import temporary_postgres
-from gateway.embedded.valkey import EmbeddedValkey, temporary_valkey
+from gateway.embedded.valkey import EmbeddedValkey
 
 __all__ = [
     "EmbeddedFault",
     "EmbeddedPostgres",
     "EmbeddedServer",
     "EmbeddedValkey",
-    "temporary_postgres",
-    "temporary_valkey",
 ]

@@ -59,11 +59,6 @@ class EmbeddedPostgres(EmbeddedServer):
             log.seek(self._log_start)
             return "pre-existing shared memory block" in log.read()
 
-    def remove(self) -> None:
-        """Stop the server and delete its data for good."""
-        self.stop()
-        shutil.rmtree(self.data_dir / self.name, ignore_errors=True)
-
     def _spawn(self, address: Address) -> subprocess.Popen[bytes]:
         home = prepare_home(self.data_dir / self.name)
         account = account_for(home)

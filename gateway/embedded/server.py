@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -38,17 +40,24 @@ class EmbeddedServer(ABC):
     def start(self, timeout: float = 30.0) -> None:
         """Launch the server and wait until it answers; raise EmbeddedFault when it does not within ``timeout``."""
         deadline = time.monotonic() + timeout
-        process = self.launch()
-        while not self.is_ready():
-            if process.poll() is not None:
-                if not self.is_worth_another_try():
-                    raise EmbeddedFault(f"{self.name} ended at its start:\n{last_lines(self.log)}")
-                time.sleep(0.1)
-                process = self.launch()
+
+        def pause() -> None:
             if time.monotonic() > deadline:
                 self.stop()
                 raise EmbeddedFault(f"{self.name} was not ready within {timeout:g} s:\n{last_lines(self.log)}")
             time.sleep(0.01)
+
+        self.launch()
+        self.wait(self.launch, pause)
+
+    def wait(self, launch: Callable[[], object], pause: Callable[[], object]) -> None:
+        """Wait until the server answers, ``pause`` by pause; ``launch`` it again where it ended and that may help."""
+        while not self.is_ready():
+            if self.pid is None:
+                if not self.is_worth_another_try():
+                    raise EmbeddedFault(f"{self.name} ended at its start:\n{last_lines(self.log)}")
+                launch()
+            pause()
 
     def launch(self) -> subprocess.Popen[bytes]:
         """Start the server's process, without waiting until it answers."""
@@ -61,6 +70,11 @@ class EmbeddedServer(ABC):
         if self._process is not None:
             stop(self._process, patience, self.stop_signal)
             self._process = None
+
+    def remove(self) -> None:
+        """Stop the server and delete its data for good."""
+        self.stop()
+        shutil.rmtree(self.data_dir / self.name, ignore_errors=True)
 
     @property
     def pid(self) -> int | None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from gateway.embedded.server import Address, EmbeddedFault, EmbeddedServer, package_folder, write_privately
@@ -42,11 +38,6 @@ class EmbeddedValkey(EmbeddedServer):
         except OSError:
             return False
 
-    def remove(self) -> None:
-        """Stop the server and delete its data for good."""
-        self.stop()
-        shutil.rmtree(self.data_dir / self.name, ignore_errors=True)
-
     def _spawn(self, address: Address) -> subprocess.Popen[bytes]:
         home = self.data_dir / self.name
         home.mkdir(mode=0o700, exist_ok=True)
@@ -70,13 +61,6 @@ class EmbeddedValkey(EmbeddedServer):
             pass_fds=self.pass_fds,
             death_signal=self.death_signal,
         )
-
-
-@contextmanager
-def temporary_valkey() -> Iterator[EmbeddedValkey]:
-    """Run a Valkey for a test: nothing of it outlives the block."""
-    with tempfile.TemporaryDirectory(prefix="tollgate-") as folder, EmbeddedValkey(Path(folder)) as server:
-        yield server
 
 
 def _find_valkey_binary() -> Path:

@@ -18,13 +18,12 @@ class HouseClient:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def is_ready(self) -> bool:
-        """Return whether the gateway can take work."""
-        return self._status("/health/ready") == 200
-
-    def is_healthy(self) -> bool:
-        """Return whether the engine can take work."""
-        return self._status("/health") == 200
+    def succeeds(self, path: str, key: str | None = None) -> bool:
+        """Return whether a GET is answered with 200."""
+        try:
+            return self._ask("GET", path, key, timeout=2.0)[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
 
     def is_drained(self, secret: str) -> bool:
         """Return whether the engine takes nothing any more and has finished what it took."""
@@ -33,10 +32,6 @@ class HouseClient:
         except (OSError, http.client.HTTPException):
             return False
         return status == 200 and load["status"] == "draining" and load["running"] == load["queue_depth"] == 0
-
-    def accepts(self, team_key: str) -> bool:
-        """Return whether the gateway knows the key."""
-        return self._status("/v1/models", team_key) == 200
 
     def models(self, team_key: str) -> list[str]:
         """Return the names a client may ask for, in the catalogue's order."""
@@ -56,12 +51,6 @@ class HouseClient:
         if status not in (200, 201):
             raise StartFailed(f"POST {path} answered {status}: {answer}")
         return answer
-
-    def _status(self, path: str, key: str | None = None) -> int | None:
-        try:
-            return self._ask("GET", path, key, timeout=2.0)[0]
-        except (OSError, http.client.HTTPException):
-            return None
 
     def _ask(self, method: str, path: str, key: str | None, body: Any = None, timeout: float = 10.0) -> tuple[int, Any]:
         connection = http.client.HTTPConnection(LOOPBACK, self._port, timeout=timeout)

@@ -64,10 +64,6 @@ class HouseFolder:
             if log.stat().st_size > LARGEST_LOG:
                 log.replace(log.with_suffix(".log.old"))
 
-    def write_settings(self, yaml: str) -> None:
-        """Write the tollgate.yaml that the house's processes read."""
-        write_privately(self.settings, yaml.encode())
-
     def schema(self) -> str | None:
         """Return the last migration of the house's own Postgres. It is noted beside the data, to share their fate."""
         return self._schema.read_text() if self._schema.is_file() else None

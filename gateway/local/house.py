@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ import msgspec
 
 from gateway.config.tree import ConfigFaults, Section
 from gateway.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
+from gateway.embedded.server import write_privately
 from gateway.local.client import DEMO_TEAM, HouseClient
 from gateway.local.config import (
     DEMO_MODEL,
@@ -43,7 +43,6 @@ CHECKPOINT = ROOT / "gpu_backend" / "demo_model" / "checkpoint"
 NEWEST_SCHEMA = max(path.stem for path in (ROOT / "migrations" / "versions").glob("[0-9]*.py"))
 ENGINE_SECRET = "TOLLGATE_ENGINE_SECRET"  # the variable in which the engine is told its secret
 START_WITHIN = 60.0  # seconds; a busy laptop takes a tenth of it
-ROLES = ("gateway", "worker", "engine", "postgres", "redis")
 STOP_ORDER = (("gateway", "worker"), ("engine",), ("postgres", "redis"))
 
 
@@ -86,7 +85,7 @@ class House:
         file = None if self.config is None else read_config_file(self.config)
         self.listener = listener = self._listen()
         self.lock = self.folder.take(self.supervisor.pause)
-        self.supervisor.pids_changed = self._write_pids
+        self.supervisor.pids_changed = self.folder.write_pids
         self.folder.put_long_logs_aside()
         known = HouseSecrets.load(self.folder.secrets)
         known.engine_port = free_port(known.engine_port)
@@ -111,12 +110,13 @@ class House:
         self._start("gateway", "serve", pass_fds=(listener.fileno(),))
         admin_key = text_at(tree, "admin_keys", 0) or ""
         client = HouseClient(self.port)
-        self._wait(client.is_ready, "gateway")
+        self._wait(lambda: client.succeeds("/health/ready"), "gateway")
         self._start("worker", "work")  # later, so that it does not hold up who is waited for
-        if known.team_key is None or not client.accepts(known.team_key):
+        if known.team_key is None or not client.succeeds("/v1/models", known.team_key):
             known.team_key = client.make_demo_key(admin_key)
             known.save(self.folder.secrets)
-        self._wait(HouseClient(known.engine_port).is_healthy, "engine")
+        engine = HouseClient(known.engine_port)
+        self._wait(lambda: engine.succeeds("/health"), "engine")
         return Ready(
             url=f"http://{LOOPBACK}:{self.port}",
             team_id=DEMO_TEAM,
@@ -126,7 +126,7 @@ class House:
             database_url=text_at(tree, "database_url") or "",
             redis_url=text_at(tree, "redis_url") or "",
             engine_url=self.engine_url,
-            pids=self.pids(),
+            pids=self.supervisor.pids(),
         )
 
     def hang_up(self) -> None:
@@ -141,7 +141,7 @@ class House:
             return
         try:
             self._configure(read_config_file(self.config))
-        except (ConfigFaults, StartFailed) as exc:
+        except ConfigFaults as exc:
             _say(f"{exc}\n{self.config} is refused; everything stays as it was")
             return
         self.supervisor.signal_all(signal.SIGHUP, "gateway", "worker")
@@ -156,23 +156,13 @@ class House:
             stop(self.migration, 1.0)
         self.supervisor.stop(STOP_ORDER)
 
-    def pids(self) -> dict[str, list[int]]:
-        """Return the living pids of every role."""
-        found: dict[str, list[int]] = {role: [] for role in ROLES}
-        for child in self.supervisor.children:
-            found[child.role] += child.pids()
-        return found
-
     def _configure(self, file: Section | None) -> Section:
-        """Write the tollgate.yaml that the house's processes read, and return it. Raises StartFailed for faults."""
+        """Write the tollgate.yaml that the house's processes read, and return it. Raises ConfigFaults."""
         settings = house_config(CHECKPOINT, self.engine_url, self.stores, self.known, file)
         tree = joined(settings, file, self.folder.path)
         self._check(settings)
-        self.folder.write_settings(to_yaml(tree))
+        write_privately(self.folder.settings, to_yaml(tree).encode())
         return tree
-
-    def _write_pids(self, pids: dict[str, list[int]]) -> None:
-        self.folder.write_pids({role: pids.get(role, []) for role in ROLES})
 
     def _listen(self) -> socket.socket:
         try:
@@ -191,12 +181,7 @@ class House:
     def _start_server(self, server: EmbeddedServer) -> None:
         child = Child(server.name, server.launch, server.stop_signal, lists_descendants=False)
         self.supervisor.start(child)
-        while not server.is_ready():
-            if server.pid is None:
-                if not server.is_worth_another_try():
-                    raise StartFailed(f"{server.name} ended at its start:\n{last_lines(server.log)}")
-                child.start()
-            self._pause(server.name, 0.02)
+        server.wait(child.start, lambda: self._pause(server.name, 0.02))
         self.supervisor.note_pids()
 
     def _start_engine(self, port: int) -> None:
@@ -247,15 +232,13 @@ class House:
             raise StartFailed(f"`tollgate migrate` failed:\n{last_lines(self.folder.log('migrate'))}")
 
     def _check(self, settings: dict[str, Any]) -> None:
-        """Have the --config file checked together with what we add, every fault with its line in the user's file."""
+        """Check the --config file together with what we add. Raises ConfigFaults with the lines of the user's file."""
         if self.config is None:
             return
-        words = [sys.executable, "-m", "gateway.local.check", str(self.config)]
-        checked = subprocess.run(words, input=json.dumps(settings).encode(), capture_output=True)
-        if checked.returncode != 0:
-            raise StartFailed(checked.stderr.decode(errors="replace").strip())
-        if checked.stdout:
-            _say(checked.stdout.decode(errors="replace").strip())
+        from gateway.config.file import load_settings  # what reads prices and providers weighs something
+
+        for one in load_settings(self.config, os.environ, settings).left_out:
+            _say(f"{self.config}: {one.line()}")
 
     def _wait(self, is_done: Callable[[], bool], role: str) -> None:
         while not is_done():

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 from openai import OpenAI
 
-from gateway.embedded import temporary_valkey
 from tests.support.house import House, anthropic_provider, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
+from tests.support.temporary_stores import temporary_valkey
 
 
 @pytest.fixture(scope="session")

@@ -21,13 +21,13 @@ from billing.ledger import insert_records
 from billing.money import to_nano
 from gateway.clock import Clock
 from gateway.database import Database
-from gateway.embedded import temporary_valkey
 from gateway.tables import teams
 from tests.support.factories import make_record
 from tests.support.house import House, running_house, settings_for
 from tests.support.paying_team import PayingTeam
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
+from tests.support.temporary_stores import temporary_valkey
 
 FOLDER = Path(gateway.console.__file__).parent
 IN_NODE = Path(__file__).parents[1] / "support" / "console_in_node.mjs"

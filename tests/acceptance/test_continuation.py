@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.embedded import temporary_valkey
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
 from gpu_backend.engine.messages import Command, Event, Generate, NewTokens, Timings
 from gpu_backend.engine.plan import TokenLogprob
@@ -24,6 +23,7 @@ from tests.support.fake_engine import FakeEngine, silent
 from tests.support.front import END, TEMPLATE, running_front, token_ids, write_small_files
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
 from tests.support.servers import database_of_its_own
+from tests.support.temporary_stores import temporary_valkey
 from tests.support.told import Told, rows_of
 from tests.support.waiting import until
 

@@ -14,12 +14,12 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from gateway.embedded import temporary_valkey
 from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
 from router.targets import Endpoint
 from tests.support.house import House, make_team, model, running_house, serving, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
+from tests.support.temporary_stores import temporary_valkey
 from tests.support.waiting import until
 
 POLICY = BreakerPolicy(window=30.0, min_requests=4, failure_ratio=0.5, open_for=60.0, probes=1)

@@ -14,12 +14,13 @@ import httpx
 import pytest
 
 from gateway.answering import idempotency
-from gateway.embedded import EmbeddedPostgres, temporary_postgres, temporary_valkey
+from gateway.embedded import EmbeddedPostgres
 from gateway.processes import descendants_of
 from tests.support.fault_service import freeze
 from tests.support.house import House, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import execute
+from tests.support.temporary_stores import temporary_postgres, temporary_valkey
 from tests.support.waiting import until
 
 CHAT: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Say something."}]}

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from billing.money import to_nano
 from billing.prices import Price
-from gateway.embedded import temporary_valkey
 from gateway.settings import ProviderSettings, QueueSettings, Timeouts
 from gateway.team_inputs import LimitsInput
 from router.catalog import AutoRoute
@@ -25,6 +24,7 @@ from router.targets import Endpoint
 from tests.support.house import NEVER_OPENS, ONCE, House, make_team, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
+from tests.support.temporary_stores import temporary_valkey
 from tests.support.waiting import until
 
 SLOTS = 2

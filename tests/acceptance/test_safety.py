@@ -14,7 +14,6 @@ from openai import BadRequestError, OpenAI
 from gateway.answering.attempt import Answering
 from gateway.answering.attempts import send_along_route
 from gateway.answering.call import Call
-from gateway.embedded import temporary_valkey
 from gateway.errors import ContentPolicyViolation
 from gateway.safety.guard import Guard
 from gateway.settings import AbuseSettings, CheckerSettings, Safety
@@ -24,6 +23,7 @@ from tests.support.leaving import ask_and_leave
 from tests.support.moderator import Moderator, moderating
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
+from tests.support.temporary_stores import temporary_valkey
 from tests.support.upstream_scripts import Fault, Script, Told
 from tests.support.waiting import until
 

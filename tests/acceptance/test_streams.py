@@ -16,11 +16,11 @@ import pytest
 from msgspec.structs import replace
 from openai import OpenAI
 
-from gateway.embedded import temporary_valkey
 from gateway.settings import QueueSettings, Timeouts
 from tests.support.house import House, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
+from tests.support.temporary_stores import temporary_valkey
 from tests.support.upstream_scripts import Script
 from tests.support.waiting import until
 

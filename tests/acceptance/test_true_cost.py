@@ -18,7 +18,6 @@ from sqlalchemy import text
 from billing.instances import InstanceCost, idle_costs
 from gateway.clock import Clock
 from gateway.database import Database
-from gateway.embedded import temporary_valkey
 from gateway.instances import InstanceWatcher
 from gateway.providers.client import UpstreamClient
 from gateway.providers.registry import ProviderRegistry
@@ -30,6 +29,7 @@ from tests.support.gpu_time import price_of_time
 from tests.support.house import House, model, running_house, settings_for
 from tests.support.leaving import ask_and_leave
 from tests.support.servers import database_of_its_own
+from tests.support.temporary_stores import temporary_valkey
 from tests.support.tiny_model import TinyModel, write_tiny_model
 from tests.support.waiting import until
 

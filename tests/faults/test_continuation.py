@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from gateway.embedded import temporary_valkey
 from gateway.processes import free_port
 from gateway.settings import ProviderSettings, Timeouts
 from router.targets import Endpoint
 from tests.support.engine_server import EngineServer, start_engine_server
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
 from tests.support.servers import database_of_its_own
+from tests.support.temporary_stores import temporary_valkey
 from tests.support.tiny_model import TinyModel, write_tiny_model
 from tests.support.told import Told, lines_of, rows_of, text_of
 

@@ -17,7 +17,7 @@ from gateway.audit_log import Act
 from gateway.auth import CHECK_LISTENER_EVERY, Authenticator
 from gateway.clock import Clock
 from gateway.database import Database
-from gateway.embedded import EmbeddedPostgres, temporary_postgres
+from gateway.embedded import EmbeddedPostgres
 from gateway.errors import InvalidKey, Overloaded
 from gateway.guessing import FAILURES_PER_ADDRESS
 from gateway.key_lookup import KEYS_AT_ONCE
@@ -26,6 +26,7 @@ from gateway.team_inputs import NewKey, NewTeam
 from gateway.team_keys import NewlyMade, create_key, revoke_key
 from gateway.teams import create_team, find_callers
 from tests.support.clock import SetClock
+from tests.support.temporary_stores import temporary_postgres
 
 PEPPER = "pepper of all the tests"
 ACT = Act("tests")

@@ -30,12 +30,12 @@ from billing.store_errors import POSTGRES_AWAY
 from gateway.background import stop_all
 from gateway.clock import Clock
 from gateway.database import Database
-from gateway.embedded import temporary_postgres
 from gateway.embedded.postgres import EmbeddedPostgres
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 from tests.support.postgres_proxy import postgres_proxy
+from tests.support.temporary_stores import temporary_postgres
 
 TODAY = date(2026, 4, 5)
 

@@ -20,9 +20,9 @@ from billing.records import CHARGED, MOST_NANOUSD, MOST_TOKENS, Attempt, Status,
 from gateway.background import stop_all
 from gateway.clock import Clock
 from gateway.database import Database
-from gateway.embedded import temporary_postgres
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
+from tests.support.temporary_stores import temporary_postgres
 from tests.support.waiting import until_found
 
 TODAY = date(2026, 4, 5)

@@ -20,9 +20,9 @@ from billing.rate_team import Command
 from billing.rate_wire import SHA
 from billing.rates import RENEW, TELL, RateLimits
 from gateway.clock import Clock
-from gateway.embedded import temporary_valkey
 from tests.support.clock import SetClock
 from tests.support.redis_proxy import RedisProxy, Way, redis_proxy
+from tests.support.temporary_stores import temporary_valkey
 
 TEAM = "team_a"
 MINUTE = "tollgate:{team_a}:rates:minute:team"

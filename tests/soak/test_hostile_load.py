@@ -17,12 +17,12 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from gateway.embedded import temporary_valkey
 from gateway.settings import AbuseSettings, BreakerPolicy, CheckerSettings, QueueSettings, Retries, Safety, Timeouts
 from tests.support.audits import lasting_differences
 from tests.support.house import House, anthropic_provider, model, running_house, settings_for
 from tests.support.moderator import moderating
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.temporary_stores import temporary_valkey
 from tests.support.upstream_scripts import Fault
 from tests.support.waiting import until
 

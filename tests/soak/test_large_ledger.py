@@ -30,9 +30,9 @@ from billing.statement_queries import STATUSES, query_for
 from billing.statements import period
 from gateway.clock import Clock
 from gateway.database import Database
-from gateway.embedded import temporary_postgres
 from gateway.usage_period import Period
 from gateway.usage_report import usage_of
+from tests.support.temporary_stores import temporary_postgres
 
 ROWS = int(os.environ.get("TOLLGATE_SOAK_ROWS", "10000000"))
 DAYS = 366

@@ -17,13 +17,14 @@ import httpx
 from redis import Redis
 
 import migrations
-from gateway.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedValkey, temporary_postgres, temporary_valkey
+from gateway.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
 from gateway.processes import descendants_of, free_port, wait_until_gone
 from tests.support.fault_load import Attempt
 from tests.support.fault_service import Service
 from tests.support.postgres_proxy import PostgresProxy, postgres_proxy
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import as_service
+from tests.support.temporary_stores import temporary_postgres, temporary_valkey
 
 MARK = "TOLLGATE_TEST_MARK"
 ADMIN_KEY = "tgadmin-" + "f" * 43

@@ -14,9 +14,9 @@ import asyncpg
 from sqlalchemy import URL, make_url
 
 import migrations
-from gateway.embedded import temporary_postgres, temporary_valkey
 from gateway.embedded.server import package_folder
 from migrations.service_role import SERVICE_ROLE
+from tests.support.temporary_stores import temporary_postgres, temporary_valkey
 
 ROLES = Path(__file__).parents[2] / "deploy" / "roles.sh"
 SERVICE_PASSWORD = "it's of the tests"  # in whose quotes a careless script would stumble

@@ -1,5 +1,5 @@
-# A Postgres for the time of a test. Its thousand files lie in memory where that has room: a file system takes a second
-# of CPU to make them.
+# A Postgres and a Valkey for the time of a test. The thousand files of Postgres lie in memory where that has room: a
+# file system takes a second of CPU to make them.
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gateway.embedded.postgres import EmbeddedPostgres
+from gateway.embedded import EmbeddedPostgres, EmbeddedValkey
 from gateway.processes import is_running
 
 MEMORY = Path("/dev/shm")  # in a container often of 64 MiB only
@@ -29,6 +29,13 @@ def temporary_postgres(*, on_disk: bool = False) -> Iterator[EmbeddedPostgres]:
             yield server
         finally:
             server.remove()
+
+
+@contextmanager
+def temporary_valkey() -> Iterator[EmbeddedValkey]:
+    """Run a Valkey for a test: nothing of it outlives the block."""
+    with tempfile.TemporaryDirectory(prefix="tollgate-") as folder, EmbeddedValkey(Path(folder)) as server:
+        yield server
 
 
 def _room_in_memory() -> Path | None:
