@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import Struct
@@ -17,6 +18,7 @@ MOST_TOKENS = 2**31 - 1  # of one call: what an integer column holds
 MOST_NANOUSD = 2**53  # of one call, nine million dollars: what the counters and the daily sums can add up exactly
 MOST_OF_TOKENS = dict.fromkeys(TOKENS, MOST_TOKENS)
 MOST = MOST_OF_TOKENS | dict.fromkeys(COSTS, MOST_NANOUSD)
+TOKENS_OF, QUANTITIES = attrgetter(*TOKENS), attrgetter(*MOST)
 
 Counts = TypeVar("Counts", bound=Struct)
 
@@ -104,12 +106,12 @@ def bounded(record: UsageRecord) -> UsageRecord:
 
     An upstream that reports nonsense costs its team the most there is, and not the row.
     """
-    return _within(record, MOST)
+    return _within(record, QUANTITIES(record), MOST)
 
 
 def bounded_usage(usage: Usage) -> Usage:
     """Return ``usage`` inside what a record can hold."""
-    return _within(usage, MOST_OF_TOKENS)
+    return _within(usage, TOKENS_OF(usage), MOST_OF_TOKENS)
 
 
 def bounded_cost(cost_nanousd: int) -> int:
@@ -117,10 +119,8 @@ def bounded_cost(cost_nanousd: int) -> int:
     return max(0, min(cost_nanousd, MOST_NANOUSD))
 
 
-def _within(counts: Counts, most: dict[str, int]) -> Counts:
-    outside = {
-        name: max(0, min(quantity, bound))
-        for name, bound in most.items()
-        if not 0 <= (quantity := getattr(counts, name)) <= bound
-    }
-    return replace(counts, **outside) if outside else counts
+def _within(counts: Counts, quantities: tuple[int, ...], most: dict[str, int]) -> Counts:
+    if min(quantities) >= 0 and max(quantities) <= MOST_TOKENS:
+        return counts  # nearly always
+    inside = {name: max(0, min(quantity, most[name])) for name, quantity in zip(most, quantities, strict=True)}
+    return replace(counts, **inside)
