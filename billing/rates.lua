@@ -92,11 +92,9 @@ local function read_slots(s)
   local entries = read({}, 'HGETALL', s.slots)
   for i = 1, #entries, 2 do
     local count, till = entries[i + 1]:match('^(%d+) (%d+)$')
-    if entries[i] == owner then
-      s.was_known = true
-    elseif not till or tonumber(till) <= now * 1000 then
+    if not till or tonumber(till) <= now * 1000 then
       redis.call('HDEL', s.slots, entries[i])
-    else
+    elseif entries[i] ~= owner then
       s.n = s.n + tonumber(count)
     end
   end
@@ -155,7 +153,7 @@ local function write(s)
   if s.mine > 0 then
     redis.call('HSET', s.slots, owner, string.format('%d %d', s.mine, now * 1000 + SLOTS))
     redis.call('EXPIRE', s.slots, KEEP)
-  elseif s.was_known then
+  elseif s.caps[3] >= 0 then
     redis.call('HDEL', s.slots, owner)
   end
 end

@@ -48,8 +48,8 @@ class RateLimits:
         self.is_away = False  # Redis does not answer
         self.refusals = 0  # commands that Redis has refused to execute
         self._wire = RateWire(redis, deadline=deadline / 2)  # one trip to wait for, and one's own
-        self._owner, self._clock, self._uses_server_time, self._deadline = owner, clock, uses_server_time, deadline
-        self._monotonic = clock.monotonic
+        self._owner, self._deadline, self._monotonic = owner, deadline, clock.monotonic
+        self._time = None if uses_server_time else clock.now
         self._ahead = clock.now() - clock.monotonic()  # what Redis's clock shows more than ours, and no less
         self._scopes: dict[tuple[str, str], RateScope] = {}
         self._teams: dict[str, RateTeam] = {}
@@ -248,7 +248,7 @@ class RateLimits:
 
     def _compose(self) -> bool:
         """Make commands of what callers need and what is due to be told; return whether there are any."""
-        now, time = self._monotonic(), -1.0 if self._uses_server_time else self._clock.now()
+        now, time = self._monotonic(), -1.0 if self._time is None else self._time()
         due = {team for team, _ in takewhile(lambda item: item[1] <= now, self._due.items())}
         for team in self._asking | due:
             self._number += 1
