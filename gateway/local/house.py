@@ -92,13 +92,13 @@ class House:
         known.save(self.folder.secrets)
         self.known = known
         self.engine_url = f"http://{LOOPBACK}:{known.engine_port}"
-        self._start_engine(known.engine_port)
         servers = self._servers(file)
         if "database_url" in servers:
             # Ours speaks no TLS. Said so, the driver does not look for certificates in a home that may be closed to us.
             self.environment["PGSSLMODE"] = "disable"
         self.stores = {name: each.url for name, each in servers.items()}
         tree = self._configure(file)
+        self._start_engine(known.engine_port)
         if "database_url" not in servers or self.folder.schema() != NEWEST_SCHEMA:
             self._start_migration()
         for server in servers.values():
