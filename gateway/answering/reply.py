@@ -170,7 +170,7 @@ class Reply:
                 raise
 
     def close(self) -> None:
-        """Close the books if nothing else did, and let the upstream go and the hold be settled behind our back."""
+        """Close the books if nothing else did, settle the hold, and let the upstream go."""
         try:
             if not self.account.is_closed:
                 self._end(self._broken)
