@@ -261,9 +261,14 @@ class Leases:
         self._forgotten = -1
         self.acknowledged = 0
 
-    def told(self) -> list[Told]:
-        """Return how all leases stand by our books, for a database that forgot."""
-        return [_told(room) for pair in self._rooms.values() for room in pair if room.granted]
+    async def set_again(self) -> None:
+        """Tell a database that forgot how all leases stand by our books. Raises what it raises."""
+        rooms = [room for pair in self._rooms.values() for room in pair if room.granted]
+        said = [_told(room) for room in rooms]
+        beat = await self._store.set_again(self.owner, said)
+        self.acknowledged = max(self.acknowledged, beat or 0)
+        for room, one in zip(rooms, said, strict=True):
+            room.told = one.returned  # more was acknowledged, perhaps, by one that did not know of what was granted
 
     async def tell(self) -> None:
         """Tell the database of everything returned. Raises what it raises."""

@@ -197,12 +197,10 @@ class Owner:
                 self._owe()
                 if found_at == self._set_again_for:  # nobody else has found it yet
                     found_at = await self._store.found_failover(found_at)
-            said = await self._store.set_again(self.id, self._leases.told())
+            await self._leases.set_again()
         except BaseException:
             self._has_forgotten = self._has_forgotten or found
             raise
-        if said is not None:
-            self._leases.acknowledged = max(self._leases.acknowledged, said)
         self._set_again_for = found_at
 
     def _owe(self) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 NOTHING = Lease()
+HELD_UP = 2 * ASK_WITHIN + EVERY + 0.1  # seconds by which an unheard answer delays a return, and another one a beat
 IDLE_FOR = 0.25 + EVERY + 0.15  # seconds; the last part for statements, each up to 60 ms, and between two looks
 
 Idle = tuple[str, Key, str]  # an owner's lease, and the tight balance that it is drawn from
@@ -141,19 +142,22 @@ def check_idle(world: World, idle: dict[Idle, tuple[float, int]]) -> dict[Idle, 
     """(7): What an owner that answers does not use of a tight balance comes back. ``idle``: since when each lease has
     had something unused and given nothing back, and what it had given back by then; returns the same for now."""
     model, now, found = world.model, world.loop.elapsed, dict[Idle, tuple[float, int]]()
-    tight = {
-        key for key, balance in model.balances.items() if balance.tight_since is not None and balance.cap is not None
-    }
+    tight: dict[str, list[Key]] = defaultdict(list)
+    for key, balance in model.balances.items():
+        if balance.tight_since is not None and balance.cap is not None:
+            tight[key[0]].append(key)
     for process in world.living() if tight else ():
-        for pair in process.leases._rooms.values():
-            for room in pair:
-                lease = model.leases.get((process.name, room.scope, room.unit, room.day), NOTHING)
-                if lease.granted - lease.returned <= max(room.used + room.held, lease.spent):
+        for (scope, _), pair in process.leases._rooms.items():
+            for room in pair if scope in tight else ():
+                lease = model.leases.get((process.name, scope, room.unit, room.day), NOTHING)
+                # Rows that came before their lease was set again have drawn by force: the next ask reads that.
+                granted = min(lease.granted, room.granted) if process.forgotten else lease.granted
+                if granted - lease.returned <= max(room.used + room.held, lease.spent):
                     continue
-                for key in tight.intersection(model.keys_of(room.scope, room.unit, room.day)):
+                for key in set(tight[scope]).intersection(model.keys_of(scope, room.unit, room.day)):
                     which = process.name, key, room.day
                     since, returned = idle.get(which, (now, lease.returned))
-                    if lease.returned > returned or not world.answers(process, since - ASK_WITHIN - EVERY - 0.1):
+                    if lease.returned > returned or not world.answers(process, since - HELD_UP):
                         since = now
                     found[which] = since, lease.returned
                     if now - since > IDLE_FOR:

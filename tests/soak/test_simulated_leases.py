@@ -22,12 +22,13 @@ def test_a_million_calls_keep_the_books(piece: int, record_property: Callable[[s
     """Whatever befalls them: the seeds after those of `make test`."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     seen: Counter[str] = Counter()
-    rows = 0
+    rows = calls = 0
     try:
         for seed in range(1000 + WORLDS * piece, 1000 + WORLDS * (piece + 1)):
             world = World(seed, machines=1 + seed % 3)
             world.play(story(world, Plan()))
             rows += len(world.model.rows)
+            calls += world.calls
             seen["refused"] += world.refused
             for request_id, row in world.model.rows.items():
                 seen[row.status.value if request_id in world.closed else "lost"] += 1
@@ -36,6 +37,9 @@ def test_a_million_calls_keep_the_books(piece: int, record_property: Callable[[s
         told = {"fault": "simulated", "seed": piece, "faults": "all, simulated", "calls": dict(seen), "rows": rows}
         for name, value in (told | {"away": 0.0, "recovered": 0.0}).items():
             record_property(name, value)
+
+    assert calls == 1000 * WORLDS
+    assert seen["lost"] < rows <= calls - seen["refused"]
 
 
 @pytest.mark.soak

@@ -132,7 +132,10 @@ async def test_closing_early_closes_the_connection(upstream: ScriptedUpstream, c
     answer = await send(client, asking(upstream, "tokens=100,pace=0.02", stream=True))
     await answer.next_piece()
     answer.close()
-    await asyncio.to_thread(until, lambda: upstream.requests[-1].closed_at)
+    closed_at = await asyncio.to_thread(until, lambda: upstream.requests[-1].closed_at)
+
+    assert closed_at
+    assert client.pool.idle == 0
 
 
 async def test_a_connection_is_used_again_after_a_whole_answer(

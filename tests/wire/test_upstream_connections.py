@@ -120,6 +120,9 @@ async def test_a_connection_is_not_kept_for_ever(client: UpstreamClient, monkeyp
     async with playing(greet) as server:
         await ask(client, server.url)
         await until_found(lambda: _said(client.pool.idle == 0))
+        await ask(client, server.url)
+
+        assert len(server.writers) == 2
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["with the answer", "later"])
