@@ -249,9 +249,10 @@ class Leases:
         self.return_idle()
 
     def return_idle(self) -> None:
-        """Return everything that no running call holds."""
+        """Return everything that no running call holds, and what those leave until an answer tells what is tight."""
         for pair in self._rooms.values():
             for room in pair:
+                room.is_tight = room.is_recalled = True
                 room.give_back(0)
 
     def forget(self) -> None:
