@@ -150,8 +150,8 @@ def check_idle(world: World, idle: dict[Idle, tuple[float, int]]) -> dict[Idle, 
         for (scope, _), pair in process.leases._rooms.items():
             for room in pair if scope in tight else ():
                 lease = model.leases.get((process.name, scope, room.unit, room.day), NOTHING)
-                # Rows that came before their lease was set again have drawn by force: the next ask reads that.
-                granted = min(lease.granted, room.granted) if process.forgotten else lease.granted
+                # After a failover rows come before their lease is set again, and draw by force: the next ask reads that.
+                granted = min(lease.granted, room.granted) if model.server else lease.granted
                 if granted - lease.returned <= max(room.used + room.held, lease.spent):
                     continue
                 for key in set(tight[scope]).intersection(model.keys_of(scope, room.unit, room.day)):
