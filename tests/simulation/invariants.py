@@ -150,7 +150,7 @@ def check_idle(world: World, idle: dict[Idle, tuple[float, int]]) -> dict[Idle, 
         for (scope, _), pair in process.leases._rooms.items():
             for room in pair if scope in tight else ():
                 lease = model.leases.get((process.name, scope, room.unit, room.day), NOTHING)
-                # After a failover rows come before their lease is set again, and draw by force: the next ask reads that.
+                # After a failover rows may come before their lease is set again, and draw by force; asks read that.
                 granted = min(lease.granted, room.granted) if model.server else lease.granted
                 if granted - lease.returned <= max(room.used + room.held, lease.spent):
                     continue
