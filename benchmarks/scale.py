@@ -35,6 +35,7 @@ from gateway.embedded import EmbeddedPostgres, EmbeddedValkey
 
 PROCESSES = 2
 CALM = 5.0  # seconds in which owners only say that they live
+WARM = 5.0  # seconds of calls before those that are measured
 CAPPED = "team_capped"
 
 
@@ -113,6 +114,7 @@ class Bench:
             self.end_owners()
             self.start_owners(options.crowd)
             share = options.callers / PROCESSES
+            self.measure("until connections and plans are there", WARM, ("crowd", share, WARM))
             capped = self.measure("one team at its cap", options.seconds, ("crowd", share, options.seconds))
             return report([calm, busy, capped], restart, options.owners, options.crowd, options.teams, options.keys)
         finally:

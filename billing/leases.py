@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from itertools import islice
 
 import structlog
 from msgspec import Struct
@@ -23,6 +24,7 @@ from billing.lease_store import NANOUSD, TOKENS, Balance, LeaseRow, LeaseStore, 
 from billing.store_errors import POSTGRES_AWAY
 
 ASK_WITHIN = 2.0  # seconds that the database has for an answer
+NOON = 43_200.0  # seconds of a day
 WAIT_FOR_ROOM = 0.25  # seconds that a caller waits for room which other owners hold unused
 DONE_WITHIN = 60.0  # seconds after which a statement that was given up is over, if it was executed at all
 ASK_AGAIN = 0.05  # seconds between asks for what was refused
@@ -32,6 +34,8 @@ HORIZON = 3600.0  # seconds of recent spending that a lease is made for
 RECENT = 60.0  # seconds that "recent" looks back
 MOST_RETURNS = 500  # leases told in one statement
 TOMORROW_AT_ONCE = 5  # scopes, each second: what was used in the last hour is done long before midnight
+MOST_LOOKS = 1000  # scopes that one turn looks at: a millisecond; with more of them each has its turn less often
+SUMS_FOR = 0.25  # seconds in which a scope's sums over all leases, told with one refusal, do for the next
 
 NO_LEASE = LeaseRow("", "", 0, 0, 0)
 
@@ -86,11 +90,14 @@ class Room:
         return self.returned > self.told
 
 
+Pair = tuple[Room, Room]  # of tokens and of money
+
+
 class Held(Struct, frozen=True, eq=False):
     """What a running call holds, and where."""
 
     team_id: str
-    rooms: tuple[tuple[Room, Room], ...]  # of tokens and of money, for each scope
+    rooms: tuple[Pair, ...]  # of each scope
     tokens: int
     nanousd: int
 
@@ -115,7 +122,13 @@ class Leases:
         self.acknowledged = 0  # the highest beat that we were told
         self._store = store
         self._clock = clock
-        self._rooms: dict[tuple[str, int], tuple[Room, Room]] = {}  # by scope and day
+        self._rooms: dict[int, dict[str, Pair]] = {}  # by day and scope
+        self._looked_at: dict[tuple[int, str], float] = {}  # when; by day and scope of what is used, free or untold
+        self._turned = 0.0  # seconds of all turns, by which that is told
+        self._tight: dict[Room, None] = {}
+        self._untold: dict[Room, None] = {}  # what was returned of them is to be told
+        self._for_tomorrow: dict[str, None] = {}  # scopes used since noon, without a lease for tomorrow
+        self._sums: dict[str, tuple[float, dict[tuple[str, str], Balance]]] = {}  # by scope; and until when (loop time)
         self._forgotten = -1  # the last day whose rooms were let go: what they had used is not known any more
         self._held: dict[str, Held] = {}  # by request id
         self._waiting: dict[str, deque[_Waiting]] = {}  # by team; whoever is first was first
@@ -143,8 +156,11 @@ class Leases:
             raise
 
     def force(self, request: HoldRequest) -> None:
-        """Hold it whether there is room or not."""
-        self._enter(request, self._rooms_of(request))
+        """Hold it whether there is room or not: it has no cap, and the database does not answer."""
+        rooms, day = self._rooms_of(request), day_of(request.request_id)
+        for scope in request.scopes:
+            self._looked_at.setdefault((day, scope.name), self._turned)
+        self._enter(request, rooms)
 
     def settle(self, request_id: str, tokens: int, nanousd: int) -> None:
         """Put what a call used in place of what it held. Once, however often it is said."""
@@ -182,35 +198,56 @@ class Leases:
 
     def recall(self, scopes: Iterable[str]) -> None:
         """Keep nothing unused for these scopes: their balances have become tight."""
-        wanted = set(scopes)
-        for (scope, _), pair in self._rooms.items():
-            if scope in wanted:
-                for room in pair:
+        for scope in scopes:
+            for rooms in self._rooms.values():
+                for room in rooms.get(scope, ()):
+                    self._tight[room] = None
                     room.is_tight = room.is_recalled = True
         self._return_tight()
 
     def turn(self, seconds: float, now: float | None = None) -> None:
-        """Look at all leases, as once a second: learn how fast they are spent, and return what is too much.
+        """Look at leases, as once a second: learn how fast they are spent, and return what is too much.
 
+        Not at those of which nothing is used, held, free or untold: they are looked at again from their next grant on.
         ``now``: unix seconds by the database, whatever our own clock shows.
         """
-        alpha = min(1.0, seconds / RECENT)
-        today = int((self._clock.now() if now is None else now) // 86_400)
-        for (scope, day), pair in tuple(self._rooms.items()):
-            for room in pair:
-                room.rate += (max(0, room.used - room.was) / seconds - room.rate) * alpha
-                room.was = room.used
-                if room.rate * HORIZON < 1:
-                    room.rate, room.hold = 0.0, room.hold // 2
-                is_over = day < today
-                if day > today:
-                    continue
-                if room.is_tight or is_over or room.free > 2 * room.size:
-                    room.give_back(0 if is_over or room.is_tight else room.size)
-            if day < today - 1 and not any(room.held or room.returned > room.told for room in pair):
-                del self._rooms[scope, day]
-                self._forgotten = max(self._forgotten, day)
+        self._turned += seconds
+        now = self._clock.now() if now is None else now
+        today = int(now // 86_400)
+        for key, last in tuple(islice(self._looked_at.items(), MOST_LOOKS)):  # those that have waited longest
+            day, scope = key
+            del self._looked_at[key]
+            pair = self._rooms[day][scope]
+            if self._look(pair, self._turned - last, day - today):
+                self._looked_at[key] = self._turned
+                if day == today and now % 86_400 >= NOON and any(room.rate for room in pair):
+                    self._for_tomorrow[scope] = None
+        for day in [day for day in self._rooms if day < today - 1]:
+            self._forgotten = max(self._forgotten, day)
+            rooms = self._rooms[day]
+            for scope in [scope for scope in rooms if (day, scope) not in self._looked_at]:
+                for room in rooms.pop(scope):
+                    self._tight.pop(room, None)
+            if not rooms:
+                del self._rooms[day]
+        at = asyncio.get_running_loop().time() - 2 * ASK_WITHIN  # an answer that is on its way may need them
+        self._sums = {scope: sums for scope, sums in self._sums.items() if sums[0] > at}
         self._tell_soon()
+
+    def _look(self, pair: Pair, seconds: float, ahead: int) -> bool:
+        """Look at a scope's rooms of a day, so many ahead, after so many seconds; whether to look again."""
+        is_used = False
+        for room in pair:
+            room.rate += (max(0, room.used - room.was) / seconds - room.rate) * min(1.0, seconds / RECENT)
+            room.was = room.used
+            if room.rate * HORIZON < 1 or ahead < 0:
+                room.rate, room.hold = 0.0, room.hold // 2
+            if ahead < 0 or (ahead == 0 and room.is_tight):
+                self._give_back(room, 0)
+            elif ahead == 0 and room.free > 2 * room.size:
+                self._give_back(room, room.size)
+            is_used = is_used or bool(room.rate or room.held or room.free > 0 or room.returned > room.told)
+        return is_used
 
     async def read_again(self) -> None:
         """Learn what asks that were not answered have drawn after all, or it stays with us, unused and unknown. Raises
@@ -218,7 +255,7 @@ class Leases:
         for (day, needs), until in tuple(self._unread.items()):
             is_over = self._clock.monotonic() > until
             taken = await self._draw(day, [needs])
-            pairs = [(self._rooms.get((need.scope, day)), need.unit == NANOUSD) for need in needs]
+            pairs = [(self._rooms.get(day, {}).get(need.scope), need.unit == NANOUSD) for need in needs]
             if taken.refused is None:
                 self._take_in(taken, day, [pair[unit] for pair, unit in pairs if pair is not None])
                 self._return_tight()
@@ -230,16 +267,15 @@ class Leases:
         leaves room. Raises what it raises."""
         now = self._clock.now()
         today = int(now // 86_400)
-        if now % 86_400 < 43_200 or not self.may_ask:
+        if now % 86_400 < NOON or not self.may_ask:
             return
-        used = [scope for (scope, day), pair in self._rooms.items() if day == today and any(room.rate for room in pair)]
-        for scope in [scope for scope in used if (scope, today + 1) not in self._rooms][:most]:
-            asks = [
-                Need(scope, room.unit, 0, room.size, room.hold)
-                for room in self._rooms[scope, today]
-                if not room.is_tight
-            ]
-            tomorrow = self._rooms[scope, today + 1] = _rooms_on(scope, today + 1)
+        for scope in tuple(islice(self._for_tomorrow, most)):
+            del self._for_tomorrow[scope]
+            if scope in self._rooms.get(today + 1, ()):
+                continue
+            rooms = self._rooms.get(today, {}).get(scope, ())
+            asks = [Need(scope, room.unit, 0, room.size, room.hold) for room in rooms if not room.is_tight]
+            tomorrow = self._rooms_on(today + 1, scope)
             if asks:
                 self._take_in(await self._draw(today + 1, [asks]), today + 1, tomorrow)
 
@@ -250,34 +286,32 @@ class Leases:
 
     def return_idle(self) -> None:
         """Return everything that no running call holds, and what those leave until an answer tells what is tight."""
-        for pair in self._rooms.values():
-            for room in pair:
-                room.is_tight = room.is_recalled = True
-                room.give_back(0)
+        for room in [room for rooms in self._rooms.values() for pair in rooms.values() for room in pair]:
+            self._tight[room] = None
+            room.is_tight = room.is_recalled = True
+            self._give_back(room, 0)
 
     def forget(self) -> None:
         """Begin with nothing, as another owner: what runs is settled where it was held."""
-        self._rooms = {}
-        self._unread = {}
+        self._rooms, self._looked_at, self._tight, self._untold, self._unread = {}, {}, {}, {}, {}
         self._forgotten = -1
         self.acknowledged = 0
 
     async def set_again(self) -> None:
         """Tell a database that forgot how all leases stand by our books. Raises what it raises."""
-        rooms = [room for pair in self._rooms.values() for room in pair if room.granted]
-        said = [_told(room) for room in rooms]
+        pairs = [pair for rooms in self._rooms.values() for pair in rooms.values()]
+        leased = [room for pair in pairs for room in pair if room.granted]
+        said = [_told(room) for room in leased]
         beat = await self._store.set_again(self.owner, said)
         self.acknowledged = max(self.acknowledged, beat or 0)
-        for room, one in zip(rooms, said, strict=True):
+        for room, one in zip(leased, said, strict=True):
             room.told = one.returned  # more was acknowledged, perhaps, by one that did not know of what was granted
+            if room.told < room.returned:
+                self._untold[room] = None
 
     async def tell(self) -> None:
         """Tell the database of everything returned. Raises what it raises."""
-        while True:
-            rooms = [room for pair in self._rooms.values() for room in pair if room.returned > room.told]
-            rooms = rooms[:MOST_RETURNS]
-            if not rooms:
-                return
+        while rooms := tuple(islice(self._untold, MOST_RETURNS)):
             said, sent = [_told(room) for room in rooms], self.acknowledged
             async with asyncio.timeout(ASK_WITHIN):
                 beat = await self._store.give_back(self.owner, said)
@@ -286,6 +320,8 @@ class Leases:
             self.heard(sent, beat)
             for room, one in zip(rooms, said, strict=True):
                 room.told = max(room.told, one.returned)
+                if room.told == room.returned:
+                    self._untold.pop(room, None)
 
     def _try(self, request: HoldRequest) -> bool:
         tokens, nanousd = request.tokens, request.cost_nanousd
@@ -296,7 +332,7 @@ class Leases:
         self._enter(request, rooms)
         return True
 
-    def _enter(self, request: HoldRequest, rooms: tuple[tuple[Room, Room], ...]) -> None:
+    def _enter(self, request: HoldRequest, rooms: tuple[Pair, ...]) -> None:
         if request.request_id in self._held:
             return
         tokens, nanousd = request.tokens, request.cost_nanousd
@@ -307,15 +343,20 @@ class Leases:
             of_money.hold = max(of_money.hold, nanousd)
         self._held[request.request_id] = Held(request.team_id, rooms, tokens, nanousd)
 
-    def _rooms_of(self, request: HoldRequest) -> tuple[tuple[Room, Room], ...]:
+    def _rooms_of(self, request: HoldRequest) -> tuple[Pair, ...]:
         day = day_of(request.request_id)
         try:
-            return tuple([self._rooms[scope.name, day] for scope in request.scopes])
+            rooms = self._rooms[day]
+            return tuple([rooms[scope.name] for scope in request.scopes])
         except KeyError:
-            for scope in request.scopes:
-                if (scope.name, day) not in self._rooms:
-                    self._rooms[scope.name, day] = _rooms_on(scope.name, day)
-            return self._rooms_of(request)
+            return tuple([self._rooms_on(day, scope.name) for scope in request.scopes])
+
+    def _rooms_on(self, day: int, scope: str) -> Pair:
+        rooms = self._rooms.setdefault(day, {})
+        if scope not in rooms:
+            of = (EPOCH + timedelta(days=day)).isoformat()
+            rooms[scope] = Room(scope, TOKENS, of), Room(scope, NANOUSD, of)
+        return rooms[scope]
 
     async def _ask_for(self, team_id: str) -> None:
         """Ask for all callers of a team that wait, until none does."""
@@ -396,18 +437,30 @@ class Leases:
         return taken
 
     async def _draw(self, day: int, asks: Sequence[Sequence[Need]]) -> Taken:
-        sent, text = self.acknowledged, (EPOCH + timedelta(days=day)).isoformat()
+        sent, share, text = self.acknowledged, self.share / self.living, (EPOCH + timedelta(days=day)).isoformat()
+        loop, scopes = asyncio.get_running_loop(), {need.scope for ask in asks for need in ask}
+        with_sums = any(scope not in self._sums or self._sums[scope][0] < loop.time() for scope in scopes)
         try:
             async with asyncio.timeout(ASK_WITHIN):
-                taken = await self._store.take(self.owner, text, asks, self.share / self.living)
+                taken = await self._store.take(self.owner, text, asks, share, with_sums=with_sums)
         except (*POSTGRES_AWAY, asyncio.CancelledError):  # a beat's own deadline may end it, too
             holds = {(need.scope, need.unit): need.hold for ask in asks for need in ask}
             needs = tuple(Need(*room, need=0, want=0, hold=hold) for room, hold in holds.items())
             self._unread[day, needs] = self._clock.monotonic() + DONE_WITHIN
             raise
-        if taken.beat is not None:
-            self.heard(sent, taken.beat)
-        return taken
+        self.heard(sent, taken.beat)
+        if any(balance.spent is not None for balance in taken.balances or ()):
+            self._sums |= {scope: (loop.time() + SUMS_FOR, {}) for scope in scopes}
+        return replace(taken, balances=list(map(self._with_sums, taken.balances or ())))
+
+    def _with_sums(self, balance: Balance) -> Balance:
+        """Keep what a refusal tells of all leases, or fill in what the one before has told."""
+        sums, key = self._sums.get(balance.scope, (0.0, {}))[1], (balance.unit, balance.period)
+        if balance.spent is not None:
+            sums[key] = balance
+        elif key in sums:
+            return replace(balance, spent=sums[key].spent, unused=sums[key].unused)
+        return balance
 
     def _asks(self, asked: Sequence[_Waiting]) -> Iterator[list[Need]]:
         """Yield what each call lacks after those before it; the first asks for as much as is worth having."""
@@ -428,10 +481,11 @@ class Leases:
     def _take_in(self, taken: Taken, day: int, asked: Iterable[Room]) -> None:
         """Learn what the database says of our leases and their balances."""
         for row in taken.leases or ():
-            pair = self._rooms.get((row.scope, day))
+            pair = self._rooms.get(day, {}).get(row.scope)
             if pair is not None:
                 room = pair[row.unit == NANOUSD]
                 room.granted = max(room.granted, row.granted)
+                self._looked_at.setdefault((day, row.scope), self._turned)
         tight: dict[tuple[str, str], bool] = {}
         for balance in taken.balances or ():
             key = balance.scope, balance.unit
@@ -439,6 +493,10 @@ class Leases:
         for room in asked:
             # Without a cap it has no balance to tell of.
             room.is_tight = room.is_recalled or tight.get((room.scope, room.unit), False)
+            if room.is_tight:
+                self._tight[room] = None
+            else:
+                self._tight.pop(room, None)
 
     def _refusal(self, request: HoldRequest, taken: Taken) -> tuple[RefusedHold | None, bool]:
         """Return why a request has no room, the reason that lasts longest; and whether room may come back soon.
@@ -494,11 +552,13 @@ class Leases:
 
     def _return_tight(self) -> None:
         self._returning = None
-        for pair in self._rooms.values():
-            for room in pair:
-                if room.is_tight:
-                    room.give_back(0)
+        for room in self._tight:
+            self._give_back(room, 0)
         self._tell_soon()
+
+    def _give_back(self, room: Room, keep: int) -> None:
+        if room.give_back(keep):
+            self._untold[room] = None
 
     def _tell_soon(self) -> None:
         if self._telling is None or self._telling.done():
@@ -510,16 +570,11 @@ class Leases:
         except POSTGRES_AWAY as exc:  # it is told with the next turn
             log.info("returns_untold", error=repr(exc))
 
-    def heard(self, sent: int, beat: int) -> None:
+    def heard(self, sent: int, beat: int | None) -> None:
         """Take note of an acknowledgement. ``sent``: the highest that we knew when we asked."""
-        if beat:  # 0: not counted, beside another statement of ours
+        if beat:  # else it was not counted: a look alone, or beside another statement of ours
             self.acknowledged = max(self.acknowledged, beat)
             self.on_beat(sent, beat)
-
-
-def _rooms_on(scope: str, day: int) -> tuple[Room, Room]:
-    of = (EPOCH + timedelta(days=day)).isoformat()
-    return Room(scope, TOKENS, of), Room(scope, NANOUSD, of)
 
 
 def _told(room: Room) -> Told:

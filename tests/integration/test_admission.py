@@ -248,7 +248,7 @@ async def test_calls_that_are_made_to_fit_never_pass_a_cap_together(services: Se
     calls = [call_of(services, chat(), team=Limits(nanousd_per_day=cap)) for _ in range(30)]
 
     ended = await asyncio.gather(*(admit(services, *one) for one in calls), return_exceptions=True)
-    rooms = [pair for (scope, _), pair in services.quotas.leases._rooms.items() if scope == "team:a"]
+    rooms = [rooms["team:a"] for rooms in services.quotas.leases._rooms.values() if "team:a" in rooms]
     limits = sorted(one[0].fitted_output or 0 for one in ended if isinstance(one, tuple))
 
     assert [of_money.held for _, of_money in rooms] == [cap]

@@ -168,7 +168,7 @@ async def test_a_lease_is_an_hour_of_spending_and_never_more_than_its_share(hous
     rate = 100 / 60  # a second, of late: one second of a minute
     assert modest < await house.drawn() <= modest + 600 + rate * 3600
     rich = await house.drawn()
-    leases._rooms["team:team_a", int(house.clock.now() // 86_400)][0].rate = 1e6
+    leases._rooms[int(house.clock.now() // 86_400)]["team:team_a"][0].rate = 1e6
     await house.hold(leases, tokens=rich)
     assert rich + 0.03 * (1_000_000 - rich) < await house.drawn() <= rich + 0.05 * (1_000_000 - rich) + rich
 
@@ -241,8 +241,8 @@ async def test_a_bell_that_rings_while_an_answer_is_on_its_way_is_heard(house: H
     rich, poor = await house.process("a"), await house.process("b")
     take, answered = rich._store.take, asyncio.Event()
 
-    async def take_late(*asked: Any) -> Any:
-        taken = await take(*asked)
+    async def take_late(*asked: Any, **more: Any) -> Any:
+        taken = await take(*asked, **more)
         await answered.wait()
         return taken
 
@@ -252,7 +252,7 @@ async def test_a_bell_that_rings_while_an_answer_is_on_its_way_is_heard(house: H
         while await house.drawn() <= 100:
             await asyncio.sleep(0.005)
         asking = asyncio.create_task(house.hold(poor, tokens=900))
-        while not rich._rooms["team:team_a", int(house.clock.now() // 86_400)][0].is_tight:
+        while not rich._rooms[int(house.clock.now() // 86_400)]["team:team_a"][0].is_tight:
             await asyncio.sleep(0.001)
         answered.set()
         await asyncio.gather(holding, asking)
@@ -304,10 +304,10 @@ class Slow:
     def __init__(self, store: Any) -> None:
         self._store = store
 
-    async def take(self, *args: Any) -> Any:
+    async def take(self, *args: Any, **more: Any) -> Any:
         """Draw room, later."""
         await asyncio.sleep(0.1)
-        return await self._store.take(*args)
+        return await self._store.take(*args, **more)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -383,7 +383,7 @@ async def test_a_call_settles_once(house: House) -> None:
     for used in (70, 80, 0):
         leases.settle(request.request_id, used, used)
     leases.release(request.request_id)
-    of_tokens = leases._rooms["team:team_a", int(house.clock.now() // 86_400)][0]
+    of_tokens = leases._rooms[int(house.clock.now() // 86_400)]["team:team_a"][0]
 
     assert (of_tokens.used, of_tokens.held, leases.running) == (70, 0, 0)
 
@@ -403,7 +403,7 @@ async def test_a_caller_who_leaves_while_waiting_leaks_nothing(house: House) -> 
         await comes(partial(operator.not_, leases._waiting))
 
         assert leases.running == 0
-        assert all(room.held == 0 for pair in leases._rooms.values() for room in pair)
+        assert all(room.held == 0 for rooms in leases._rooms.values() for pair in rooms.values() for room in pair)
         leases.return_idle()
         await leases.tell()
         assert await house.drawn() == 0
@@ -458,7 +458,7 @@ async def outage(leases: Leases) -> AsyncIterator[list[int]]:
     asked = [0]
 
     class Silent:
-        async def take(self, *_: Any) -> Any:
+        async def take(self, *_: Any, **__: Any) -> Any:
             asked[0] += 1
             await asyncio.sleep(3600)
 

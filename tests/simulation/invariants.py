@@ -147,14 +147,14 @@ def check_idle(world: World, idle: dict[Idle, tuple[float, int]]) -> dict[Idle, 
         if balance.tight_since is not None and balance.cap is not None:
             tight[key[0]].append(key)
     for process in world.living() if tight else ():
-        for (scope, _), pair in process.leases._rooms.items():
-            for room in pair if scope in tight else ():
-                lease = model.leases.get((process.name, scope, room.unit, room.day), NOTHING)
-                # After a failover rows may come before their lease is set again, and draw by force; asks read that.
+        for room in rooms_of(process):
+            if room.scope in tight:
+                lease = model.leases.get((process.name, room.scope, room.unit, room.day), NOTHING)
+                # After a failover rows come before their lease is set again and draw by force: the next ask reads that.
                 granted = min(lease.granted, room.granted) if model.server else lease.granted
                 if granted - lease.returned <= max(room.used + room.held, lease.spent):
                     continue
-                for key in set(tight[scope]).intersection(model.keys_of(scope, room.unit, room.day)):
+                for key in set(tight[room.scope]).intersection(model.keys_of(room.scope, room.unit, room.day)):
                     which = process.name, key, room.day
                     since, returned = idle.get(which, (now, lease.returned))
                     if lease.returned > returned or not world.answers(process, since - HELD_UP):
@@ -247,5 +247,6 @@ def check_rest(world: World) -> None:
 
 def rooms_of(process: Process) -> Iterator[Any]:
     """Yield all rooms of a process."""
-    for pair in process.leases._rooms.values():
-        yield from pair
+    for rooms in process.leases._rooms.values():
+        for pair in rooms.values():
+            yield from pair

@@ -302,7 +302,7 @@ class Search:
             of_money = Room(scope.name, NANOUSD, DAY_TEXT)
             of_money.granted, of_money.returned, of_money.used, of_money.held = granted, returned, used, held
             pairs.append((Room(scope.name, "tokens", DAY_TEXT), of_money))
-            leases._rooms[scope.name, DAY] = pairs[-1]
+            leases._rooms.setdefault(DAY, {})[scope.name] = pairs[-1]
         for number, call in enumerate(state.calls):
             if call.owner == at and call.state == HELD:
                 request_id = self.requests[number].request_id
@@ -311,7 +311,7 @@ class Search:
 
 
 def _money(leases: Leases) -> list[Room]:
-    return [leases._rooms[scope.name, DAY][1] for scope in SCOPES]
+    return [leases._rooms[DAY][scope.name][1] for scope in SCOPES]
 
 
 def _rooms_in(leases: Leases, before: Owner) -> tuple[tuple[int, int, int, int, int], ...]:

@@ -180,7 +180,7 @@ class World:
             return
         leases, _ = invariants.changes(self.model)
         for _, scope, unit, day in leases:
-            pair = process.leases._rooms.get((scope, _days(day)))
+            pair = process.leases._rooms.get(_days(day), {}).get(scope)
             if pair is not None:
                 invariants.check_room(process, pair[unit == NANOUSD])
 
@@ -273,7 +273,7 @@ class World:
             for unit, wanted in ((TOKENS, request.tokens), (NANOUSD, request.cost_nanousd)):
                 idle = 0
                 for process in self.living():
-                    pair = process.leases._rooms.get((scope.name, _days(day)))
+                    pair = process.leases._rooms.get(_days(day), {}).get(scope.name)
                     if pair is not None:
                         room = pair[unit == NANOUSD]
                         lease = self.model.leases.get((process.name, scope.name, unit, day))
