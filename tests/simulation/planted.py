@@ -20,7 +20,6 @@ from tests.simulation.story import Plan
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 QUIET = Plan(faults=(), trouble=Trouble())
-UNHEARD = Plan(faults=(), trouble=Trouble(unheard=0.05))
 CORRECTED = Plan(faults=("correct", "correct", "limits"), fault_every=0.5, trouble=Trouble())
 DEATHS = Plan(faults=("die_unheard",), fault_every=2.0)
 
@@ -196,13 +195,6 @@ def _failovers_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Owner, "_recover", recover)
 
 
-def _unheard_grants_are_not_read(patch: pytest.MonkeyPatch) -> None:
-    async def read_nothing(self: Leases) -> None:
-        self._unread = {}
-
-    patch.setattr(Leases, "read_again", read_nothing)
-
-
 def _the_dead_are_not_delivered_again(patch: pytest.MonkeyPatch) -> None:
     async def end_dead(self: Owner) -> None:
         for one in dead(self._journal.directory):
@@ -244,7 +236,6 @@ BUGS = (
         Plan(faults=("detach", "crash"), fault_every=1.5),
     ),
     Bug("idle room is never given back", (6, 7), _idle_room_is_kept, QUIET),
-    Bug("an unheard grant stays unknown", (7,), _unheard_grants_are_not_read, UNHEARD),
     Bug("callers wait in vain", (7,), _callers_wait_on, QUIET),
     Bug("a lease takes all that is left", (8,), _share_is_not_kept),
     Bug("a clock that is off opens a day", (9,), _clocks_are_not_compared, Plan(faults=("skew",), fault_every=0.5)),
